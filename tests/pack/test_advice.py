@@ -1,4 +1,4 @@
-"""Notes before shards are written: each is printed once, for the selected readers, and only if it matters."""
+"""Notes before shards are written: each note is printed once, and only if it concerns a selected reader."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from shardtool.values import Target
 
 FEW = "leaves some idle"
-# Names, and who gets them wrong.
-WRONG: dict[str, set[Target]] = {
+# File names, and the readers that misread them.
+MISREAD: dict[str, set[Target]] = {
     "a b.jpg": {"dali"},
     "a.jpg": set(),
     "a.JPG": {"webdataset"},
@@ -28,31 +28,31 @@ WRONG: dict[str, set[Target]] = {
 READERS: tuple[Target, ...] = ("webdataset", "wids", "dali", "energon", "huggingface")
 
 
-def _notes(source: Path, pattern: str = "o-{0..}.tar", **asked: Any) -> list[str]:
-    result = create(source, f"{source.parent}/out/{pattern}", CreateOptions(workers=0, **asked), dry_run=True)
+def _notes(source: Path, pattern: str = "o-{0..}.tar", **options: Any) -> list[str]:
+    result = create(source, f"{source.parent}/out/{pattern}", CreateOptions(workers=0, **options), dry_run=True)
     return [note for note in result.notes if "load_dataset(folder)" not in note]
 
 
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("name", MISREAD)
 def test_notes_cover_the_selected_readers(name: str, tmp_path: Path) -> None:
     """A name is noted for exactly the readers that misread it, and by default if webdataset does."""
     source = write_tree(tmp_path / "in", {name: b"x"})
     noted = {reader for reader in READERS if _notes(source, target=(reader,))}
-    assert noted == WRONG[name]
+    assert noted == MISREAD[name]
     assert _notes(source) == _notes(source, target=("webdataset",))
     assert _notes(source, export=("dali-webdataset",)) == _notes(source, target=("webdataset", "dali"))
 
 
 def test_the_folder_is_noted_for_hugging_face_only(tmp_path: Path) -> None:
     """How `load_dataset` reads the folder is noted once, if requested; never for other files."""
-    source = write_tree(tmp_path / "in", {f"{at}.jpg": b"x" for at in range(3)})
+    source = write_tree(tmp_path / "in", {f"{number}.jpg": b"x" for number in range(3)})
     for number, target in enumerate([(), ("huggingface", "dali"), ("webdataset", "dali")]):
         options = CreateOptions(workers=0, target=target, export=("energon", "timm"))  # type: ignore[arg-type]
         write_tree(tmp_path / f"{number}", {"a.json": b"{}", "b.json": b"{}"})
         result = create(source, f"{tmp_path}/{number}/o-{{0..}}.tar", options)
-        found = [note for note in result.notes if "load_dataset" in note]
-        assert len(found) == ("huggingface" in target)
-        assert all("o.json" in note or "o-0" in note for note in found)
+        notes = [note for note in result.notes if "load_dataset" in note]
+        assert len(notes) == ("huggingface" in target)
+        assert all("o.json" in note or "o-0" in note for note in notes)
     assert read_tree(tmp_path / "0") == read_tree(tmp_path / "1") == read_tree(tmp_path / "2")
 
 
@@ -63,9 +63,9 @@ def test_for_is_target(words: list[str], tmp_path: Path) -> None:
     ran = typed("create", source, tmp_path / "o-{0..}.tar", "--dots", "last", *words, "--workers", "0")
     assert (ran.code, ran.err.count("note:"), "load_dataset" in ran.err) == (0, 1, False)
     assert typed("reshard", tmp_path / "o.json", tmp_path / "r-{0..}.tar", *words, "--dry-run").code == 0
-    found = typed("verify", tmp_path / "o.json", *words)
-    assert (found.code, found.out.count("[misread]")) == (3, 1)
-    assert "webdataset, dali" in found.out
+    verified = typed("verify", tmp_path / "o.json", *words)
+    assert (verified.code, verified.out.count("[misread]")) == (3, 1)
+    assert "webdataset, dali" in verified.out
 
 
 def test_an_unknown_reader_is_refused(tmp_path: Path) -> None:
@@ -77,13 +77,13 @@ def test_an_unknown_reader_is_refused(tmp_path: Path) -> None:
         CreateOptions(target=("x",))  # type: ignore[arg-type]
 
 
-def _sparse(place: Path, size: int, count: int = 20) -> Path:
+def _sparse(folder: Path, size: int, count: int = 20) -> Path:
     """Create sparse files."""
-    place.mkdir()
-    for at in range(count):
-        with (place / f"{at:02}.bin").open("wb") as file:
+    folder.mkdir()
+    for number in range(count):
+        with (folder / f"{number:02}.bin").open("wb") as file:
             file.truncate(size)
-    return place
+    return folder
 
 
 def test_fewer_shards_than_workers(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_requested_shard_count_is_not_noted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "found"),
+    ("names", "missing"),
     [
         (("a.jpg", "a.txt", "b.jpg", "c.jpg"), "1 field that not all samples have (such as 'txt, only in a')"),
         (
@@ -123,21 +123,23 @@ def test_a_requested_shard_count_is_not_noted(tmp_path: Path) -> None:
         (("a.x", "b.x", "c.y", "d.y", "e.y"), "2 fields that not all samples have (such as 'x, only in a and 1 more')"),
     ],
 )
-def test_missing_fields_give_one_note(names: tuple[str, ...], found: str, tmp_path: Path) -> None:
+def test_missing_fields_give_one_note(names: tuple[str, ...], missing: str, tmp_path: Path) -> None:
     """One note covers all fields that some samples lack, with the first field and samples as examples."""
     (note,) = _notes(write_tree(tmp_path / "in", dict.fromkeys(names, b"x")), target=("huggingface",))
-    assert note.endswith(f"that are missing in the first five samples: {found}")
+    assert note.endswith(f"that are missing in the first five samples: {missing}")
     assert not _notes(tmp_path / "in")
 
 
 @pytest.mark.parametrize("ending", ["tar", "tfrecord"])
 def test_empty_files_are_counted(ending: str, tmp_path: Path) -> None:
     """Empty files are packed; one note counts them across all splits and names one. Texts are not counted."""
-    files = {f"{name}/{at}.jpg": b"x" * (at > 1) for name in "ab" for at in range(3)}
+    files = {f"{name}/{number}.jpg": b"x" * (number > 1) for name in "ab" for number in range(3)}
     source = write_tree(tmp_path / "in", files)
-    told = create(source, f"{tmp_path}/o/{{split}}-{{0..}}.{ending}", CreateOptions(workers=0, split_from_folder=True))
-    assert told.samples == len(files)
-    assert [note for note in told.notes if "0 bytes" in note] == [
+    result = create(
+        source, f"{tmp_path}/o/{{split}}-{{0..}}.{ending}", CreateOptions(workers=0, split_from_folder=True)
+    )
+    assert result.samples == len(files)
+    assert [note for note in result.notes if "0 bytes" in note] == [
         "4 files of 0 bytes (first: jpg of 'a/0'), as interrupted copies leave"
     ]
     (tmp_path / "list.csv").write_text("key,path,caption\n1,in/a/2.jpg,\n2,in/b/2.jpg,x\n", encoding="ascii")
@@ -145,8 +147,8 @@ def test_empty_files_are_counted(ending: str, tmp_path: Path) -> None:
     write_tree(tmp_path / "yolo", {"1.jpg": b"x", "1.txt": b""})
     assert not [note for note in _notes(tmp_path / "yolo") if "0 bytes" in note], "no objects"
     table = pa.table({"key": ["a", "b"], "image": [b"x", b""]})
-    told = create(table, f"{tmp_path}/t-{{0..}}.{ending}", CreateOptions(workers=0, bytes=("jpg=image",)))
-    assert ["first: jpg of 'b'" in note for note in told.notes if "0 bytes" in note] == [True]
+    result = create(table, f"{tmp_path}/t-{{0..}}.{ending}", CreateOptions(workers=0, bytes=("jpg=image",)))
+    assert ["first: jpg of 'b'" in note for note in result.notes if "0 bytes" in note] == [True]
 
 
 def test_a_single_class_is_noted(tmp_path: Path) -> None:
@@ -159,7 +161,7 @@ def test_a_single_class_is_noted(tmp_path: Path) -> None:
 
 def test_many_small_shards_are_noted(tmp_path: Path) -> None:
     """Thousands of tiny shards give a note with the option that reduces them."""
-    source = write_tree(tmp_path / "in", {f"{at}.txt": b"x" for at in range(1000)})
+    source = write_tree(tmp_path / "in", {f"{number}.txt": b"x" for number in range(1000)})
     for name, number, fix in (("max_count", 1, "a larger max_count"), ("shards", 1000, "a smaller shards")):
         (note,) = _notes(source, **{name: number})  # type: ignore[arg-type]
         assert note == f"1,000 shards of about 1 sample (2.05 kB) each are slow to read: use {fix}"
@@ -168,7 +170,7 @@ def test_many_small_shards_are_noted(tmp_path: Path) -> None:
 
 def test_a_seed_without_effect_is_noted(tmp_path: Path) -> None:
     """A seed without effect gives a note."""
-    source = write_tree(tmp_path / "in", {f"{at}.txt": b"x" for at in range(20)})
+    source = write_tree(tmp_path / "in", {f"{number}.txt": b"x" for number in range(20)})
     assert ["no effect" in note for note in _notes(source, seed=1)] == [True]
     assert not _notes(source, seed=1, shuffle=True)
     assert not _notes(source, "{split}-{0..}.tar", seed=1, split="a=0.5,b=0.5")
@@ -177,15 +179,15 @@ def test_a_seed_without_effect_is_noted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", ["folder", "table"])
 def test_a_split_far_from_its_share_is_noted(form: str, tmp_path: Path) -> None:
     """With few keys, hashing can miss the requested share; then a note gives the actual number."""
-    given: Any = write_tree(tmp_path / "in", {f"{at}.txt": b"x" for at in range(20)})
+    source: Any = write_tree(tmp_path / "in", {f"{number}.txt": b"x" for number in range(20)})
     if form == "table":
-        given = pa.table({"key": [str(at) for at in range(20)], "txt": ["x"] * 20})
+        source = pa.table({"key": [str(number) for number in range(20)], "txt": ["x"] * 20})
     for share in (0.05, 0.2, 0.5, 1.0):
-        asked = CreateOptions(workers=0, sample=share, field=("txt=txt",) if form == "table" else ())
-        told = create(given, f"{tmp_path}/o-{{0..}}.tar", asked, dry_run=True)
-        taken = sum(shard.samples for shard in told.planned)
-        noted = [f"selects {taken} of 20 samples" in note for note in told.notes if "selected by hash" in note]
-        assert noted == [True] * (abs(taken - 20 * share) > 5 * share)
+        options = CreateOptions(workers=0, sample=share, field=("txt=txt",) if form == "table" else ())
+        result = create(source, f"{tmp_path}/o-{{0..}}.tar", options, dry_run=True)
+        selected = sum(shard.samples for shard in result.planned)
+        noted = [f"selects {selected} of 20 samples" in note for note in result.notes if "selected by hash" in note]
+        assert noted == [True] * (abs(selected - 20 * share) > 5 * share)
 
 
 def test_existing_output_is_checked_last(tmp_path: Path) -> None:
@@ -200,9 +202,9 @@ def test_existing_output_is_checked_last(tmp_path: Path) -> None:
         ("reshard", [tmp_path / "out/y.json", output], "y.json: no such file"),
         ("reshard", [tmp_path / "out/x.json", f"{tmp_path}/out/x-{{000..}}.tfrecord", "--where", "nope > 1"], "nope: "),
     ]
-    for verb, words, said in cases:
+    for verb, words, message in cases:
         ran = typed(verb, *words)
-        assert (ran.code, said in ran.err, "--overwrite" in ran.err) == (2, True, False), ran.err
+        assert (ran.code, message in ran.err, "--overwrite" in ran.err) == (2, True, False), ran.err
     assert typed("create", tmp_path / "in", output).code == 5
     assert "3 files already exist" in typed("create", tmp_path / "in", output).err
     assert read_tree(tmp_path / "out") == before
@@ -217,7 +219,7 @@ def test_typing_mistakes_are_explained(tmp_path: Path, monkeypatch: pytest.Monke
         (tmp_path / name.replace("csv", "jsonl")).write_text('{"path": "imgs/cat/1.jpg"}\n')
     output = "o/x-{00..}.tar"
     assert typed("create", "imgs", "d/x-{00..}.tar", "--quiet").code == 0
-    for words, said in [
+    for words, message in [
         (["create", "imgs", output, "--max-size", "1", "GB"], "GB is read as an argument; expected one word. Write"),
         (["create", "imgs", output, "-n", "5"], "write --head 5."),
         (["inspect", "d/x.json", "-n", "5"], "Did you mean --head?"),
@@ -249,7 +251,7 @@ def test_typing_mistakes_are_explained(tmp_path: Path, monkeypatch: pytest.Monke
         (["verify", "d/x.json", "--source", "img"], "Did you mean imgs? --source accepts the source of the dataset"),
     ]:
         ran = typed(*words)
-        assert (ran.code, said in ran.err) == (2, True), (words, ran.err)
+        assert (ran.code, message in ran.err) == (2, True), (words, ran.err)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "a.csv", "a.jsonl", "b.csv", "b.jsonl", "d", "imgs",
     ]  # fmt: skip
@@ -267,7 +269,7 @@ def test_suggested_commands_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("globs", "said"),
+    ("globs", "message"),
     [
         (["--include", "jpg"], "--include jpg: matched 0 of 3 files in imgs; expected a glob that matches some"),
         (["--include", "jpg"], "their extensions: .jpg (2), .TXT (1). Did you mean --include '*.jpg'?"),
@@ -283,7 +285,7 @@ def test_suggested_commands_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 )
 @pytest.mark.parametrize("exists", [False, True])
 def test_globs_without_a_match_are_explained(
-    globs: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, exists: bool
+    globs: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, exists: bool
 ) -> None:
     """Globs without a match are reported with one that matches, with or without existing output."""
     monkeypatch.chdir(tmp_path)
@@ -291,7 +293,7 @@ def test_globs_without_a_match_are_explained(
     if exists:
         assert typed("create", "imgs", "o/x-{00..}.tar", "--quiet").code == 0
     ran = typed("create", "imgs", "o/x-{00..}.tar", *globs)
-    assert (ran.code, said in ran.err) == (2, True), ran.err
+    assert (ran.code, message in ran.err) == (2, True), ran.err
     assert (tmp_path / "o").exists() == exists
 
 

@@ -56,14 +56,14 @@ if TYPE_CHECKING:
 
     from shardtool.request.run_record import RunRecord
 
-# Forked workers start ten times faster, and never touch what the threads of this process may hold.
+# Forked workers start ten times faster, and use no lock that a thread of this process may hold.
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 
 STEM = "out-{000..}"
 
 
 def _tree(root: Path, folder: str, count: int, more: int = 0) -> Path:
-    """Write samples with two fields; every third lacks one."""
+    """Write samples with two fields. Every third sample lacks a field."""
     files = {}
     for number in range(count):
         files[f"{folder}/{number:03}.txt"] = f"{folder} {number} ".encode() * (number + 1 + more)
@@ -146,13 +146,13 @@ def test_an_append_equals_a_dataset_of_both_sources(
     both = shutil.copytree(old, tmp_path / "both")
     shutil.copytree(new, both, dirs_exist_ok=True)
     whole = _create(both, pattern.replace("/out/", "/whole/"))
-    got, wanted = _read(dataset), _read(whole)
-    for one in ("name", "pattern", "format", "fields", "schema", "classes", "features", "fingerprint"):
-        assert getattr(got, one) == getattr(wanted, one), one
-    assert got.field_bytes == wanted.field_bytes
+    dataset_file, expected = _read(dataset), _read(whole)
+    for name in ("name", "pattern", "format", "fields", "schema", "classes", "features", "fingerprint"):
+        assert getattr(dataset_file, name) == getattr(expected, name), name
+    assert dataset_file.field_bytes == expected.field_bytes
     assert contents(sound(dataset)) == contents(sound(whole))
-    assert [one.source for one in got.made.appended] == [new.name]
-    assert got.appends == (3,)
+    assert [record.source for record in dataset_file.made.appended] == [new.name]
+    assert dataset_file.appends == (3,)
 
 
 def test_existing_shards_are_not_opened_for_writing(new: Path, dataset: Path, pattern: str) -> None:
@@ -182,14 +182,14 @@ class _Watching(Observer):
     """Reads the dataset, as a reader would, whenever a shard is finished."""
 
     def __init__(self, dataset: Path) -> None:
-        self._dataset, self._was, self.times = dataset, dataset.read_bytes(), 0
+        self._dataset, self._before, self.finished_shards = dataset, dataset.read_bytes(), 0
 
-    def advance(self, samples: int, size: int, shards: int) -> None:  # noqa: ARG002 - as it is called
+    def advance(self, samples: int, size: int, shards: int) -> None:  # noqa: ARG002 - the signature of the base class
         """Check that the dataset file is the old one, and correct."""
-        assert self._dataset.read_bytes() == self._was
+        assert self._dataset.read_bytes() == self._before
         if shards:
-            assert _is_listing_correct(self._dataset.parent, json.loads(self._was))
-            self.times += 1
+            assert _is_listing_correct(self._dataset.parent, json.loads(self._before))
+            self.finished_shards += 1
 
 
 def _is_listing_correct(folder: Path, listing: Any) -> bool:
@@ -197,17 +197,17 @@ def _is_listing_correct(folder: Path, listing: Any) -> bool:
     import crc32c
 
     data = [(folder / shard["url"]).read_bytes() for shard in listing["shardlist"]]
-    told = [(shard["filesize"], shard["crc32c"]) for shard in listing["shardlist"]]
-    return [(len(one), f"{crc32c.crc32c(one):08x}") for one in data] == told
+    listed = [(shard["filesize"], shard["crc32c"]) for shard in listing["shardlist"]]
+    return [(len(shard), f"{crc32c.crc32c(shard):08x}") for shard in data] == listed
 
 
 def test_readers_see_the_old_or_the_new_dataset(new: Path, tars: Path, tar_pattern: str) -> None:
-    """Readers that opened the old dataset can read all of it; during an append they open the old one."""
+    """Readers that opened the old dataset can read all of it. During an append, readers open the old dataset."""
     watching = _Watching(tars)
     with tars.open("rb") as opened:
         append(new, tar_pattern, watching)
         listing = json.loads(opened.read())
-    assert watching.times == 2
+    assert watching.finished_shards == 2
     assert len(listing["shardlist"]) == 3
     assert _is_listing_correct(tars.parent, listing)
     now = json.loads(tars.read_bytes())
@@ -216,7 +216,7 @@ def test_readers_see_the_old_or_the_new_dataset(new: Path, tars: Path, tar_patte
 
 
 def _killed(source: Path, pattern: str, rename: int, *, resume: bool = False) -> None:
-    """Append, and die at rename number N, counted from 1."""
+    """Append in a process that is killed at the given rename, counted from 1."""
     assert create_and_die(source, pattern, rename, max_count=3, on_error="skip", workers=2, append=True, resume=resume)
 
 
@@ -245,21 +245,21 @@ def test_an_interrupted_append_is_resumed(gaps: Path, holed: Path, tmp_path: Pat
     safe = shutil.copytree(holed.parent, tmp_path / "safe")
     append(gaps, f"{safe}/{STEM}.tar", on_error="skip")
     expected = read_tree(safe)
-    was = read_tree(holed.parent)
+    before = read_tree(holed.parent)
 
     _killed(gaps, output, rename)
-    there = read_tree(holed.parent)
-    assert {name: data for name, data in there.items() if name in was and name != "out.skipped"} == {
-        name: data for name, data in was.items() if name != "out.skipped"
+    interrupted = read_tree(holed.parent)
+    assert {name: data for name, data in interrupted.items() if name in before and name != "out.skipped"} == {
+        name: data for name, data in before.items() if name != "out.skipped"
     }
-    assert {name: data for name, data in there.items() if name[0] != "."}.items() <= {
-        **expected, "out.json": was["out.json"], "out.skipped": there["out.skipped"]
+    assert {name: data for name, data in interrupted.items() if name[0] != "."}.items() <= {
+        **expected, "out.json": before["out.json"], "out.skipped": interrupted["out.skipped"]
     }.items()  # fmt: skip
-    assert there["out.skipped"] in (was["out.skipped"], expected["out.skipped"])
-    if any(name[0] != "." and name not in was for name in there):
+    assert interrupted["out.skipped"] in (before["out.skipped"], expected["out.skipped"])
+    if any(name[0] != "." and name not in before for name in interrupted):
         with pytest.raises(OutputExists, match="append=True, resume=True"):
             append(gaps, output, on_error="skip")
-        assert read_tree(holed.parent) == there
+        assert read_tree(holed.parent) == interrupted
     finished = identity(holed.parent)
     append(gaps, output, resume=True, on_error="skip")
     assert read_tree(holed.parent) == expected
@@ -276,7 +276,7 @@ def test_an_append_interrupted_repeatedly_is_resumed(gaps: Path, holed: Path, tm
     safe = shutil.copytree(holed.parent, tmp_path / "safe")
     append(gaps, f"{safe}/{STEM}.tar", on_error="skip", workers=2)
     _killed(gaps, output, 2)
-    for rename in (2, 2):  # what one has finished is renamed no more
+    for rename in (2, 2):  # finished shards are not renamed again
         _killed(gaps, output, rename, resume=True)
     append(gaps, output, resume=True, on_error="skip")
     assert read_tree(holed.parent) == read_tree(safe)
@@ -302,12 +302,12 @@ def test_a_finished_append_is_detected(new: Path, dataset: Path, pattern: str) -
 
 
 def test_a_finished_append_with_skipped_samples_is_detected(gaps: Path, holed: Path, tmp_path: Path) -> None:
-    """This holds with skipped samples; with fewer of them, it is another append."""
+    """A finished append with skipped samples is detected. If fewer samples are skipped, it is another append."""
     output = f"{tmp_path}/out/{STEM}.tar"
     asked: dict[str, Any] = {"on_error": "skip", "oversize": "skip", "max_size": 8000}
     (gaps / "gaps" / "big.txt").write_bytes(bytes(8000))
     append(gaps, output, **asked)
-    assert [one["code"] for one in skipped(holed)] == ["oversize", *["special-file"] * 3]
+    assert [row["code"] for row in skipped(holed)] == ["oversize", *["special-file"] * 3]
     before = identity(holed.parent)
     append(gaps, output, resume=True, **asked)
     assert identity(holed.parent) == before
@@ -399,10 +399,10 @@ def test_resume_does_not_remove_appended_shards(old: Path, new: Path, dataset: P
     assert len(shards(dataset.parent)) == 3
 
 
-def _refused(source: Path, output: Any, folder: Path, error: type[ShardError], said: str) -> None:
+def _refused(source: Path, output: Any, folder: Path, error: type[ShardError], message: str) -> None:
     before = identity(folder) if folder.exists() else None
     for resume in (False, True):
-        with pytest.raises(error, match=said):
+        with pytest.raises(error, match=message):
             append(source, output, resume=resume)
     assert before == (identity(folder) if folder.exists() else None)
 
@@ -443,13 +443,13 @@ def _flip_sidecar(dataset: Path) -> str:
     return r"out-002\.index: .*CRC-32C"
 
 
-def _list_what_was_not(dataset: Path) -> str:
+def _list_an_unknown_sample(dataset: Path) -> str:
     (dataset.parent / "out.skipped").write_bytes(b'{"key": "", "path": "a", "code": "x", "message": ""}\n')
     return r"out\.skipped: 1 row"
 
 
 @pytest.mark.parametrize(
-    "damage", [_flip_dataset_file, _cut_shard, _lose_shard, _lose_sidecar, _flip_sidecar, _list_what_was_not]
+    "damage", [_flip_dataset_file, _cut_shard, _lose_shard, _lose_sidecar, _flip_sidecar, _list_an_unknown_sample]
 )
 def test_a_damaged_dataset_is_not_appended_to(
     new: Path, tars: Path, tar_pattern: str, damage: Callable[[Path], str]
@@ -459,7 +459,7 @@ def test_a_damaged_dataset_is_not_appended_to(
 
 
 @pytest.mark.parametrize(
-    ("output", "error", "said"),
+    ("output", "error", "message"),
     [
         ("out-{001..}.tar", InvalidRequest, "a pattern with a shard out-001.tar.*out-000.tar"),
         ("out-{000..001}.tar", InvalidRequest, "2 names for 3 shards"),
@@ -473,10 +473,10 @@ def test_a_damaged_dataset_is_not_appended_to(
         ),
     ],
 )
-def test_another_pattern_is_refused(new: Path, tars: Path, output: Any, error: type[ShardError], said: str) -> None:
+def test_another_pattern_is_refused(new: Path, tars: Path, output: Any, error: type[ShardError], message: str) -> None:
     """A pattern that does not produce the names of the existing shards is refused."""
     placed = [f"{tars.parent}/{name}" for name in ([output] if isinstance(output, str) else output)]
-    _refused(new, placed, tars.parent, error, said)
+    _refused(new, placed, tars.parent, error, message)
 
 
 @pytest.mark.parametrize(
@@ -485,10 +485,10 @@ def test_another_pattern_is_refused(new: Path, tars: Path, output: Any, error: t
 )
 def test_a_closed_range_limits_an_append(old: Path, new: Path, tmp_path: Path, names: Any, *, fits: bool) -> None:
     """The remaining names of a closed range or a list limit the append."""
-    one = isinstance(names, str)
-    output = [f"{tmp_path}/{name}" for name in ([names] if one else [f"{name}.tar" for name in names])]
-    first = f"{tmp_path}/out-{{000..}}.tar" if one else output[:3]
-    dataset = tmp_path / ("out.json" if one else "dataset.json")
+    is_range = isinstance(names, str)
+    output = [f"{tmp_path}/{name}" for name in ([names] if is_range else [f"{name}.tar" for name in names])]
+    first = f"{tmp_path}/out-{{000..}}.tar" if is_range else output[:3]
+    dataset = tmp_path / ("out.json" if is_range else "dataset.json")
     create(old, first, _options())
     if not fits:
         _refused(new, output, tmp_path, InvalidRequest, "1 name for 2 shards")
@@ -532,8 +532,8 @@ def test_later_files(first: int, count: int, suffix: str) -> None:
     owned += [file for at in range(12) for file in (pattern.shard(at), sidecar_name(pattern.shard(at)))]
     below = [f"n{number:02}{suffix}" for number in range(first)]
     assert all(map(pattern.owns, [*owned, *below]))
-    wanted = [file for at in range(count, 12) for file in (pattern.shard(at), sidecar_name(pattern.shard(at)))]
-    assert list_later_files(pattern, [*owned, *below], count) == sorted(wanted)
+    expected = [file for at in range(count, 12) for file in (pattern.shard(at), sidecar_name(pattern.shard(at)))]
+    assert list_later_files(pattern, [*owned, *below], count) == sorted(expected)
     listed = parse_pattern([pattern.shard(at) for at in (5, 3, 8)])
     assert list_later_files(listed, owned, 2) == sorted([pattern.shard(8), sidecar_name(pattern.shard(8))])
 
@@ -555,7 +555,7 @@ def test_skipped_lists_round_trip(old: list[Skipped], new: list[Skipped]) -> Non
 
 @pytest.mark.parametrize("data", [b"[]\n", b"{}\n", b"no JSON\n", b'{"key": 1}\n', b"\xff\n"])
 def test_an_invalid_skipped_list_is_refused(data: bytes) -> None:
-    """Anything else under its name is damage."""
+    """A list of skipped samples with other content is damaged."""
     with pytest.raises(CorruptShard, match="list of skipped samples"):
         parse_skipped(data, "out.skipped")
 
@@ -576,8 +576,9 @@ def test_the_content_does_not_depend_on_the_number_of_appends(
         (append if seen else _create)(source, f"{root}/out-{{0..}}.tar")
         write_tree(root / "all", files)
         seen |= group
-    got, wanted = _read(root / "out.json"), _read(_create(root / "all", f"{root}/whole/out-{{0..}}.tar"))
-    assert (got.fields, got.field_bytes, got.fingerprint) == (wanted.fields, wanted.field_bytes, wanted.fingerprint)
+    appended, whole = _read(root / "out.json"), _read(_create(root / "all", f"{root}/whole/out-{{0..}}.tar"))
+    assert (appended.fields, appended.field_bytes) == (whole.fields, whole.field_bytes)
+    assert appended.fingerprint == whole.fingerprint
     assert verify(root / "out.json").sound
 
 
@@ -725,7 +726,7 @@ def test_an_indexed_dataset_can_be_appended_to(new: Path, tmp_path: Path) -> Non
     index(folder)
     append(new, f"{folder}/{STEM}.tar")
     dataset = _read(folder / "out.json")
-    assert [one.crc is None for one in dataset.shards] == [True, True, False, False]
+    assert [shard.crc is None for shard in dataset.shards] == [True, True, False, False]
     assert dataset.fingerprint == ""
     assert dataset.fields == {"bin": 3, "txt": 11}
     assert "crc32c: uint32>" in dataset.schema["__fields__"], "which may be null in some"
@@ -760,8 +761,8 @@ def test_a_concurrently_changed_dataset_is_refused(new: Path, tars: Path, tar_pa
     append(new, tar_pattern)
 
 
-def test_other_tools_indexes_are_renewed(new: Path, dataset: Path, pattern: str, ending: str) -> None:
-    """An append renews the indexes of other tools, except those with payload hashes."""
+def test_indexes_of_other_tools_are_updated(new: Path, dataset: Path, pattern: str, ending: str) -> None:
+    """An append updates the indexes of other tools, except indexes with payload hashes."""
     parsed = parse_pattern(pattern)
     output = inspect_destination(Destination(open_folder(parsed.folder), parsed, "append"))
     assert find_existing_exports(output.folder, output.old) == []
@@ -773,8 +774,8 @@ def test_other_tools_indexes_are_renewed(new: Path, dataset: Path, pattern: str,
     assert verify(dataset).sound
 
 
-def test_indexes_with_hashes_are_not_renewed(new: Path, tars: Path, tar_pattern: str) -> None:
-    """The Hugging Face index is renewed only on request, because that reads all shards."""
+def test_indexes_with_hashes_are_not_updated(new: Path, tars: Path, tar_pattern: str) -> None:
+    """The Hugging Face index is updated only on request, because this reads all shards."""
     export(tars, "huggingface")
     parsed = parse_pattern(tar_pattern)
     output = inspect_destination(Destination(open_folder(parsed.folder), parsed, "append"))
@@ -788,17 +789,17 @@ def test_indexes_with_hashes_are_not_renewed(new: Path, tars: Path, tar_pattern:
 def test_each_split_is_appended_to_its_dataset(old: Path, new: Path, tmp_path: Path) -> None:
     """Keys must be new to all splits, and all splits record the same run."""
     files = {}
-    for source, how in ((old, "error"), (new, "append")):
+    for source, if_exists in ((old, "error"), (new, "append")):
         output = f"{tmp_path}/out/out-{{split}}-{{000..}}.tar"
-        asked = _options(split="train=0.5,val=0.5", **existing(how))
+        asked = _options(split="train=0.5,val=0.5", **existing(if_exists))
         create(source, output, asked)
     for split in ("train", "val"):
         files[split] = _read(tmp_path / "out" / f"out-{split}.json")
         assert files[split].made.split == split
         assert verify(tmp_path / "out" / f"out-{split}.json").sound
-    made = [{name: value for name, value in one.made.document.items() if name != "split"} for one in files.values()]
+    made = [{name: value for name, value in file.made.document.items() if name != "split"} for file in files.values()]
     assert made[0] == made[1]
-    assert sum(len(one.made.appended) for one in files.values()) == 2
+    assert sum(len(file.made.appended) for file in files.values()) == 2
 
 
 def _find_appends(patterns: list[str], keys: list[bytes], made: RunRecord) -> list[Destination]:
@@ -806,8 +807,8 @@ def _find_appends(patterns: list[str], keys: list[bytes], made: RunRecord) -> li
     outputs = []
     for pattern, which in zip(patterns, ([*range(len(keys) - 1)], [len(keys) - 1]), strict=True):
         parsed = parse_pattern(pattern)
-        there = inspect_destination(Destination(open_folder(parsed.folder), parsed, "append-resume"))
-        outputs.append(Output("", there, np.array(which)))
+        destination = inspect_destination(Destination(open_folder(parsed.folder), parsed, "append-resume"))
+        outputs.append(Output("", destination, np.array(which)))
 
     class Recorded(Listed):
         def record(self, _output: Output) -> RunRecord:
@@ -828,13 +829,13 @@ def test_an_append_interrupted_between_splits_is_resumed(new: Path, tmp_path: Pa
     for number, pattern in enumerate(patterns):
         _create(write_tree(tmp_path / f"{number}", {f"{number}.txt": b"x"}), pattern)
     append(new, patterns[0])
-    told = _read(tmp_path / "train" / "out.json").made.appended[-1]
+    record = _read(tmp_path / "train" / "out.json").made.appended[-1]
     added = members(*shards(tmp_path / "train")[1:])
     done = [*dict.fromkeys(name.partition(".")[0].encode() for name, _ in added)]
-    begun = [one.append for one in _find_appends(patterns, [*done, b"other"], told)]
-    assert [(type(one), one and one.first) for one in begun] == [(FinishedAppend, 1), (Append, 1)]
+    appends = [destination.append for destination in _find_appends(patterns, [*done, b"other"], record)]
+    assert [(type(append), append and append.first) for append in appends] == [(FinishedAppend, 1), (Append, 1)]
     with pytest.raises(InvalidRequest, match=r"train/out\.json: all 1 key already exists: new/000"):
-        _find_appends(patterns, [*done, done[0]], told)
+        _find_appends(patterns, [*done, done[0]], record)
 
 
 def test_existing_keys_from_a_function_are_refused(tmp_path: Path) -> None:

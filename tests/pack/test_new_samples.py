@@ -22,8 +22,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning
 _LONG_AGO = 10**9
 
 
-def _night(source: Any, output: str, **asked: Any) -> CreateResult:
-    options = {"workers": 0, "append": True, "on_duplicate": "first", **asked}
+def _append_new(source: Any, output: str, **options: Any) -> CreateResult:
+    options = {"workers": 0, "append": True, "on_duplicate": "first", **options}
     return create(source, output, CreateOptions(**options))
 
 
@@ -47,7 +47,7 @@ def test_only_new_keys_are_appended(output: str, tmp_path: Path) -> None:
     """Samples with new keys are appended, the others are counted, and `verify` accepts the whole source."""
     source = _tree(tmp_path / "source", "0", "c")
     before = read_tree(tmp_path / "out")
-    result = _night(source, output)
+    result = _append_new(source, output)
     assert (result.samples, result.shards, result.skipped) == (4, 2, 0)
     assert result.appended is not None
     assert result.appended.samples == 2
@@ -61,7 +61,9 @@ def test_only_new_keys_are_appended(output: str, tmp_path: Path) -> None:
     assert "the source" in report.checked
     assert not report.unchecked
     write_tree(source, {"d.txt": b"not packed yet"})
-    assert [one.key for one in verify(tmp_path / "out", VerifyOptions(source=source, workers=0)).findings] == ["d"]
+    assert [finding.key for finding in verify(tmp_path / "out", VerifyOptions(source=source, workers=0)).findings] == [
+        "d"
+    ]
 
 
 def test_a_run_without_new_samples_changes_no_file(output: str, tmp_path: Path) -> None:
@@ -90,7 +92,7 @@ def test_changed_samples_are_noted(output: str, tmp_path: Path, change: str) -> 
         write_tree(source, {"b.bin": b""})
         os.utime(source / "b.bin", (_LONG_AGO, _LONG_AGO))
     before = identity(tmp_path / "out")
-    (note,) = _night(source, output).notes
+    (note,) = _append_new(source, output).notes
     assert note.startswith("1 sample (b) changed")
     assert identity(tmp_path / "out") == before
 
@@ -103,19 +105,19 @@ def test_changed_samples_are_compared_by_time(tmp_path: Path) -> None:
     pattern = f"{tmp_path}/out-{{0..}}.tfrecord"
     create(pa.table(table), pattern, CreateOptions(workers=0, key="key", field=("n=n",)))
     table = {"key": ["a", "b"], "n": [100_000, 2]}
-    result = _night(pa.table(table), pattern, key="key", field=("n=n",))
+    result = _append_new(pa.table(table), pattern, key="key", field=("n=n",))
     assert result.samples == 2
     assert not any("changed" in note for note in result.notes), "a number is no file"
 
 
 def test_each_split_gets_its_new_samples(tmp_path: Path) -> None:
     """A split without new samples does not change, and the result contains all splits."""
-    pattern, asked = f"{tmp_path}/out/{{split}}-{{0..}}.tar", {"split_from_folder": True}
+    pattern, options = f"{tmp_path}/out/{{split}}-{{0..}}.tar", {"split_from_folder": True}
     source = _tree(tmp_path / "source", "train/a", "val/b")
     create(source, pattern, CreateOptions(workers=0, split_from_folder=True))
     val = (tmp_path / "out" / "val.json").read_bytes()
-    result = _night(_tree(source, "train/c"), pattern, **asked)
-    assert {name: one.samples for name, one in result.splits.items()} == {"train": 2, "val": 1}
+    result = _append_new(_tree(source, "train/c"), pattern, **options)
+    assert {name: split.samples for name, split in result.splits.items()} == {"train": 2, "val": 1}
     assert result.appended is not None
     assert result.appended.samples == 1
     assert (tmp_path / "out" / "val.json").read_bytes() == val
@@ -126,13 +128,13 @@ def test_each_split_gets_its_new_samples(tmp_path: Path) -> None:
 def test_skipped_samples_are_not_tried_again(output: str, tmp_path: Path) -> None:
     """Samples listed as skipped are not listed again in every run."""
     source = _tree(tmp_path / "source", "c", "d")
-    result = _night(source, output)
+    result = _append_new(source, output)
     assert result.samples == 4
     write_tree(source, {"large.txt": b"x" * 5000, "e.txt": b"e"})
     bounds = {"on_error": "skip", "max_size": "4kB", "oversize": "skip"}
-    assert _night(source, output, **bounds).skipped == 1
+    assert _append_new(source, output, **bounds).skipped == 1
     before = identity(tmp_path / "out")
-    result = _night(source, output, **bounds)
+    result = _append_new(source, output, **bounds)
     assert result.skipped == 1
     assert "1 sample (large) skipped again" in result.notes[-1]
     assert identity(tmp_path / "out") == before
@@ -140,17 +142,17 @@ def test_skipped_samples_are_not_tried_again(output: str, tmp_path: Path) -> Non
 
 def test_a_run_in_which_all_new_samples_fail(tmp_path: Path) -> None:
     """The run fails, and leaves no files that block the next one."""
-    pattern, asked = f"{tmp_path}/out/out-{{0..}}.tar", {"on_error": "skip", "encode": "png"}
+    pattern, options = f"{tmp_path}/out/out-{{0..}}.tar", {"on_error": "skip", "encode": "png"}
     source = write_tree(tmp_path / "source", {"a.txt": b"1"})
     create(source, pattern, CreateOptions(workers=0, encode="png"))
     write_tree(source, {"bad.jpg": b"no image"})
     before = identity(tmp_path / "out")
     for _ in range(2):
         with pytest.raises(SampleFailed, match="none of 1 samples could be packed"):
-            _night(source, pattern, **asked)
+            _append_new(source, pattern, **options)
         assert identity(tmp_path / "out") == before
     write_tree(source, {"b.txt": b"2"})
-    assert _night(source, pattern, **asked).skipped == 1
+    assert _append_new(source, pattern, **options).skipped == 1
     assert verify(tmp_path / "out", VerifyOptions(source=source, workers=0)).sound
 
 
@@ -161,39 +163,39 @@ def test_on_duplicate_needs_append_and_known_keys(output: str, tmp_path: Path) -
     with pytest.raises(InvalidRequest, match=r"map.* creates keys"):
         CreateOptions(on_duplicate="first", append=True, map="tests.mapped:evaluated")
     source = _tree(tmp_path / "source", "c")
-    asked = CreateOptions(workers=0, append=True, on_duplicate="first")
-    assert [one.first_key for one in create(source, output, asked, dry_run=True).planned] == ["c"]
+    options = CreateOptions(workers=0, append=True, on_duplicate="first")
+    assert [shard.first_key for shard in create(source, output, options, dry_run=True).planned] == ["c"]
 
 
 @pytest.mark.parametrize("if_exists", ["append", "append-resume"])
 def test_the_first_run_creates_the_dataset(tmp_path: Path, if_exists: str) -> None:
     """Without a dataset, the command creates one with the bytes of a run without `--append`."""
     source, pattern = _tree(tmp_path / "source", "a", "b"), "out-{0..}.tar"
-    _night(source, f"{tmp_path}/out/{pattern}", **existing(if_exists))
+    _append_new(source, f"{tmp_path}/out/{pattern}", **existing(if_exists))
     create(source, f"{tmp_path}/other/{pattern}", CreateOptions(workers=0))
     assert read_tree(tmp_path / "out") == read_tree(tmp_path / "other")
     (tmp_path / "out" / "out.json").unlink()
     if if_exists == "append":
         with pytest.raises(InvalidRequest, match="no dataset file"):
-            _night(source, f"{tmp_path}/out/{pattern}")
+            _append_new(source, f"{tmp_path}/out/{pattern}")
     else:
-        _night(source, f"{tmp_path}/out/{pattern}", **existing(if_exists))
+        _append_new(source, f"{tmp_path}/out/{pattern}", **existing(if_exists))
         assert read_tree(tmp_path / "out") == read_tree(tmp_path / "other")
 
 
 def test_verify_needs_the_first_source(output: str, tmp_path: Path) -> None:
     """Only samples that are new in the first source allow `verify --source` for the whole dataset."""
-    _night(_tree(tmp_path / "other", "a", "c"), output)
+    _append_new(_tree(tmp_path / "other", "a", "c"), output)
     report = verify(tmp_path / "out", VerifyOptions(source=tmp_path / "source", workers=0))
     assert report.sound
-    assert any("first 1 shard" in one for one in report.unchecked)
+    assert any("first 1 shard" in text for text in report.unchecked)
 
 
 def test_exported_indexes_cover_appended_samples(tmp_path: Path) -> None:
     """Indexes of other tools cover the appended samples."""
     pattern = f"{tmp_path}/out/out-{{0..}}.tar"
     create(_tree(tmp_path / "source", "a"), pattern, CreateOptions(workers=0, export=("energon",)))
-    _night(_tree(tmp_path / "source", "b"), pattern)
+    _append_new(_tree(tmp_path / "source", "b"), pattern)
     index = tmp_path / "out" / ".nv-meta"
     assert list(json.loads((index / ".info.json").read_text())["shard_counts"]) == ["out-0.tar", "out-1.tar"]
     assert "out-1.tar" in (index / "split.yaml").read_text()

@@ -32,7 +32,7 @@ PICTURE = b"P6 2 2 255\n" + bytes(range(12))
 def _entries(root: Path, files: int) -> SampleTable:
     """Return samples with a value and a file each."""
     return flat_entries(
-        [b"%04d" % at for at in range(files)],
+        [b"%04d" % n for n in range(files)],
         [2] * files,
         ("cls", "txt"),
         root=os.fsencode(root) + b"/",
@@ -41,16 +41,16 @@ def _entries(root: Path, files: int) -> SampleTable:
     )
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_a_slow_open_is_measured(*, there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_slow_open_is_measured(*, exists: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The measurement includes opening, also of deleted files, and excludes values in a table."""
-    write_tree(tmp_path, {f"{at:04}.txt": b"text" for at in range(100 if there else 0)})
+    write_tree(tmp_path, {f"{n:04}.txt": b"text" for n in range(100 if exists else 0)})
     entries = _entries(tmp_path, 100)
     assert measure_open_seconds(entries) < SLOW_S
 
-    def slow(*how: Any) -> tuple[int, FileInfo]:
+    def slow(*arguments: Any) -> tuple[int, FileInfo]:
         time.sleep(SLOW_S)
-        return read_file(*how)
+        return read_file(*arguments)
 
     monkeypatch.setattr(files, "read_file", slow)
     assert SLOW_S <= measure_open_seconds(entries) < 10 * SLOW_S
@@ -81,9 +81,9 @@ class _Log(Observer):
 
 def _written(source: object, folder: Path, **options: Any) -> tuple[dict[str, bytes], bool]:
     """Return the files of a dataset, and whether files were read in parallel."""
-    observer, many = _Log(), f"each worker reads {parallel_read_count(1, 1)} files at the same time"
+    observer, parallel_note = _Log(), f"each worker reads {parallel_read_count(1, 1)} files at the same time"
     create(source, str(folder / "out-{000..}.tar"), CreateOptions(workers=0, **options), observer=observer)
-    return read_tree(folder), any(many in line for line in observer.lines)
+    return read_tree(folder), any(parallel_note in line for line in observer.lines)
 
 
 @pytest.mark.parametrize(
@@ -92,15 +92,15 @@ def _written(source: object, folder: Path, **options: Any) -> tuple[dict[str, by
         ({}, True),
         ({"file": {"ppm": "path"}}, True),
         ({"resize": "1x1", "encode": "png", "on_error": "skip"}, True),
-        ({"map": "tests.mapped:doubled"}, False),  # which may fork, and so must find no thread
+        ({"map": "tests.mapped:doubled"}, False),  # the function may fork, so there must be no threads
     ],
 )
 def test_parallel_reads_write_the_same_bytes(
     options: dict[str, Any], *, slow: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run with slow files writes the same bytes, and `--verbose` reports the parallel reads."""
-    names = [f"{at:03}.ppm" for at in range(30)]
-    source = write_tree(tmp_path / "in", {name: PICTURE[: 23 - at % 2] for at, name in enumerate(names)})
+    names = [f"{n:03}.ppm" for n in range(30)]
+    source = write_tree(tmp_path / "in", {name: PICTURE[: 23 - n % 2] for n, name in enumerate(names)})
     if "file" in options:
         source = tmp_path / "list.csv"
         source.write_text("path\n" + "".join(f"in/{name}\n" for name in names))
@@ -112,16 +112,14 @@ def test_parallel_reads_write_the_same_bytes(
 
 def test_several_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of several folders are measured and read."""
-    folders = [
-        write_tree(tmp_path / name, {f"{at}.{name}": b"%d" % at for at in range(30)}) for name in ("txt", "json")
-    ]
+    folders = [write_tree(tmp_path / name, {f"{n}.{name}": b"%d" % n for n in range(30)}) for name in ("txt", "json")]
     sources = [str(folder) for folder in folders]
     expected, opened = _written(sources, tmp_path / "a"), list[bytes]()
 
-    def slow(path: bytes, *how: Any) -> tuple[int, FileInfo]:
+    def slow(path: bytes, *arguments: Any) -> tuple[int, FileInfo]:
         opened.append(path)
         time.sleep(SLOW_S)
-        return read_file(path, *how)
+        return read_file(path, *arguments)
 
     monkeypatch.setattr(files, "read_file", slow)
     assert _written(sources, tmp_path / "b") == (expected[0], True)

@@ -64,22 +64,24 @@ def _interrupted(place: Path) -> None:
         shard.with_suffix(".index").unlink()
 
 
-@pytest.mark.parametrize("before", [lambda _: None, _interrupted], ids=["finished", "interrupted"])
-def test_a_source_that_lost_most_samples_is_refused(before: Callable[[Path], None], place: Path) -> None:
-    """A source that lost most samples, as if half mounted, is refused with the number; nothing changes."""
-    before(place)
+@pytest.mark.parametrize("interrupt", [lambda _: None, _interrupted], ids=["finished", "interrupted"])
+def test_a_source_that_lost_most_samples_is_refused(interrupt: Callable[[Path], None], place: Path) -> None:
+    """A source that lost most samples is refused with their number, and nothing changes."""
+    interrupt(place)
     _without(place, range(5, _COUNT))
-    there = read_tree(place / "out")
-    had = 32 if len(there) < 21 else _COUNT
+    before = read_tree(place / "out")
+    count = 32 if len(before) < 21 else _COUNT
     with pytest.raises(OutputExists) as caught:
         _pack(place, resume=True)
-    assert f"{had - 5} of {had} samples" in caught.value.found
+    assert f"{count - 5} of {count} samples" in caught.value.found
     assert "max_removed" in caught.value.expected
-    assert f"keep 1, write 1 and remove {len(there) // 2 - 2} shards; add 0 and remove {had - 5}" in caught.value.remedy
+    assert (
+        f"keep 1, write 1 and remove {len(before) // 2 - 2} shards; add 0 and remove {count - 5}" in caught.value.remedy
+    )
     assert "resume=True, overwrite=True" in caught.value.remedy
-    assert read_tree(place / "out") == there
+    assert read_tree(place / "out") == before
     done = _pack(place, resume=True, overwrite=True)
-    assert done.changes == ResumeChanges(1, 1, len(there) // 2 - 2, 0, had - 5, had)
+    assert done.changes == ResumeChanges(1, 1, len(before) // 2 - 2, 0, count - 5, count)
     assert len(shards(place / "out")) == 2
 
 
@@ -87,7 +89,7 @@ def test_a_dry_run_reports_the_changes(place: Path) -> None:
     """`--dry-run` with `--resume` reports shards, samples and the refusal; nothing changes."""
     _without(place, range(20, _COUNT))
     write_tree(place / "in", {"new.txt": b"new"})
-    there = read_tree(place / "out")
+    before = read_tree(place / "out")
     output = f"{place}/out/x-{{000..}}.tar"
     plan = create(place / "in", output, replace(_OPTIONS, resume=True), dry_run=True)
     assert plan.changes == ResumeChanges(5, 1, 4, 1, 20, 40)
@@ -98,22 +100,22 @@ def test_a_dry_run_reports_the_changes(place: Path) -> None:
         == plan.changes
     )
     assert create(place / "in", output, _OPTIONS, dry_run=True).changes is None
-    assert read_tree(place / "out") == there
+    assert read_tree(place / "out") == before
 
 
-@pytest.mark.parametrize(("most", "gone", "refused"), [
+@pytest.mark.parametrize(("max_removed", "removed", "refused"), [
     ("10%", 4, False), ("10%", 5, True), (0, 1, True), (0.5, 20, False), (0.5, 21, True), ("100%", 39, False),
 ])  # fmt: skip
-def test_max_removed_limits_removed_samples(most: str | float, gone: int, refused: bool, place: Path) -> None:  # noqa: FBT001 - a parameter
+def test_max_removed_limits_removed_samples(max_removed: str | float, removed: int, refused: bool, place: Path) -> None:  # noqa: FBT001 - a parameter
     """As many samples may be removed as `--max-removed` allows, and not one more; the result gives the number."""
-    _without(place, range(gone))
+    _without(place, range(removed))
     if refused:
         with pytest.raises(OutputExists):
-            _pack(place, resume=True, max_removed=most)
+            _pack(place, resume=True, max_removed=max_removed)
         return
-    done = _pack(place, resume=True, max_removed=most)
+    done = _pack(place, resume=True, max_removed=max_removed)
     assert done.changes is not None
-    assert (done.changes.samples_removed, done.changes.samples_before, done.samples) == (gone, 40, 40 - gone)
+    assert (done.changes.samples_removed, done.changes.samples_before, done.samples) == (removed, 40, 40 - removed)
 
 
 @given(st.integers(0, 10**6), st.booleans())
@@ -132,12 +134,12 @@ def test_invalid_shares_are_refused(text: str) -> None:
 
 def test_other_options_are_refused(place: Path) -> None:
     """Options that change shards are refused with both values; options about how to run may differ."""
-    there = read_tree(place / "out")
+    before = read_tree(place / "out")
     with pytest.raises(OutputExists, match="max_count differs: 4 before, now 5"):
         _pack(place, resume=True, max_count=5)
     with pytest.raises(OutputExists, match="shuffle differs: not given before, now given"):
         _pack(place, resume=True, shuffle=True)
-    assert read_tree(place / "out") == there
+    assert read_tree(place / "out") == before
     assert _pack(place, resume=True, on_error="skip", workers=1, start_method="spawn").kept == 10
 
 
@@ -168,17 +170,17 @@ def test_a_lost_split_is_refused(tmp_path: Path) -> None:
     options = CreateOptions(split_from_folder=True, workers=0)
     create(tmp_path / "in", tmp_path / "out" / "{split}-{0..}.tar", options)
     shutil.rmtree(tmp_path / "in" / "train")
-    there = read_tree(tmp_path / "out")
+    before = read_tree(tmp_path / "out")
     with pytest.raises(OutputExists, match="no samples for existing splits: train"):
         create(tmp_path / "in", tmp_path / "out" / "{split}-{0..}.tar", replace(options, resume=True))
-    assert read_tree(tmp_path / "out") == there
+    assert read_tree(tmp_path / "out") == before
     (tmp_path / "out" / "train-x.tar").touch()
     done = create(
         tmp_path / "in", tmp_path / "out" / "{split}-{0..}.tar", replace(options, resume=True, overwrite=True)
     )
     assert {path.name for path in (tmp_path / "out").glob("train*")} == {"train-x.tar"}
     assert "split train removed" in done.notes
-    assert {*there} - {*read_tree(tmp_path / "out")} == {"train.json", "train-0.tar", "train-0.index"}
+    assert {*before} - {*read_tree(tmp_path / "out")} == {"train.json", "train-0.tar", "train-0.index"}
 
 
 def test_an_unfinished_run_with_another_plan_is_noted(place: Path) -> None:
@@ -272,21 +274,21 @@ def test_trust_by_size_reads_nothing(place: Path) -> None:
     }
     (place / "in" / "005.txt").write_bytes(b"longer than it was")
     assert _pack(place, resume=True, trust="size").kept == 9
-    assert _pack(place, resume=True).kept == 9  # which reads, and mends the shard that was emptied
+    assert _pack(place, resume=True).kept == 9  # this run reads the shards, and repairs the shard that was emptied
 
 
 @pytest.mark.slow
 def test_a_compared_shard_is_trusted_from_then_on(tmp_path: Path) -> None:
-    """A shard that was compared with its source gets a new time, so the next run does not read it."""
-    source = Path(wsgiref.__file__).parent  # old, and imported by nothing that runs here
+    """A shard that was compared with its source gets a new modification time, so the next run does not read it."""
+    source = Path(wsgiref.__file__).parent  # old files, which no import changes
     output, options = f"{tmp_path}/x-{{000..}}.tar", CreateOptions(workers=0, include=("*.py",), max_count=2)
     create(source, output, options)
     young = shards(tmp_path)[0]
     own = young.stat().st_mtime_ns % 10**9
-    os.utime(young, ns=(own, own))  # as though its source had been too young to trust
+    os.utime(young, ns=(own, own))  # as if the source had changed shortly before
     times = []
     for at in range(2):
-        time.sleep(1.1 * at)  # a time that is renewed again would be another second's
+        time.sleep(1.1 * at)  # another modification time would differ by a second
         assert create(source, output, replace(options, resume=True)).kept == len(shards(tmp_path))
         times.append(young.stat().st_mtime_ns)
     assert times[0] > time.time_ns() - 120 * 10**9
@@ -294,7 +296,7 @@ def test_a_compared_shard_is_trusted_from_then_on(tmp_path: Path) -> None:
 
 
 def _kill_after_two_shards(place: Path) -> Path:
-    """Leave what a run that was killed after its second shard leaves; return the journal."""
+    """Leave the files of a run that was killed after its second shard. Return the journal."""
 
     class Dead(BaseException):
         """The end of a process."""
@@ -327,7 +329,7 @@ def test_the_journal_of_an_interrupted_run_replaces_times(place: Path) -> None:
     assert [line.get("shard") for line in lines] == [None, "x-000.tar", "x-001.tar"]
     for shard in shards(place / "out"):
         os.utime(shard)
-    (place / "in" / "001.txt").write_bytes(b"TEXT OF 1")  # seems older than the run, too
+    (place / "in" / "001.txt").write_bytes(b"TEXT OF 1")  # also seems older than the run
     assert _pack(place, resume=True).kept == 2
     assert not journal.exists()
     assert (place / "out" / "x-000.tar").read_bytes().count(b"text of 1") == 1
@@ -378,8 +380,8 @@ def test_a_part_ends_its_own_journal(place: Path) -> None:
     assert sorted(path.name for path in (place / "out").glob(".*")) == [".x.lock", ".x.part1of2"]
 
 
-def test_a_journal_that_is_left_is_deleted_with_the_next_dataset(place: Path) -> None:
-    """Whatever run finishes the dataset deletes the journal of an earlier run."""
+def test_a_leftover_journal_is_deleted_with_the_next_dataset(place: Path) -> None:
+    """The run that finishes the dataset deletes the journal of an earlier run."""
     journal = _kill_after_two_shards(place)
     assert journal.exists()
     _pack(place, overwrite=True)

@@ -1,4 +1,4 @@
-"""A shuffle larger than memory: both ways of reading give the same shards."""
+"""A shuffle larger than memory: `gather` and `scatter` write the same shards."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from shardtool.entries.sample_table import SampleTable
     from shardtool.values import OnError
 
-# Forked workers start ten times faster, and never touch what the threads of this process may hold.
+# Forked workers start ten times faster, and use no lock that a thread of this process may hold.
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 
 MEMORY = 16 * 10**6
@@ -89,9 +89,9 @@ def write_packed(path: Path, data: bytes) -> None:
 def make_source(
     folder: Path, sizes: Sequence[tuple[int, int]], *, files: int = 2, ending: str = ".tar", gap: int = 700
 ) -> Source:
-    """Write samples with these two payload sizes, and a number in every third, evenly into files.
+    """Write samples with these two payload sizes evenly into files. Every third sample also has a number field.
 
-    In a file, the fields of a sample are not sorted by name.
+    In the files, the fields of a sample are not sorted by name.
     """
     folder.mkdir(parents=True, exist_ok=True)
     chance = random.Random(len(sizes))  # noqa: S311 - the same bytes each time
@@ -100,20 +100,20 @@ def make_source(
     payloads, counts, of_file, numbers = {}, [], [], []
     for sample, pair in enumerate(sizes):
         at_file = sample * files // len(sizes)
-        content, found = contents[at_file], []
+        content, sample_rows = contents[at_file], []
         for code, size in ((2, pair[1]), (0, pair[0])):
             content += chance.randbytes(chance.randrange(gap + 1))
             payload = chance.randbytes(size)
-            found.append((code, SPAN, size, len(content), crc32c(payload), payload))
+            sample_rows.append((code, SPAN, size, len(content), crc32c(payload), payload))
             content += payload
         text = b"%d" % (sample * 1000) if sample % 3 == 0 else b""
         if text:
-            found.append((1, INLINE, len(text), 0, -1, text))
-        for code, kind, size, offset, crc, payload in sorted(found):
+            sample_rows.append((1, INLINE, len(text), 0, -1, text))
+        for code, kind, size, offset, crc, payload in sorted(sample_rows):
             if kind == SPAN:
                 payloads[len(rows)] = payload
             rows.append((code, kind, size, offset, crc))
-        counts.append(len(found))
+        counts.append(len(sample_rows))
         of_file.append(at_file)
         numbers.append(text)
     spans = []
@@ -158,7 +158,7 @@ class Packed:
 
 
 def pack(plan: Plan, folder: Path, on_error: OnError = "raise") -> list[Packed]:
-    """Pack all shards of a plan; return them."""
+    """Pack and return all shards of a plan."""
     folder.mkdir(exist_ok=True)
     packed = []
     for shard in range(plan.shards):
@@ -175,7 +175,7 @@ def pack(plan: Plan, folder: Path, on_error: OnError = "raise") -> list[Packed]:
 
 @contextmanager
 def scatter(plans: list[Plan], temp: Path, pool: LocalPool, share: int = MEMORY, **more: Any) -> Iterator[list[Plan]]:
-    """Scatter with `share` bytes of memory per worker; clean up like the caller must."""
+    """Scatter with `share` bytes of memory per worker, and delete the spool afterwards."""
     temp.mkdir(exist_ok=True)
     folder = Folder(str(temp))
     try:
@@ -190,7 +190,7 @@ def scatter(plans: list[Plan], temp: Path, pool: LocalPool, share: int = MEMORY,
 @pytest.fixture
 def place() -> Iterator[Path]:
     """Return a folder in memory if possible, because durable writes to disk are slow."""
-    memory = "/dev/shm"  # noqa: S108 - only a place for a private folder
+    memory = "/dev/shm"  # noqa: S108 - the folder is private
     folder = tempfile.mkdtemp(prefix="shardtool-scatter-", dir=memory if os.access(memory, os.W_OK) else None)
     yield Path(folder)
     shutil.rmtree(folder)
@@ -223,7 +223,7 @@ SHARES = st.sampled_from([MEMORY, MEMORY // 3, 100_000, 8_000, 1000])
     workers=st.integers(1, 3), ending=st.sampled_from(["tar", "tfrecord"]), source_ending=st.sampled_from(ENDINGS),
     entries_seed=st.none() | st.integers(0, 3),
 )  # fmt: skip
-def test_scattering_and_gathering_give_the_same_shards(  # noqa: PLR0913, PLR0917 - a law over all of them
+def test_scattering_and_gathering_give_the_same_shards(  # noqa: PLR0913, PLR0917 - a law for all combinations
     place: Path, pools: dict[int, LocalPool], sizes: list[tuple[int, int]], seed: int | None, files: int, share: int,
     workers: int, ending: str, source_ending: str, entries_seed: int | None,
 ) -> None:  # fmt: skip
@@ -273,17 +273,17 @@ def test_the_spool_is_in_plan_order(
 
 
 def test_buckets_are_as_large_as_possible(place: Path, pools: dict[int, LocalPool]) -> None:
-    """Two neighbouring regions of one shard would not fit in memory."""
+    """Two neighbouring regions of one shard do not fit in memory together."""
     source = make_source(place, [(1000, 500)] * 300)
     with scatter([make_plan_of(source.entries, max_count=150)], place / "temp", pools[1], 40_000) as plans:
         regions = [
             np.frombuffer(build_shard_samples(plans[0], at).spans.regions, np.int64).reshape(-1, 2) for at in range(2)
         ]
-    for found in regions:
-        assert len(found) > 5
-        assert ((found[1:, 1] - found[:-1, 0]) > 20_000).all()
-        assert (found[1:, 0] == found[:-1, 1]).all()
-    assert sum(int((found[:, 1] - found[:, 0]).sum()) for found in regions) == 300 * 1500
+    for shard_regions in regions:
+        assert len(shard_regions) > 5
+        assert ((shard_regions[1:, 1] - shard_regions[:-1, 0]) > 20_000).all()
+        assert (shard_regions[1:, 0] == shard_regions[:-1, 1]).all()
+    assert sum(int((shard_regions[:, 1] - shard_regions[:, 0]).sum()) for shard_regions in regions) == 300 * 1500
 
 
 @pytest.mark.parametrize("share", [MEMORY, 1000])
@@ -336,7 +336,7 @@ def test_packing_reads_regions_whole(place: Path, pools: dict[int, LocalPool]) -
 
 
 def test_an_unreadable_region(place: Path) -> None:
-    """Earlier samples are not affected."""
+    """An unreadable region does not affect samples of other regions."""
     path = place / "spool"
     path.write_bytes(bytes(range(200)))
     into = memoryview(bytearray(4))
@@ -365,22 +365,19 @@ class _RecordingObserver(Observer):
 
     def advance(self, samples: int, size: int, shards: int) -> None:
         assert (samples, shards) == (0, 0)
-        assert self.phases, "told of nothing that goes on"
+        assert self.phases, "progress before the phase"
         self.size += size
 
 
 @pytest.mark.parametrize("share", [MEMORY, 1000])
 def test_progress_of_the_first_pass(place: Path, pools: dict[int, LocalPool], share: int) -> None:
-    """The observer learns the size and the location first, then of every byte once."""
-    source, told = make_source(place, [(300, 700)] * 70), _RecordingObserver()
-    with scatter([make_plan_of(source.entries)], place / "temp", pools[2], share, observer=told):
+    """The observer receives the size and location first, and then each byte once."""
+    source, observer = make_source(place, [(300, 700)] * 70), _RecordingObserver()
+    with scatter([make_plan_of(source.entries)], place / "temp", pools[2], share, observer=observer):
         pass
     buckets = 10 if share == MEMORY else 70
-    assert told.details == [f"first pass of two: 70 kB to {buckets} buckets in {place}/temp"]
-    assert (told.phases, told.size) == ([("first pass", 70_000)], 70_000)
-
-
-# Faults of the source.
+    assert observer.details == [f"first pass of two: 70 kB to {buckets} buckets in {place}/temp"]
+    assert (observer.phases, observer.size) == ([("first pass", 70_000)], 70_000)
 
 
 @pytest.mark.parametrize("size", [2000, 50_000])
@@ -389,7 +386,7 @@ def test_progress_of_the_first_pass(place: Path, pools: dict[int, LocalPool], sh
 def test_a_flipped_byte_is_found_in_the_first_pass(
     place: Path, pool: LocalPool, size: int, ending: str, at: int
 ) -> None:
-    """The error contains the offset, whether the payload fits in memory or not."""
+    """A flipped byte is an error with the offset, whether or not the payload fits in memory."""
     source = make_source(place, [(size, size)] * 12)
     rows = np.flatnonzero(source.entries.rows.code == 2)
     row = int(rows[9])
@@ -450,7 +447,7 @@ def test_the_same_samples_are_skipped(
     damage(source)
     plan = make_plan_of(source.entries)
     gathered = pack(plan, place / "out", "skip")
-    assert any(one.skipped for one in gathered)
+    assert any(packed.skipped for packed in gathered)
     with scatter([plan], place / "temp", pool, share, on_error="skip") as plans:
         assert pack(plans[0], place / "out", "skip") == gathered
 
@@ -463,7 +460,7 @@ def test_a_span_beyond_the_end(place: Path, pool: LocalPool, seed: int | None) -
     size[-2] += 10_000
     plan = make_plan_of(changed(source.entries, size=size), seed, max_count=20)
     gathered = pack(plan, place / "out", "skip")
-    assert sum(len(one.skipped) for one in gathered) == 1
+    assert sum(len(packed.skipped) for packed in gathered) == 1
     with pytest.raises(SampleFailed, match=r"in-2\.tar: ends at .* too early"), scatter([plan], place / "t", pool):
         pass
     with LocalPool(1, "fork") as another, scatter([plan], place / "t", another, on_error="skip") as plans:
@@ -471,18 +468,21 @@ def test_a_span_beyond_the_end(place: Path, pool: LocalPool, seed: int | None) -
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "message"),
     [
         (_touched, "changed while it was read: its modification time differs"),
         (_removed, "no such file or directory"),
         (_cut, "changed while it was read"),
     ],
 )
-def test_a_source_that_changed(place: Path, pool: LocalPool, damage: Callable[[Source], None], said: str) -> None:
+def test_a_source_that_changed(place: Path, pool: LocalPool, damage: Callable[[Source], None], message: str) -> None:
     """A file that changed after listing stops the first pass and is named."""
     source = make_source(place, [(900, 1500)] * 30)
     damage(source)
-    with pytest.raises(SampleFailed, match=said) as raised, scatter([make_plan_of(source.entries)], place / "t", pool):
+    with (
+        pytest.raises(SampleFailed, match=message) as raised,
+        scatter([make_plan_of(source.entries)], place / "t", pool),
+    ):
         pass
     assert raised.value.where in map(str, source.paths)
 
@@ -491,7 +491,7 @@ def test_a_source_that_changed(place: Path, pool: LocalPool, damage: Callable[[S
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 @pytest.mark.parametrize("ending", ENDINGS[1:])
 def test_a_damaged_compressed_file(place: Path, pool: LocalPool, ending: str, on_error: OnError) -> None:
-    """It always stops the run, because data after the damage is unreadable."""
+    """A damaged compressed file always stops the run, because data after the damage is unreadable."""
     source = make_source(place, [(900, 1500)] * 30, ending=ending)
     path, file = source.paths[1], source.entries.known_spans.files[1]
     data = bytearray(path.read_bytes())
@@ -504,9 +504,6 @@ def test_a_damaged_compressed_file(place: Path, pool: LocalPool, ending: str, on
     ):
         pass
     assert raised.value.where == str(path)
-
-
-# Faults of the temporary folder.
 
 
 @pytest.fixture
@@ -523,7 +520,7 @@ def disk(place: Path) -> Iterator[Path]:
 
 
 def test_a_temporary_folder_that_is_too_small(place: Path, disk: Path, pool: LocalPool) -> None:
-    """It is refused before anything is written, with the free and the required space."""
+    """A temporary folder that is too small is refused before anything is written, with the free and required space."""
     source = make_source(place, [(30_000, 30_000)] * 20)
     with pytest.raises(OutputFailed) as raised, scatter([make_plan_of(source.entries)], disk, pool):
         pass
@@ -539,7 +536,7 @@ class _Filling(Observer):
     def __init__(self, folder: Path, room: int) -> None:
         self._folder, self._room = folder, room
 
-    def phase(self, text: str, size: int) -> None:  # noqa: ARG002 - an observer's
+    def phase(self, text: str, size: int) -> None:  # noqa: ARG002 - the signature of the base class
         fact = os.statvfs(self._folder)
         fd = os.open(self._folder / "filler", os.O_CREAT | os.O_WRONLY)
         os.posix_fallocate(fd, 0, fact.f_bavail * fact.f_frsize - self._room)
@@ -548,7 +545,7 @@ class _Filling(Observer):
 
 @pytest.mark.parametrize("room", [0, 4096, 400_000])
 def test_a_temporary_folder_that_fills_up(place: Path, disk: Path, pool: LocalPool, room: int) -> None:
-    """The run fails with the folder and advice, and leaves nothing."""
+    """If the temporary folder fills up, the run fails with its name and advice, and leaves no file."""
     source = make_source(place, [(20_000, 20_000)] * 20)
     observer = _Filling(disk, room)
     with (
@@ -563,7 +560,7 @@ def test_a_temporary_folder_that_fills_up(place: Path, disk: Path, pool: LocalPo
 
 
 def test_a_limit_of_file_sizes(place: Path, pool: LocalPool) -> None:
-    """`ulimit -f` gives the same error."""
+    """A limit of file sizes (`ulimit -f`) gives the same error as a full disk."""
     source = make_source(place, [(20_000, 20_000)] * 20)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
@@ -579,16 +576,13 @@ def test_a_limit_of_file_sizes(place: Path, pool: LocalPool) -> None:
 
 
 def test_no_temporary_folder(place: Path, pool: LocalPool) -> None:
-    """A missing folder is named."""
+    """The error for a missing temporary folder names the folder."""
     source = make_source(place, [(20, 20)] * 20)
     with pytest.raises(OutputFailed, match="no such file or directory") as raised:
         scatter_payloads(
             [make_plan_of(source.entries)], SpoolLimits(Folder(str(place / "gone")), SPOOL, MEMORY, 1), pool, Observer()
         )
     assert raised.value.where == str(place / "gone")
-
-
-# Memory.
 
 
 def _peaks(pids: list[int]) -> list[int]:
@@ -646,9 +640,6 @@ def _pack_all(plan: Plan, out: Path, pool: LocalPool) -> None:
     folder.discard_staged([shard.name for shard in shards])
 
 
-# Which method.
-
-
 def _method(source: Source, plans: list[Plan] | None = None, **more: Any) -> Any:
     arguments = {"workers": 2, "is_compressed": False, "requested": "auto", **more}
     return choose_read_strategy(plans or [make_plan_of(source.entries)], **arguments)
@@ -656,23 +647,23 @@ def _method(source: Source, plans: list[Plan] | None = None, **more: Any) -> Any
 
 @pytest.mark.parametrize("method", ["auto", "gather", "scatter"])
 def test_samples_in_file_order_need_no_method(place: Path, method: str) -> None:
-    """This holds for any order of files and any subset of samples."""
+    """Samples in file order are read in this order, for any order of files and any subset of samples."""
     source = make_source(place, [(10, 10)] * 100, files=4)
     files_swapped = np.concatenate((np.arange(50, 100), np.arange(50)))
-    some = np.flatnonzero(random_permutation(100, 1) < 30)
-    for order in (None, files_swapped, some):
+    subset = np.flatnonzero(random_permutation(100, 1) < 30)
+    for order in (None, files_swapped, subset):
         plan = make_plan_of(source.entries, None, which=order)
         assert _method(source, [plan], requested=method).name == "order"
     swapped = make_plan_of(source.entries.take(files_swapped), None)
     assert choose_read_strategy([swapped], workers=1, is_compressed=False, requested="auto").name == "order"
     offsets = source.entries.known_spans.offset
-    in_turn = np.argsort(offsets[source.entries.rows.code == 2])  # forward in each file, but one a file in turn
+    in_turn = np.argsort(offsets[source.entries.rows.code == 2])  # ascending in each file, but alternating files
     for order in (random_permutation(100, 1), in_turn):
         assert _method(source, [make_plan_of(source.entries, None, which=order)], requested="gather").name == "gather"
 
 
 def test_compressed_shards_are_scattered(place: Path) -> None:
-    """They cannot be gathered, even in file order."""
+    """Compressed shards are scattered even in file order, because they cannot be gathered."""
     source = make_source(place, [(10, 10)] * 100, ending=".tar.gz")
     for plan in (make_plan_of(source.entries), make_plan_of(source.entries, None)):
         for method in ("auto", "scatter"):
@@ -683,12 +674,12 @@ def test_compressed_shards_are_scattered(place: Path) -> None:
 
 @pytest.mark.parametrize("method", ["gather", "scatter"])
 def test_a_requested_method_is_used(place: Path, method: str) -> None:
-    """Nothing is measured."""
+    """A requested method is used without measuring reads."""
     assert _method(make_source(place, [(10, 10)] * 100), requested=method).name == method
 
 
 def test_little_memory_is_refused() -> None:
-    """The error gives the required memory, before anything else happens."""
+    """Too little memory is refused with the required memory, before anything else happens."""
     with pytest.raises(InvalidRequest, match=r"memory: 16 MB; expected at least 16 MB"):
         ReshardOptions(memory=16 * 10**6 - 1)
     with pytest.raises(InvalidRequest, match="memory: 1 MB"):
@@ -696,7 +687,7 @@ def test_little_memory_is_refused() -> None:
 
 
 def test_few_samples_are_gathered(place: Path) -> None:
-    """Measuring would cost more."""
+    """A few samples are gathered, because measuring takes longer."""
     method = _method(make_source(place, [(10, 10)] * 50))
     assert (method.name, method.note) == ("gather", "")
 
@@ -705,12 +696,12 @@ def test_measured_costs_are_logged(place: Path) -> None:
     """The log gives the cost of a sample, and the size of two passes."""
     method = _method(make_source(place, [(1000, 3000)] * 500))
     cost = r"a random read takes \d+(\.\d+)? [um]s per sample"
-    told = {"gather": f"reading samples by offset: {cost}", "scatter": f"shuffled in two passes over 2 MB: {cost}"}
-    assert re.fullmatch(told[method.name], method.note)
+    notes = {"gather": f"reading samples by offset: {cost}", "scatter": f"shuffled in two passes over 2 MB: {cost}"}
+    assert re.fullmatch(notes[method.name], method.note)
 
 
 def test_a_source_that_cannot_be_measured_is_gathered(place: Path) -> None:
-    """Packing reports the error."""
+    """A source that cannot be measured is gathered, and packing reports the error."""
     source = make_source(place, [(10, 10)] * 100)
     _removed(source)
     assert _method(source).name == "gather"
@@ -720,18 +711,22 @@ def test_a_source_that_cannot_be_measured_is_gathered(place: Path) -> None:
 def test_store_requests_have_an_assumed_cost(
     size: int, name: str, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is measured in a store, so the same job always makes the same choice, which the log explains."""
+    """Requests to a store are not measured, so the choice is always the same. The log explains it."""
     monkeypatch.setattr(shuffle, "measure_read_cost", None)
     source = make_source(place, [(10, 10)] * 100)
     plan, spans, rows = make_plan_of(source.entries), source.entries.known_spans, source.entries.rows
-    files = tuple(one._replace(path=b"s3://bucket/%d.tar" % at, size=100 * size) for at, one in enumerate(spans.files))
+    files = tuple(
+        file._replace(path=b"s3://bucket/%d.tar" % number, size=100 * size) for number, file in enumerate(spans.files)
+    )
     sizes = np.where(rows.kind == SPAN, size, rows.size)
     far = replace(source.entries, rows=replace(rows, size=sizes), spans=replace(spans, files=files))
     plans = [replace(plan, entries=far)]
-    found = [choose_read_strategy(plans, workers=workers, is_compressed=False, requested="auto") for workers in (1, 64)]
-    assert found[0] == found[1]
-    assert found[0].name == name
-    assert "assuming 30 ms for each of 100 requests, one per sample" in found[0].note
+    strategies = [
+        choose_read_strategy(plans, workers=workers, is_compressed=False, requested="auto") for workers in (1, 64)
+    ]
+    assert strategies[0] == strategies[1]
+    assert strategies[0].name == name
+    assert "assuming 30 ms for each of 100 requests, one per sample" in strategies[0].note
 
 
 @pytest.mark.parametrize(
@@ -739,13 +734,13 @@ def test_store_requests_have_an_assumed_cost(
     [
         (5e-6, 1 / 5e9, 7_000, True),  # memory
         (9e-3, 1 / 150e6, 7_000, False),  # a disk that seeks
-        (9e-3 + 20e6 / 150e6, 1 / 150e6, 20_000_000, True),  # where samples are so large that seeking is nothing
+        (9e-3 + 20e6 / 150e6, 1 / 150e6, 20_000_000, True),  # samples so large that seeking takes no notable time
         (40e-6, 1 / 1e9, 110_000, True),  # a good solid-state disk
-        (30e-3, 1 / 100e6, 110_000, False),  # far away
+        (30e-3, 1 / 100e6, 110_000, False),  # a store
     ],
 )
 def test_the_cheaper_method_is_chosen(sample_s: float, byte_s: float, size: int, pays: bool) -> None:  # noqa: FBT001 - a table
-    """Samples are gathered if that takes less time than moving all bytes twice."""
+    """Samples are gathered if this takes less time than copying all bytes twice."""
     count = 10**6
     assert is_gathering_cheaper(count, count * size, count * size, 2, ReadCost(sample_s, byte_s)) is pays
 
@@ -766,14 +761,11 @@ def test_times_are_formatted(seconds: float, shown: str) -> None:
     assert format_time(seconds) == shown
 
 
-# The shuffle itself.
-
-
 def _measure_bias(order: NDArray[np.int64]) -> float:
     """Return how unlikely an order is as a uniform shuffle, in standard deviations: the maximum of three measures.
 
-    They are the correlation of positions, a chi-square of tenths of the source by tenths of the target, and one of the
-    orders of four neighbours.
+    The measures are the correlation of positions, a chi-square of tenths of the source by tenths of the target, and a
+    chi-square of the orders of four neighbours.
     """
     count = len(order)
     places = np.empty(count, np.int64)

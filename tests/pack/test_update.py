@@ -1,4 +1,4 @@
-"""`--update`: new samples are added, existing ones stay, and every run uses the same command."""
+"""`--update`: new samples are added, existing samples stay, and every run uses the same command."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning
 _LONG_AGO = 10**9
 
 
-def _night(source: Any, output: str, **asked: Any) -> CreateResult:
-    return create(source, output, CreateOptions(**{"workers": 0, "update": True, **asked}))
+def _update(source: Any, output: str, **options: Any) -> CreateResult:
+    return create(source, output, CreateOptions(**{"workers": 0, "update": True, **options}))
 
 
 def _tree(root: Path, *keys: str) -> Path:
@@ -51,8 +51,8 @@ def _tree(root: Path, *keys: str) -> Path:
 
 
 def _classes(folder: Path, name: str = "out") -> list[str]:
-    found: list[str] = json.loads((folder / f"{name}.json").read_bytes())["shardtool"]["classes"]["cls"]
-    return found
+    names: list[str] = json.loads((folder / f"{name}.json").read_bytes())["shardtool"]["classes"]["cls"]
+    return names
 
 
 def _labels(folder: Path) -> dict[str, int]:
@@ -65,18 +65,18 @@ _KEYS = st.sampled_from([f"{kind}/{number}" for kind in ("ant", "cat", "bee", "d
 
 @settings(max_examples=3)
 @given(st.lists(st.tuples(st.sets(_KEYS, max_size=4), st.booleans()), min_size=1, max_size=3))
-def test_repeated_updates(nights: list[tuple[set[str], bool]]) -> None:
+def test_repeated_updates(runs: list[tuple[set[str], bool]]) -> None:
     """Each sample keeps its content and its number, and exists once.
 
     A run without new samples changes no file. If nothing was deleted, `verify --source` accepts the dataset.
     """
-    with TemporaryDirectory() as place:
-        source, out = Path(place, "in"), Path(place, "out")
+    with TemporaryDirectory() as root:
+        source, out = Path(root, "in"), Path(root, "out")
         pattern, seen, labels = f"{out}/out-{{000..}}.tar", {"cat/first"}, dict[str, int]()
-        for more, goes in ((set[str](), False), *nights):
+        for more, deletes in ((set[str](), False), *runs):
             _tree(source, "cat/first", *more)
             before, old = identity(out) if out.exists() else {}, read_tree(out)
-            result = _night(source, pattern, label_from_folder=True)
+            result = _update(source, pattern, label_from_folder=True)
             seen |= more
             now = _labels(out)
             assert now.keys() == seen
@@ -86,36 +86,29 @@ def test_repeated_updates(nights: list[tuple[set[str], bool]]) -> None:
             assert read_tree(out).items() >= kept.items()
             assert (identity(out) == before) == (now == labels)
             new = {key.partition("/")[0] for key in now} - {key.partition("/")[0] for key in labels}
-            told = [note for note in result.notes if "is number" in note]
-            assert len(told) == bool(new and labels)
-            assert all(f"{name!r}" in "".join(told) for name in new if labels)
+            class_notes = [note for note in result.notes if "is number" in note]
+            assert len(class_notes) == bool(new and labels)
+            assert all(f"{name!r}" in "".join(class_notes) for name in new if labels)
             labels = now
             if {str(path.relative_to(source))[:-4] for path in source.glob("*/*")} == seen:
                 assert verify(out, VerifyOptions(source=source, workers=0)).sound
-            if goes and more:
+            if deletes and more:
                 (source / f"{min(more)}.txt").unlink()
 
 
 def test_the_first_update_equals_create(tmp_path: Path) -> None:
-    """Without a dataset, the bytes are those of a run without the option."""
+    """If no dataset exists, `--update` writes the same bytes as a run without the option."""
     source = _tree(tmp_path / "in", "cat/a", "dog/b")
     create(source, f"{tmp_path}/plain/out-{{000..}}.tar", CreateOptions(workers=0, label_from_folder=True))
-    _night(source, f"{tmp_path}/out/out-{{000..}}.tar", label_from_folder=True)
+    _update(source, f"{tmp_path}/out/out-{{000..}}.tar", label_from_folder=True)
     assert read_tree(tmp_path / "out") == read_tree(tmp_path / "plain")
 
 
 def test_command_line(tmp_path: Path) -> None:
-    """A new class gets the next number, with a note; a run without new samples says so and changes no byte."""
+    """A new class gets the next number, with a note. A run without new samples reports this and changes no file."""
     source = _tree(tmp_path / "in", "cat/a", "dog/b")
-    command = (
-        "create",
-        source,
-        f"{tmp_path}/out/out-{{000..}}.tar",
-        "--label-from-folder",
-        "--update",
-        "--workers",
-        "1",
-    )
+    words = ("--label-from-folder", "--update", "--workers", "0")
+    command = ("create", source, f"{tmp_path}/out/out-{{000..}}.tar", *words)
     assert typed(*command, "--quiet").code == 0
     _tree(source, "cow/c")
     done = typed(*command)
@@ -134,16 +127,16 @@ def test_command_line(tmp_path: Path) -> None:
 
 
 def test_deleted_and_changed_samples_are_noted(tmp_path: Path) -> None:
-    """Samples that were deleted or changed in the source stay; one note each gives their number."""
+    """Samples that were deleted or changed in the source stay; one note for each case gives their number."""
     source, pattern = _tree(tmp_path / "in", "a", "b", "c", "d"), f"{tmp_path}/out/out-{{000..}}.tar"
-    _night(source, pattern)
-    for gone in ("a", "b"):
-        (source / f"{gone}.txt").unlink()
+    _update(source, pattern)
+    for key in ("a", "b"):
+        (source / f"{key}.txt").unlink()
     write_tree(source, {"c.txt": b"longer"})
     os.utime(source / "c.txt", (_LONG_AGO, _LONG_AGO))
     before = identity(tmp_path / "out")
-    gone, changed = _night(source, pattern).notes
-    assert gone == "2 samples no longer in the source; the dataset keeps the old samples"
+    deleted, changed = _update(source, pattern).notes
+    assert deleted == "2 samples no longer in the source; the dataset keeps the old samples"
     assert changed.startswith("1 sample (c) changed since they were packed")
     assert identity(tmp_path / "out") == before
 
@@ -153,15 +146,15 @@ def test_a_class_missing_from_the_list_is_refused(tmp_path: Path) -> None:
     source, pattern = _tree(tmp_path / "in", "cat/a", "dog/b"), f"{tmp_path}/out/out-{{000..}}.tar"
     names = tmp_path / "names.txt"
     names.write_text("dog\ncat\n")
-    asked = {"label_from_folder": True, "classes_from": names}
-    _night(source, pattern, **asked)
+    options = {"label_from_folder": True, "classes_from": names}
+    _update(source, pattern, **options)
     _tree(source, "bee/c")
     with pytest.raises(InvalidRequest, match=r"'bee'.*Append the new names to a list"):
-        _night(source, pattern, **asked)
+        _update(source, pattern, **options)
     safe = shutil.copytree(tmp_path / "out", tmp_path / "safe")
-    _night(source, f"{safe}/out-{{000..}}.tar", label_from_folder=True)
+    _update(source, f"{safe}/out-{{000..}}.tar", label_from_folder=True)
     names.write_text("dog\ncat\nbee\n")
-    _night(source, pattern, **asked)
+    _update(source, pattern, **options)
     assert _classes(tmp_path / "out") == _classes(safe) == ["dog", "cat", "bee"]
 
 
@@ -171,15 +164,15 @@ def test_own_dataset_file_as_the_list(tmp_path: Path) -> None:
     for key in "abcdefgh":
         _tree(source, f"k{key}/{key}")
         (source / f"{key}.txt").unlink()
-    pattern, asked = f"{out}/{{split}}-{{000..}}.tar", {"label_from_folder": True, "split": "train=0.5,val=0.5"}
-    _night(source, pattern, classes_from=out / "train.json", **asked)
+    pattern, options = f"{out}/{{split}}-{{000..}}.tar", {"label_from_folder": True, "split": "train=0.5,val=0.5"}
+    _update(source, pattern, classes_from=out / "train.json", **options)
     keys = iter(f"a{number}/{number}" for number in range(99))
-    for split in ("train", "val", "train"):  # each grows alone, so that the lists of the two differ in length
+    for split in ("train", "val", "train"):  # one split at a time, so that the class lists differ in length
         while True:
             key = next(keys)
             _tree(source, key)
             before = (out / f"{split}.json").read_bytes()
-            _night(source, pattern, classes_from=out / "train.json", **asked)
+            _update(source, pattern, classes_from=out / "train.json", **options)
             if (out / f"{split}.json").read_bytes() != before:
                 break
     lists = sorted((_classes(out, name) for name in ("train", "val")), key=len)
@@ -190,101 +183,101 @@ def test_own_dataset_file_as_the_list(tmp_path: Path) -> None:
 def test_splits_from_folders_are_added_and_kept(tmp_path: Path) -> None:
     """A new split is created, a split without samples stays, and class numbers cover all splits."""
     source, out = _tree(tmp_path / "in", "train/cat/a", "val/dog/b"), tmp_path / "out"
-    pattern, asked = f"{out}/{{split}}-{{000..}}.tar", {"label_from_folder": True, "split_by": "folder"}
-    _night(source, pattern, **asked)
+    pattern, options = f"{out}/{{split}}-{{000..}}.tar", {"label_from_folder": True, "split_by": "folder"}
+    _update(source, pattern, **options)
     (out / "sizes.json").write_text('{"other.tar": 1}')
     shutil.rmtree(source / "val")
     _tree(source, "test/bee/c", "train/ant/d")
-    result = _night(source, pattern, **asked)
-    assert {name: one.samples for name, one in result.splits.items()} == {"train": 2, "val": 1, "test": 1}
+    result = _update(source, pattern, **options)
+    assert {name: split.samples for name, split in result.splits.items()} == {"train": 2, "val": 1, "test": 1}
     _tree(source, "val/ape/e")
-    _night(source, pattern, **asked)
+    _update(source, pattern, **options)
     assert _classes(out, "val") == ["cat", "dog", "ant", "bee", "ape"]
     assert sorted(_labels(out).items()) == [
         ("test/bee/c", 3), ("train/ant/d", 2), ("train/cat/a", 0), ("val/ape/e", 4), ("val/dog/b", 1),
     ]  # fmt: skip
     before = identity(out)
-    assert _night(source, pattern, **asked).appended is not None
+    assert _update(source, pattern, **options).appended is not None
     assert identity(out) == before
 
 
 def test_a_split_may_get_no_samples(tmp_path: Path) -> None:
     """A source of one file is valid even if a split gets no sample."""
     source, pattern = _tree(tmp_path / "in", *"abcdefgh"), f"{tmp_path}/out/{{split}}-{{000..}}.tar"
-    _night(source, pattern, split="train=0.5,val=0.5")
+    _update(source, pattern, split="train=0.5,val=0.5")
     before = identity(tmp_path / "out")
     for key in "abcdefg":
         (source / f"{key}.txt").unlink()
-    _night(source, pattern, split="train=0.5,val=0.5")
+    _update(source, pattern, split="train=0.5,val=0.5")
     assert identity(tmp_path / "out") == before
 
 
 def test_other_options_are_refused(tmp_path: Path) -> None:
     """Options that choose or name samples must be those of the first run; shard bounds may differ."""
     source, pattern = _tree(tmp_path / "in", "cat/a", "dog/b"), f"{tmp_path}/out/out-{{000..}}.tar"
-    _night(source, pattern)
+    _update(source, pattern)
     before = identity(tmp_path / "out")
-    for asked in ({"include": ("cat/*",)}, {"label_from_folder": True}):
+    for options in ({"include": ("cat/*",)}, {"label_from_folder": True}):
         with pytest.raises(OutputExists, match=r"differs: .*given"):
-            _night(source, pattern, **asked)
+            _update(source, pattern, **options)
     assert identity(tmp_path / "out") == before
     _tree(source, "cat/c", "cat/d")
-    assert _night(source, pattern, max_count=1, shuffle=True).shards == 3
+    assert _update(source, pattern, max_count=1, shuffle=True).shards == 3
     _tree(source, "cat/e")
-    assert _night(source, pattern, shards=4).shards == 4, "a shard for the one sample that is new"
+    assert _update(source, pattern, shards=4).shards == 4, "a shard for the one sample that is new"
     assert verify(tmp_path / "out", VerifyOptions(source=source, workers=0)).sound
     with pytest.raises(InvalidRequest, match="which compares keys"):
-        _night(source, pattern, map="tests.mapped:evaluated")
+        _update(source, pattern, map="tests.mapped:evaluated")
 
 
 def test_shards_of_another_tool_are_refused(tmp_path: Path) -> None:
-    """Shards of another tool are not mistaken for those of an interrupted run, until `index` creates a dataset."""
+    """Shards of another tool are not treated as an interrupted run. After `index`, they are a dataset to update."""
     pattern, out = f"{tmp_path}/out/out-{{000..}}.tar", tmp_path / "out"
     create(_tree(tmp_path / "theirs", "x", "y"), pattern, CreateOptions(workers=0, max_count=1))
     for path in (*out.glob("*.index"), *out.glob("*.json")):
         path.unlink()
     before, source = identity(out), _tree(tmp_path / "in", "a")
     with pytest.raises(OutputExists, match="index"):
-        _night(source, pattern)
+        _update(source, pattern)
     assert identity(out) == before
     index(out)
-    _night(source, pattern)
+    _update(source, pattern)
     assert [name for name, _ in members(*shards(out))] == ["x.txt", "y.txt", "a.txt"]
     assert verify(out).sound
 
 
 def test_concurrent_updates_are_refused(tmp_path: Path) -> None:
-    """While one update runs, another is refused; one that waited inspects the dataset again."""
+    """While one update runs, another update is refused. Later, it can run."""
     source, pattern = _tree(tmp_path / "in", "a"), f"{tmp_path}/out/out-{{000..}}.tar"
     (tmp_path / "out").mkdir()
     with open_folder(f"{tmp_path}/out").lock("out"), pytest.raises(OutputExists, match="another run"):
-        _night(source, pattern)
-    _night(source, pattern)
+        _update(source, pattern)
+    _update(source, pattern)
     assert verify(tmp_path / "out").sound
 
 
 @pytest.mark.parametrize("form", ["dali-webdataset", "timm"])
 def test_exported_indexes_are_updated(tmp_path: Path, form: str) -> None:
-    """Indexes of other tools cover all shards after each run; a missing one is created even without new samples."""
+    """Indexes of other tools cover all shards after each run. A missing index is created even without new samples."""
     source, pattern = _tree(tmp_path / "in", "a"), f"{tmp_path}/out/out-{{000..}}.tar"
-    _night(source, pattern)
+    _update(source, pattern)
     for more in ((), ("b",)):
-        _night(_tree(source, *more), pattern, export=(form,))
+        _update(_tree(source, *more), pattern, export=(form,))
         before = read_tree(tmp_path / "out")
         export(tmp_path / "out" / "out.json", [form], ExportOptions(overwrite=True))
         assert read_tree(tmp_path / "out") == before
     before_again = identity(tmp_path / "out")
-    _night(source, pattern, export=(form,))
+    _update(source, pattern, export=(form,))
     assert identity(tmp_path / "out") == before_again
 
 
 def test_reshard(tmp_path: Path) -> None:
-    """`reshard` updates too: it adds the new samples of a growing dataset."""
+    """`reshard --update` adds the new samples of a growing dataset."""
     source, pattern = _tree(tmp_path / "in", "a", "b"), f"{tmp_path}/out/out-{{000..}}.tar"
     mixed = f"{tmp_path}/mixed/out-{{000..}}.tar"
     options = ReshardOptions(workers=0, update=True, shuffle=True)
     for more in ((), ("c", "d"), ()):
-        _night(_tree(source, *more), pattern)
+        _update(_tree(source, *more), pattern)
         result = reshard(f"{tmp_path}/out/out.json", mixed, options)
         assert result.appended is None or result.appended.samples == len(more)
     assert contents(sound(tmp_path / "mixed" / "out.json")) == contents(sound(tmp_path / "out" / "out.json"))
@@ -292,9 +285,9 @@ def test_reshard(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("night", [1, 2])
+@pytest.mark.parametrize("run", [1, 2])
 @pytest.mark.parametrize("rename", range(1, 10, 2))
-def test_an_interrupted_update_is_completed_by_the_next(tmp_path: Path, night: int, rename: int) -> None:
+def test_an_interrupted_update_is_completed_by_the_next(tmp_path: Path, run: int, rename: int) -> None:
     """After a kill at any rename, with splits, the next run gives the same result as uninterrupted runs.
 
     It includes samples that were added meanwhile, and changes no shard of a finished run.
@@ -302,17 +295,17 @@ def test_an_interrupted_update_is_completed_by_the_next(tmp_path: Path, night: i
     source, out = _tree(tmp_path / "in", "train/cat/a", "train/dog/b", "train/dog/c", "val/cat/d"), tmp_path / "out"
     pattern = f"{out}/{{split}}-{{000..}}.tar"
     os.mkfifo(source / "train" / "dog" / "pipe.txt")
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "max_count": 2, "on_error": "skip", "label_from_folder": True, "split_by": "folder", "export": ("timm",),
     }  # fmt: skip
-    if night == 2:
-        _night(source, pattern, **asked)
+    if run == 2:
+        _update(source, pattern, **options)
         _tree(source, "train/ape/e", "test/bee/f", "val/bee/g")
-    ended = {name: data for name, data in read_tree(out).items() if name.endswith((".tar", ".index"))}
-    create_and_die(source, pattern, rename, update=True, workers=0, **asked)
+    finished = {name: data for name, data in read_tree(out).items() if name.endswith((".tar", ".index"))}
+    create_and_die(source, pattern, rename, update=True, workers=0, **options)
     _tree(source, "train/ant/h")
-    _night(source, pattern, **asked)
-    assert read_tree(out).items() >= ended.items()
+    _update(source, pattern, **options)
+    assert read_tree(out).items() >= finished.items()
     found = {key: sample["txt"] for path in out.glob("*[tnl].json") for key, sample in contents(sound(path)).items()}
     assert found == {
         key: key.encode() for key in (str(path.relative_to(source))[:-4] for path in source.glob("*/*/?.txt"))
@@ -321,6 +314,6 @@ def test_an_interrupted_update_is_completed_by_the_next(tmp_path: Path, night: i
     labels = _labels(out)
     assert [lists[-1][number] for number in labels.values()] == [key.split("/")[1] for key in labels]
     before = identity(out)
-    assert create(source, pattern, CreateOptions(update=True, workers=0, **asked), dry_run=True).planned == ()
-    _night(source, pattern, **asked)
+    assert create(source, pattern, CreateOptions(update=True, workers=0, **options), dry_run=True).planned == ()
+    _update(source, pattern, **options)
     assert identity(out) == before

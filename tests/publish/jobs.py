@@ -34,9 +34,9 @@ class Job:
 
     Attributes:
         prepare: Writes the state before the run into a folder or store. `root` has the sources.
-        run: The run; `again` after an interruption.
-        is_sound: Whether a dataset file is valid whenever it exists, and no plan does.
-        keeps_files: Whether the second run keeps the final files that the first one has published.
+        run: The run. Its last argument is `AGAIN` after an interruption.
+        is_sound: Whether an existing dataset file is always valid, unless there is a plan file.
+        keeps_files: Whether the second run keeps the files that the first run has published.
         keeps_old: Whether the old dataset is valid at any time.
     """
 
@@ -97,7 +97,7 @@ def _shards_alone(out: str, root: Path) -> None:
 
 
 def _damage(out: str, root: Path) -> None:
-    """Flip a byte of a shard, and delete another one with its sidecar."""
+    """Flip a byte of a shard, and delete another shard with its sidecar."""
     _pack(out, root)
     _change(f"{out}/out-000.tar", lambda data: data[:700] + b"?" + data[701:])
     for name in ("out-002.tar", "out-002.index"):

@@ -1,4 +1,4 @@
-"""Kills at every step of every publication: what is visible is whole, and the same command, run again, finishes."""
+"""Kills at every step of every publication: visible files are complete, and the same command finishes the run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CALLS = ("rename", "replace", "unlink", "fsync", "mkdir", "rmdir", "link", "tru
 
 
 def _runs_to_the_end(job: Job, out: str, root: Path, last_call: int) -> bool:
-    """Run a job in a child that is killed at a system call, counted from 0; return whether it came to its end."""
+    """Run a job in a child that is killed at a system call, counted from 0. Return whether the job finished."""
     child = os.fork()
     if not child:
         calls = count()
@@ -60,9 +60,9 @@ def _visible(files: dict[str, bytes]) -> dict[str, bytes]:
 def _check_interrupted(
     job: Job, before: dict[str, bytes], now: dict[str, bytes], after: dict[str, bytes], out: str
 ) -> None:
-    """Check the state that a kill has left: each file is an old or a new one, and a dataset file is valid."""
+    """Check the state after a kill: each file is an old or a new file, and a dataset file is valid."""
     for name, data in _visible(now).items():
-        is_unlisted = name.endswith(".index") and "out.json" not in now  # a writer's last sidecars come at its end
+        is_unlisted = name.endswith(".index") and "out.json" not in now  # a writer rewrites its sidecars at the end
         assert data in (before.get(name), after.get(name)) or is_unlisted, name
     if job.keeps_old:
         kept = [name for name in before if name not in ("out.json", "out.skipped") and not name.startswith(".")]
@@ -113,13 +113,8 @@ def test_in_a_folder(job: Job, every: int, tmp_path: Path) -> None:
         assert states == {(True, False), (True, True), (False, True)}
 
 
-_NOT_IN_STORES = {
-    "create --part",
-    "reshard",
-    "copy of a grown dataset",
-    "index",
-    "ShardWriter overwrite",
-}  # take no other step
+# these jobs write to a store in the same steps as other jobs
+_NOT_IN_STORES = {"create --part", "reshard", "copy of a grown dataset", "index", "ShardWriter overwrite"}
 _RUN = """
 import pathlib, sys
 from tests.publish.jobs import JOBS
@@ -143,7 +138,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
 
 
 def _run_until(bucket: Bucket, name: str, root: Path, write: int) -> bool:
-    """Run a job in a process that is killed when it requests a write; return whether it came to its end."""
+    """Run a job in a process that is killed when it requests a write. Return whether the job finished."""
     bucket.hold(write)
     run = warm.Warm([name, _PREFIX, str(root)], code=_RUN, cwd=REPO, env={**ENVIRONMENT, **bucket.environment})
     while run.poll() is None and not bucket.is_held.wait(0.01):

@@ -1,4 +1,4 @@
-"""Index files of other tools: none outlives the bytes that it describes."""
+"""Index files of other tools are deleted before the shards that they describe change."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ INFO = ".nv-meta/.info.json"
 
 
 def _files(count: int = 12) -> dict[str, bytes]:
-    return {f"{at:02}.{field}": field.encode() * (at * 400 + 1) for at in range(count) for field in ("bin", "txt")}
+    return {f"{n:02}.{field}": field.encode() * (n * 400 + 1) for n in range(count) for field in ("bin", "txt")}
 
 
-def _pack(source: Path, folder: Path, ending: str = "tar", **asked: Any) -> Any:
-    options = {"workers": 0, "max_count": 4, **asked}
+def _pack(source: Path, folder: Path, ending: str = "tar", **more_options: Any) -> Any:
+    options = {"workers": 0, "max_count": 4, **more_options}
     return create(source, f"{folder}/x-{{000..}}.{ending}", CreateOptions(**options))
 
 
@@ -56,7 +56,7 @@ def _check(folder: Path) -> None:
 
 @pytest.mark.parametrize("ending", ["tar", "tfrecord"])
 def test_overwrite_deletes_stale_indexes(source: Path, tmp_path: Path, ending: str) -> None:
-    """`--overwrite` with other shards leaves no index of the old ones, and notes what it deleted."""
+    """`--overwrite` with other shards leaves no index of old shards, and notes the deleted files."""
     folder = tmp_path / "out"
     _pack(source, folder, ending, export=FORMATS[ending])
     before = _indexes(folder)
@@ -86,9 +86,9 @@ def test_resume_deletes_only_indexes_of_changed_shards(source: Path, tmp_path: P
     before = identity(folder)
     (source / "05.bin").write_bytes(b"longer than before " * 100)
     result = _pack(source, folder, resume=True)
-    gone = set(before) - set(os.listdir(folder))
-    assert gone == {"x-001.idx", "x-001.json", "x-001.tar.idx"}
-    assert {name for name in set(before) - gone if before[name] != identity(folder)[name]} == {
+    deleted = set(before) - set(os.listdir(folder))
+    assert deleted == {"x-001.idx", "x-001.json", "x-001.tar.idx"}
+    assert {name for name in set(before) - deleted if before[name] != identity(folder)[name]} == {
         "x-001.tar", "x-001.index", "x.json"
     }  # fmt: skip
     assert any("3 files of other tools' indexes deleted" in note for note in result.notes)
@@ -186,8 +186,8 @@ def test_an_index_is_deleted_before_its_shard_changes(if_exists: str, source: Pa
             assert removed < done.index(("os.rename", shard))
 
 
-def test_energons_info_file_is_deleted_or_renewed(source: Path, tmp_path: Path) -> None:
-    """`.info.json` is deleted if a sample count changes or a shard is new; an append renews it."""
+def test_energons_info_file_is_deleted_or_updated(source: Path, tmp_path: Path) -> None:
+    """`.info.json` is deleted if a sample count changes or a shard is new; an append updates the file."""
     folder = tmp_path / "out"
     _pack(source, folder, export=("energon",))
     _pack(source, folder, shuffle=True, overwrite=True)
@@ -207,8 +207,8 @@ def test_energons_info_file_without_a_new_shard_is_deleted(tmp_path: Path) -> No
     """If a resumed run adds a shard, a list without that shard is deleted."""
     folder, tree = tmp_path / "out", write_tree(tmp_path / "tree", {"a.txt": b"1", "b.txt": b"2"})
     for more in ({}, {"c.txt": b"3"}):
-        asked = CreateOptions(max_count=2, workers=0, resume=True, export=() if more else ("energon",))
-        create(write_tree(tree, more), f"{folder}/x-{{000..}}.tar", asked)
+        more_options = CreateOptions(max_count=2, workers=0, resume=True, export=() if more else ("energon",))
+        create(write_tree(tree, more), f"{folder}/x-{{000..}}.tar", more_options)
     assert len([*folder.glob("*.tar")]) == 2
     assert not (folder / INFO).exists()
 
@@ -228,10 +228,10 @@ def test_verify_finds_a_stale_index(source: Path, tmp_path: Path, ending: str) -
     assert _codes(folder) == set()
     _stale(folder)
     report = verify(folder / "x.json", VerifyOptions(workers=2))
-    assert {one.code for one in report.findings} == {"export-stale"}
+    assert {finding.code for finding in report.findings} == {"export-stale"}
     suffixes = {"tar": {".idx", ".tar.idx", ".json"}, "tfrecord": {".idx", ".tfindex"}}[ending]
-    assert {one.file for one in report.findings} == {f"x-000{suffix}" for suffix in suffixes}
-    assert all("export(..., overwrite=True)" in one.remedy for one in report.findings)
+    assert {finding.file for finding in report.findings} == {f"x-000{suffix}" for suffix in suffixes}
+    assert all("export(..., overwrite=True)" in finding.remedy for finding in report.findings)
 
 
 @pytest.mark.parametrize("suffix", [".idx", ".tar.idx", ".json"])
@@ -256,11 +256,11 @@ def test_verify_accepts_indexes_of_other_programs(source: Path, tmp_path: Path) 
     _pack(source, folder, export=("dali-webdataset", "huggingface"))
     path = folder / "x-000.idx"
     head, *lines = path.read_bytes().splitlines()
-    short = [b" ".join(word for at, word in enumerate(line.split()) if at % 4 < 3) for line in lines]
+    short = [b" ".join(word for n, word in enumerate(line.split()) if n % 4 < 3) for line in lines]
     path.write_bytes(b"\n".join([head.replace(b"v1.2", b"v1.1"), *short]))
     document = json.loads((folder / "x-000.json").read_bytes())
     files = {
-        name: {"offset": one["offset"], "length": one["size"], "width": 7} for name, one in document["files"].items()
+        name: {"offset": file["offset"], "length": file["size"], "width": 7} for name, file in document["files"].items()
     }
     (folder / "x-000.json").write_bytes(json.dumps({"files": files, "filesize": document["filesize"]}).encode())
     assert _codes(folder) == set()

@@ -1,4 +1,4 @@
-"""Reading files ahead in threads, where opening a file is slow."""
+"""Reading files in advance in threads."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from shardtool.write.task import ShardResult
 
 SAMPLES = 40
-LARGE = 20  # its place; it does not fit the buffer, and its first file is read ahead, its second is not
+LARGE = 20  # number of a sample larger than the buffer; only its first file is small enough to be read in advance
 READS = 4
 SIZES = {(LARGE, 0): BUFFER_SIZE + 5, (LARGE, 1): READS * BUFFER_SIZE, (3, 1): 0}
 
@@ -59,10 +59,10 @@ def _source(tmp_path: Path) -> Path:
     """Write samples of two files each, most of them small."""
     source = tmp_path / "in"
     source.mkdir()
-    for at in range(SAMPLES):
+    for number in range(SAMPLES):
         for field, ending in enumerate(("a", "b")):
-            path = source / f"s{at:02}.{ending}"
-            path.write_bytes(bytes([at + field]) * SIZES.get((at, field), 1000 + at))
+            path = source / f"s{number:02}.{ending}"
+            path.write_bytes(bytes([number + field]) * SIZES.get((number, field), 1000 + number))
             os.utime(path, ns=(10**18, 10**18))
     return source
 
@@ -70,7 +70,7 @@ def _source(tmp_path: Path) -> Path:
 def _task(source: Path, ending: str) -> ShardTask:
     files = sorted(source.iterdir())
     entries = flat_entries(
-        [b"s%02d" % at for at in range(SAMPLES)],
+        [b"s%02d" % number for number in range(SAMPLES)],
         [2] * SAMPLES,
         ("a", "b"),
         root=os.fsencode(source) + b"/",
@@ -108,14 +108,14 @@ def test_results_do_not_depend_on_reading_ahead(fault: str | None, ending: str, 
             FAULTS[fault](source / name)
     alone, together = _packed(task), _packed(task._replace(reads=READS))
     assert together == alone
-    assert [at for at, _ in alone[1].skipped] == ([] if fault is None else [0, 3, 4, LARGE, SAMPLES - 1])
-    assert {*threading.enumerate()} <= threads  # those of other tests may end meanwhile
+    assert [number for number, _ in alone[1].skipped] == ([] if fault is None else [0, 3, 4, LARGE, SAMPLES - 1])
+    assert {*threading.enumerate()} <= threads  # threads of other tests may end meanwhile
     if fault is not None:
         assert _failure(task._replace(reads=READS)) == _failure(task)
 
 
 def test_an_existing_shard_is_compared(source: Path) -> None:
-    """Reading the source again ahead finds whether an existing shard is correct."""
+    """An existing shard is compared with a source that is read in advance."""
     task = _task(source, "tar")._replace(reads=READS)
     _packed(task)
     assert pack_shard(task._replace(action="compare"), no_report).compared
@@ -128,32 +128,32 @@ def _planned(source: Path) -> Iterator[PlannedFile]:
         yield PlannedFile(os.fsencode(path), READ_PLAIN, path.stat().st_size, path.stat().st_mtime_ns)
 
 
-@pytest.mark.parametrize("left_out", [set[int](), {0}, {1, 2, 3, 10}, set(range(0, SAMPLES, 2))])
-def test_memory_is_bounded(left_out: set[int], tmp_path: Path) -> None:
+@pytest.mark.parametrize("omitted", [set[int](), {0}, {1, 2, 3, 10}, set(range(0, SAMPLES, 2))])
+def test_memory_is_bounded(omitted: set[int], tmp_path: Path) -> None:
     """Files read ahead and in flight never exceed the memory bound, whichever files are requested."""
-    for at in range(SAMPLES):
-        (tmp_path / f"{at:02}").write_bytes(bytes([at]) * (1 + at * BUFFER_SIZE // SAMPLES))
-    ahead, most = ReadAhead(_planned(tmp_path), 2), 0
-    for at, file in enumerate(_planned(tmp_path)):
-        if at in left_out:
+    for number in range(SAMPLES):
+        (tmp_path / f"{number:02}").write_bytes(bytes([number]) * (1 + number * BUFFER_SIZE // SAMPLES))
+    ahead, max_held = ReadAhead(_planned(tmp_path), 2), 0
+    for number, file in enumerate(_planned(tmp_path)):
+        if number in omitted:
             continue
         into = memoryview(bytearray(file.size))
         assert ahead.read(file.path, into, file.flags)[0] == file.size
-        assert into == bytes([at]) * file.size
-        most = max(most, ahead.held + file.size)
+        assert into == bytes([number]) * file.size
+        max_held = max(max_held, ahead.held + file.size)
     ahead.close()
-    assert BUFFER_SIZE < most <= ahead.memory == 2 * BUFFER_SIZE
+    assert BUFFER_SIZE < max_held <= ahead.memory == 2 * BUFFER_SIZE
 
 
 @pytest.mark.parametrize("listed_ns", [1, 2 * 10**18])
 def test_all_files_are_read_with_few_descriptors(listed_ns: int, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If fewer files can be open than threads, all files are still read, also those changed after the listing."""
 
-    def read_slowly(path: bytes, *how: Any) -> Any:
+    def read_slowly(path: bytes, *arguments: Any) -> Any:
         with open(os.devnull, "rb"):
             if threading.current_thread() is not threading.main_thread() and not path.endswith(b"s00.a"):
                 time.sleep(0.01)
-            return read_file(path, *how)
+            return read_file(path, *arguments)
 
     monkeypatch.setattr(packer, "read_file", read_slowly)
     task = _task(source, "tar")

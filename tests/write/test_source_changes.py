@@ -40,14 +40,14 @@ def _change_during_reads(monkeypatch: pytest.MonkeyPatch, change: Callable[[], N
     """Call `change` in the first `times` reads, after half of the requested bytes."""
     remaining, readv, preadv = [times], os.readv, os.preadv
 
-    def read(ask: Callable[..., int], fd: int, views: list[memoryview], *offset: int) -> int:
-        if not remaining[0] or len(views[0]) < SIZES["small"]:  # the latter measures how long opening takes
-            return ask(fd, views, *offset)
+    def read(real_read: Callable[..., int], fd: int, views: list[memoryview], *offset: int) -> int:
+        if not remaining[0] or len(views[0]) < SIZES["small"]:  # small reads only measure how long opening takes
+            return real_read(fd, views, *offset)
         remaining[0] -= 1
-        got = ask(fd, [views[0][: len(views[0]) // 2]], *offset)
-        time.sleep(0.02)  # the clock of a file system has ticks
+        size = real_read(fd, [views[0][: len(views[0]) // 2]], *offset)
+        time.sleep(0.02)  # the file system updates its clock in steps
         change()
-        return got
+        return size
 
     for module in (files, tar_packer):
         monkeypatch.setattr(module, "_readv", lambda fd, views: read(readv, fd, views))
@@ -87,7 +87,7 @@ def test_a_file_that_changes_is_read_again(
 
 
 def test_a_file_behind_a_link_is_read_again(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same holds for symbolic links, whose targets can change unnoticed by the listing."""
+    """A file behind a symbolic link is also read again, although the listing cannot record when it changed."""
     links = tmp_path / "other"
     links.mkdir()
     (links / "x.bin").symlink_to(source)
@@ -122,11 +122,11 @@ def test_an_archive_that_changes_is_read_again(source: Path, tmp_path: Path, mon
 
     def read_into(file: files.LocalFile, into: memoryview, offset: int) -> int:
         half = len(into) // 2
-        got = pack(file, into[:half], offset)
+        size = pack(file, into[:half], offset)
         if changes:
             time.sleep(0.02)
             changes.pop()()
-        return got + pack(file, into[half:], offset + half)
+        return size + pack(file, into[half:], offset + half)
 
     monkeypatch.setattr(files.LocalFile, "read_into", read_into)
     assert _pack(archive, "tar", ONE) == b"n" * source.stat().st_size

@@ -1,4 +1,4 @@
-"""The journal of a writer is read like any file that others can change."""
+"""The journal of a writer may be damaged or changed."""
 
 from __future__ import annotations
 

@@ -35,20 +35,20 @@ def test_parts_are_separate_datasets(tmp_path: Path, ending: str) -> None:
     for key in "ab":
         killed.write({"__key__": key, "jpg": b""})
     killed.abandon()
-    found = find_writer_parts(parse_pattern(pattern), [path.name for path in tmp_path.iterdir()])
+    parts = find_writer_parts(parse_pattern(pattern), [path.name for path in tmp_path.iterdir()])
     names = {number: f"out-part{number:02}of11" for number in (0, 1, 2, 10)}
 
     def shards(stem: str, count: int) -> tuple[str, ...]:
         return tuple(f"{stem}-{number:06}.{ending}" for number in range(count))
 
-    assert [*found.values()] == [
+    assert [*parts.values()] == [
         WriterPart("part00of11", 0, 11, (), finished=True),
         WriterPart("part01of11", 1, 11, shards(names[1], 1), finished=True),
         WriterPart("part02of11", 2, 11, shards(names[2], 2), finished=True),
         WriterPart("part10of11", 10, 11, shards(names[10], 1)),
         WriterPart("part_ray_7", None, None, shards("out-part_ray_7", 2), finished=True),
     ]
-    for part in found.values():
+    for part in parts.values():
         record = tmp_path / f".out-{part.tag}.record"
         assert record.exists() == part.finished
         findings = (
@@ -85,8 +85,8 @@ def test_parts_need_an_open_range(tmp_path: Path) -> None:
     )
 
 
-def _write_all(pattern: Path, parts: int, *, which: range | None = None) -> None:
-    for part in which or range(parts):
+def _write_all(pattern: Path, parts: int, *, numbers: range | None = None) -> None:
+    for part in numbers or range(parts):
         _write_part(pattern, part, parts, part % 3 * 2)
 
 
@@ -113,7 +113,7 @@ def test_merge(tmp_path: Path, ending: str) -> None:
 def test_merge_lists_missing_parts(tmp_path: Path) -> None:
     """Unfinished and missing parts are listed, and nothing changes."""
     pattern = tmp_path / "out-{000000..}.tar"
-    _write_all(pattern, 6, which=range(1, 4))
+    _write_all(pattern, 6, numbers=range(1, 4))
     writer = ShardWriter(pattern, part=4, parts=6, max_count=1)
     for key in "abc":
         writer.write({"__key__": key, "jpg": b""})
@@ -145,12 +145,12 @@ def test_merge_refuses_contradictory_parts(tmp_path: Path) -> None:
         ("keys", ({"__key__": "a", "n": 1}, {"__key__": "a", "n": 2}), "1 key in two parts: a"),
         ("kinds", ({"__key__": "a", "n": 1}, {"__key__": "b", "n": b"x"}), "field n"),
     ]
-    for name, samples, said in cases:
+    for name, samples, message in cases:
         pattern = tmp_path / name / "out-{000000..}.tfrecord"
         for part, sample in enumerate(samples):
             with ShardWriter(pattern, part=part, parts=2) as writer:
                 writer.write(sample)
-        with pytest.raises(InvalidRequest, match=said):
+        with pytest.raises(InvalidRequest, match=message):
             merge(pattern)
     _write_part(pattern, 0, 3, 1)
     with pytest.raises(InvalidRequest, match="runs of 2, 3 parts"):
@@ -176,7 +176,7 @@ def test_parts_with_names_are_added(tmp_path: Path) -> None:
     assert len((tmp_path / "out.skipped").read_bytes().splitlines()) == 3
     shards = [f"out-part_{name}-000000" for name in "abc"]
     assert sorted(read_tree(tmp_path)) == sorted(
-        ["out.json", "out.skipped", *(f"{one}.{end}" for one in shards for end in ("index", "tar"))]
+        ["out.json", "out.skipped", *(f"{shard}.{end}" for shard in shards for end in ("index", "tar"))]
     )
 
 
@@ -213,13 +213,13 @@ def test_an_interrupted_merge_is_repeated(tmp_path: Path, removed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("out.json", "out.json: cannot be read"),
         (".out-part0of1.record", ".out-part0of1.record: not a valid part record"),
     ],
 )
-def test_unreadable_files_are_named(tmp_path: Path, name: str, said: str) -> None:
+def test_unreadable_files_are_named(tmp_path: Path, name: str, message: str) -> None:
     """A folder or a link instead of a file that a merge reads is named; nothing changes."""
     pattern = tmp_path / "out-{000000..}.tar"
     with ShardWriter(pattern, part=0, parts=1) as writer:
@@ -227,7 +227,7 @@ def test_unreadable_files_are_named(tmp_path: Path, name: str, said: str) -> Non
     (tmp_path / name).unlink(missing_ok=True)
     (tmp_path / name).mkdir()
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(CorruptShard, match=f"{said}: not a regular file"):
+    with pytest.raises(CorruptShard, match=f"{message}: not a regular file"):
         merge(pattern)
     assert sorted(tmp_path.iterdir()) == before
 

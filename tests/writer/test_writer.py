@@ -1,4 +1,4 @@
-"""`ShardWriter` writes what `create` writes for the same samples."""
+"""`ShardWriter` writes the same bytes as `create` for the same samples."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def _then_raise(samples: Samples, error: type[BaseException]) -> Iterator[tuple[
 
 def _content_of(folder: Path) -> dict[str, Any]:
     """Return the content of a dataset file, without its run record."""
-    found = json.loads((folder / "out.json").read_bytes())
-    del found["checksum"], found["shardtool"]["made"]
-    return dict(found)
+    content: dict[str, Any] = json.loads((folder / "out.json").read_bytes())
+    del content["checksum"], content["shardtool"]["made"]
+    return content
 
 
 def _check_same(ours: Path, theirs: Path) -> None:
@@ -117,9 +117,9 @@ def test_equals_create_from_a_table(
     ours, theirs = tmp_path_factory.mktemp("ours"), tmp_path_factory.mktemp("theirs")
     table, options = _table(samples)
     result = create(table, theirs / f"out-{{000000..}}.{ending}", CreateOptions(workers=0, **options, **bounds))
-    numbers = ("cls", "score", "good.is")  # fields of which `create` makes columns, too
-    told = [(sample, {**metadata, **{name: sample[name] for name in numbers}}) for sample, metadata in samples]
-    writer = _write(ours / f"out-{{000000..}}.{ending}", told, **bounds)
+    numbers = ("cls", "score", "good.is")  # fields that `create` also stores as columns
+    rows = [(sample, {**metadata, **{name: sample[name] for name in numbers}}) for sample, metadata in samples]
+    writer = _write(ours / f"out-{{000000..}}.{ending}", rows, **bounds)
     _check_same(ours, theirs)
     assert [note.replace(" (portable=True renames them)", "") for note in result.notes] == writer.notes
     assert writer.last_key == keys[-1]
@@ -128,9 +128,11 @@ def test_equals_create_from_a_table(
 @pytest.mark.parametrize("ending", ["tar", "tfrecord"])
 @pytest.mark.parametrize("bounds", [{}, {"max_count": 7}, {"max_size": "20KB"}])
 def test_equals_create_from_a_folder(tmp_path: Path, ending: str, bounds: dict[str, Any]) -> None:
-    """Bytes named like files give what `create` writes for a folder, also if samples lack fields."""
-    samples: Samples = [({name: value for name, value in one.items() if value}, {}) for one, _ in _BYTES]
-    files = {f"{one['__key__']}.{name}": one[name] for one, _ in samples for name in one if name != "__key__"}
+    """Samples of bytes give the same dataset as `create` for a folder of such files, also if samples lack fields."""
+    samples: Samples = [({name: value for name, value in sample.items() if value}, {}) for sample, _ in _BYTES]
+    files = {
+        f"{sample['__key__']}.{name}": sample[name] for sample, _ in samples for name in sample if name != "__key__"
+    }
     result = create(
         write_tree(tmp_path / "in", files), tmp_path / f"theirs/out-{{000000..}}.{ending}", CreateOptions(**bounds)  # type: ignore[arg-type]
     )  # fmt: skip
@@ -165,7 +167,7 @@ _NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
 
 @pytest.mark.parametrize("cut", [1, 3])
 @pytest.mark.parametrize(
-    ("first", "fits", "wrong", "said"),
+    ("first", "fits", "wrong", "message"),
     [
         (1, 2, "x", "a value of the type str; expected numbers"),
         ([1], [1.5], ["a"], r"list<\w+: string>; expected list<\w+: double>"),
@@ -181,9 +183,9 @@ _NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
     ],
 )
 def test_contradictory_metadata_is_refused(
-    tmp_path: Path, cut: int, first: object, fits: object, wrong: object, said: str
+    tmp_path: Path, cut: int, first: object, fits: object, wrong: object, message: str
 ) -> None:
-    """A value that does not fit its column is refused at once, also by a resumed writer."""
+    """A value that its column cannot store is refused immediately, also by a resumed writer."""
     pattern = tmp_path / "out-{000000..}.tar"
     sound: Samples = [({"__key__": key, "n": 1}, {"m": value}) for key, value in (("a", first), ("b", fits))]
     with pytest.raises(KeyboardInterrupt):
@@ -191,7 +193,7 @@ def test_contradictory_metadata_is_refused(
     with ShardWriter(pattern, max_count=cut, resume=True) as writer:
         for sample, metadata in sound[writer.samples :]:
             writer.write(sample, metadata)
-        with pytest.raises(InvalidRequest, match=f"c: metadata 'm': .*{said}"):
+        with pytest.raises(InvalidRequest, match=f"c: metadata 'm': .*{message}"):
             writer.write({"__key__": "c", "n": 1}, {"m": wrong})
         with pytest.raises(InvalidRequest, match="c: metadata of the type list; expected a dict"):
             writer.write({"__key__": "c", "n": 1}, [1])  # type: ignore[arg-type]
@@ -221,7 +223,7 @@ def test_values_are_encoded_by_type_and_extension(tmp_path: Path) -> None:
     assert texts == {"a": b"0.1", "b": b"3", "c": b'[1,{"x":null}]', "d": b"raw", "e": b"1"}
 
 
-_JSON = st.recursive(st.none() | st.booleans() | st.integers(-9, 9) | _TEXT, lambda one: st.lists(one, max_size=2))
+_JSON = st.recursive(st.none() | st.booleans() | st.integers(-9, 9) | _TEXT, lambda value: st.lists(value, max_size=2))
 
 
 _SAMPLE = st.fixed_dictionaries({
@@ -230,23 +232,24 @@ _SAMPLE = st.fixed_dictionaries({
 })  # fmt: skip
 
 
-@given(sample=_SAMPLE, ending=st.sampled_from(["tar", "tfrecord"]))
-@settings(max_examples=25)
+@given(samples=st.lists(_SAMPLE, min_size=1, max_size=8), ending=st.sampled_from(["tar", "tfrecord"]))
+@settings(max_examples=8)
 def test_decode_returns_the_written_values(
-    tmp_path_factory: pytest.TempPathFactory, sample: dict[str, object], ending: str
+    tmp_path_factory: pytest.TempPathFactory, samples: list[dict[str, object]], ending: str
 ) -> None:
     """`decode()` restores values of fields without an extension, also after `reshard` to another format."""
     folder = tmp_path_factory.mktemp("typed")
-    _write(folder / f"out-{{0..}}.{ending}", [({"__key__": "a", **sample}, {})])
-    stored = shardtool.open(folder / "out.json")[0]
-    assert [type(stored[name]) for name in ("who", "made", "raw")] == [bytes] * 3
-    other = "tar" if ending == "tfrecord" else "tfrecord"
-    shardtool.reshard(folder / "out.json", folder / f"again-{{0..}}.{other}", workers=0)
+    rows = [({"__key__": f"{number}", **sample}, {}) for number, sample in enumerate(samples)]
+    _write(folder / f"out-{{0..}}.{ending}", rows)
+    for stored in shardtool.open(folder / "out.json"):
+        assert [type(stored[name]) for name in ("who", "made", "raw")] == [bytes] * 3
+    other_ending = "tar" if ending == "tfrecord" else "tfrecord"
+    shardtool.reshard(folder / "out.json", folder / f"again-{{0..}}.{other_ending}", workers=0)
     for name in ("out", "again"):
-        found = shardtool.open(folder / f"{name}.json").decode()[0]
-        assert {one: (found[one], type(found[one])) for one in sample} == {
-            one: (value, type(value)) for one, value in sample.items()
-        }
+        decoded = [*shardtool.open(folder / f"{name}.json").decode()]
+        assert [{field: (row[field], type(row[field])) for field in samples[0]} for row in decoded] == [
+            {field: (value, type(value)) for field, value in sample.items()} for sample in samples
+        ]
 
 
 def test_a_field_of_several_types(tmp_path: Path) -> None:
@@ -287,15 +290,15 @@ def test_invalid_types_in_a_dataset_file_are_refused(tmp_path: Path, kind: objec
     """An unknown type, or the type of an unknown field, is refused."""
     _write(tmp_path / "out-{0..}.tar", [({"__key__": "a", "who": "x"}, {})])
     data = (tmp_path / "out.json").read_bytes()
-    for told in ({"who": kind}, {"other": "text"}):
-        body = data[:-12].replace(b'"who": "text"', json.dumps(told)[1:-1].encode())
+    for types in ({"who": kind}, {"other": "text"}):
+        body = data[:-12].replace(b'"who": "text"', json.dumps(types)[1:-1].encode())
         (tmp_path / "out.json").write_bytes(body + b'%08x"\n}\n' % crc32c(body))
         with pytest.raises(CorruptShard, match="not a valid dataset file"):
             shardtool.open(tmp_path / "out.json")
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [
         (np.zeros((2, 3, 3)), r"an array \[2, 3, 3\] of float64; expected uint8"),
         (np.zeros((3, 2, 2), np.uint8), r"an array \[3, 2, 2\] of uint8; expected uint8"),
@@ -304,9 +307,9 @@ def test_invalid_types_in_a_dataset_file_are_refused(tmp_path: Path, kind: objec
         (np.zeros((2, 2), np.uint16), "cannot be written as JPEG|cannot store without loss"),
     ],
 )
-def test_arrays_that_are_no_image_are_refused(tmp_path: Path, value: object, said: str) -> None:
+def test_arrays_that_are_no_image_are_refused(tmp_path: Path, value: object, message: str) -> None:
     """Arrays that do not fit the image format are refused; others are restored from a PNG."""
-    with pytest.raises(InvalidRequest, match=said):
+    with pytest.raises(InvalidRequest, match=message):
         _write(tmp_path / "bad-{0..}.tar", [({"__key__": "a", "jpg": value}, {})])
     pixels = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
     _write(tmp_path / "out-{0..}.tar", [({"__key__": "a", "png": pixels, "seg.png": pixels[..., :1]}, {})])
@@ -335,7 +338,7 @@ def test_no_image_is_clipped(tmp_path: Path, mode: str, ending: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sample", "said"),
+    ("sample", "message"),
     [
         ({"jpg": b""}, "no key"),
         ({"__key__": "a"}, "no field"),
@@ -361,19 +364,19 @@ def test_no_image_is_clipped(tmp_path: Path, mode: str, ending: str) -> None:
         ({"__key__": "b", **{f"f{n}": b"" for n in range(2**16)}}, "different fields"),
     ],
 )
-def test_refused_samples(tmp_path: Path, sample: Any, said: str) -> None:
+def test_refused_samples(tmp_path: Path, sample: Any, message: str) -> None:
     """Samples that `create` refuses are refused; the writer continues, or lists them with `on_error="skip"`."""
     first = {"__key__": "first", "jpg": b"1", "n": 1}
     writer = ShardWriter(tmp_path / "a/out-{000000..}.tar", max_size=8000)
     writer.write(first)
-    with pytest.raises(InvalidRequest, match=said.replace("^", r"\^")) as caught:
+    with pytest.raises(InvalidRequest, match=message.replace("^", r"\^")) as caught:
         writer.write(sample)
-    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)  # noqa: S301 - of our own
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)  # noqa: S301 - data from this test
     writer.close()
     with pytest.raises(InvalidRequest, match="closed"):
         writer.write(first)
     assert writer.samples == 1
-    options: dict[str, Any] = {"oversize": "skip"} if "larger" in said else {"on_error": "skip"}
+    options: dict[str, Any] = {"oversize": "skip"} if "larger" in message else {"on_error": "skip"}
     writer = _write(tmp_path / "b/out-{000000..}.tar", [(first, {}), (sample, {})], max_size=8000, **options)
     assert (writer.samples, writer.skipped) == (1, 1)
     assert len((tmp_path / "b/out.skipped").read_bytes().splitlines()) == 1
@@ -412,8 +415,8 @@ def test_an_exception_leaves_only_complete_shards(tmp_path: Path) -> None:
     pattern = tmp_path / "out-{000000..}.tar"
     with pytest.raises(ZeroDivisionError):
         _write(pattern, _then_raise(_BYTES[:17], ZeroDivisionError), max_count=7)
-    left = ["out-000000.index", "out-000000.tar", "out-000001.index", "out-000001.tar"]
-    assert [name for name in read_tree(tmp_path) if not name.startswith(".")] == left
+    complete = ["out-000000.index", "out-000000.tar", "out-000001.index", "out-000001.tar"]
+    assert [name for name in read_tree(tmp_path) if not name.startswith(".")] == complete
     with pytest.raises(OutputExists, match="resume=True"):
         ShardWriter(pattern)
     with pytest.raises(InvalidRequest, match="a writer with other options"):
@@ -443,7 +446,7 @@ def _write_or_die(pattern: Path, kill_at: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", ["tar", "tfrecord"])
 def test_a_killed_writer_is_resumed_to_the_same_bytes(tmp_path: Path, ending: str) -> None:
-    """A killed writer is resumed after its last shard, with the same bytes as an uninterrupted one."""
+    """A killed writer is resumed after its last shard, and writes the same bytes as an uninterrupted writer."""
 
     def run(pattern: Path, kill_at: int) -> None:
         child = multiprocessing.get_context("fork").Process(target=_write_or_die, args=(pattern, kill_at))
@@ -478,7 +481,7 @@ def test_a_damaged_shard_is_written_again(tmp_path: Path) -> None:
 
 
 def test_resume_without_a_journal_is_refused(tmp_path: Path) -> None:
-    """Shards without a journal can be another tool's."""
+    """Resuming is refused without a journal, because another tool may have written the shards."""
     pattern = tmp_path / "out-{000000..}.tar"
     with pytest.raises(KeyboardInterrupt):
         _write(pattern, _then_raise(_BYTES[:17], KeyboardInterrupt), max_count=5)
@@ -504,7 +507,7 @@ def test_a_finished_dataset_is_resumed_without_a_change(tmp_path: Path) -> None:
 
 
 def test_overwrite_keeps_the_old_dataset_until_the_end(tmp_path: Path) -> None:
-    """`overwrite` replaces a dataset once the new one is complete; an exception before leaves the old one."""
+    """`overwrite` replaces a dataset once the new dataset is complete. After an exception, the old dataset remains."""
     pattern = tmp_path / "out-{000000..}.tar"
     _write(pattern, _BYTES, max_count=4)
     before = read_tree(tmp_path)
@@ -533,7 +536,7 @@ def test_an_interrupted_overwrite_is_not_resumed(tmp_path: Path) -> None:
 
 
 def test_a_second_writer_is_refused(tmp_path: Path) -> None:
-    """While one writer is open, a second one is refused; it may start later."""
+    """While one writer is open, a second writer is refused."""
     pattern = tmp_path / "out-{000000..}.tar"
     writer = ShardWriter(pattern)
     with pytest.raises(OutputExists, match="another run"):
@@ -573,7 +576,7 @@ def test_too_few_names_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_instead_of_the_output_folder(tmp_path: Path) -> None:
-    """A file in the place of the output folder is an error."""
+    """A file with the name of the output folder is an error."""
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(OutputExists, match="a folder"):
         ShardWriter(tmp_path / "file/out-{000000..}.tar")
