@@ -180,8 +180,9 @@ class Indexer:
                 return self._make_result(shards)
         file = self._build_dataset_file(shards)
         if is_unchanged and old is not None:
-            new_facts = {"field_bytes": file.field_bytes, "schema": file.schema, "shards_folder": file.shards_folder}
-            file = replace(old, shards=shards, **new_facts)
+            file = replace(
+                old, shards=shards, field_bytes=file.field_bytes, schema=file.schema, shards_folder=file.shards_folder
+            )
         elif self.kept:
             self.notes.add("how the dataset was created, skipped samples and class names are unknown")
         if self.unrecognised:

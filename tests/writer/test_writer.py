@@ -239,7 +239,7 @@ def test_decode_returns_the_written_values(
 ) -> None:
     """`decode()` restores values of fields without an extension, also after `reshard` to another format."""
     folder = tmp_path_factory.mktemp("typed")
-    rows = [({"__key__": f"{number}", **sample}, {}) for number, sample in enumerate(samples)]
+    rows: Samples = [({"__key__": f"{number}", **sample}, {}) for number, sample in enumerate(samples)]
     _write(folder / f"out-{{0..}}.{ending}", rows)
     for stored in shardtool.open(folder / "out.json"):
         assert [type(stored[name]) for name in ("who", "made", "raw")] == [bytes] * 3
