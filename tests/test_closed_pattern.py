@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 )
 @pytest.mark.parametrize("count", [1, 2, 3, 105])
 def test_a_closed_pattern_expands_to_the_shards(text: str, count: int) -> None:
-    """A shell expands it to the names of the first shards, in order."""
+    """A shell expands a closed pattern to the names of the first shards, in order."""
     pattern = parse_pattern(text)
     if pattern.names is not None:
         count = 1

@@ -1,4 +1,4 @@
-"""The law of the core: it needs no optional feature, and no package of one."""
+"""The core works without optional features and their packages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_tests_of_the_core_pass_alone() -> None:
 
 
 def test_optional_modules_exist() -> None:
-    """Each module that the core does without is one of the package."""
+    """Each module that the core must not import exists in the package."""
     assert module_names() >= OPTIONAL_MODULES
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import ast
 import builtins
-import io
 import keyword
 import re
 import sys
-import tokenize
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -35,10 +33,8 @@ def _docstrings(path: Path) -> Iterator[str]:
             yield ast.get_docstring(node) or ""
 
 
-def _comments(path: Path) -> Iterator[str]:
-    for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.string
+def _comments(path: Path) -> list[str]:
+    return re.findall(r"(?:^|\s)# .*", path.read_text(encoding="utf-8"), re.MULTILINE)
 
 
 @cache

@@ -15,7 +15,7 @@ from shardtool.pattern import check_writable, parse_pattern, sidecar_name
 
 
 class Means(NamedTuple):
-    """What a pattern means; `text` is how the dataset file records it."""
+    """The expected result of parsing a pattern; the dataset file records `text`."""
 
     folder: str
     names: tuple[str, ...]

@@ -32,7 +32,7 @@ def test_formats_are_recognised_by_name() -> None:
 
 
 def test_counts_in_tensorflow_names() -> None:
-    """TensorFlow's names contain number and count; a suffix makes other names of them."""
+    """TensorFlow's names contain number and count; names with a suffix after the count are not TensorFlow's."""
     assert parse_numbered_name("d/train-00003-of-01024") == ("d/train-", 3, 5, 1024)
     assert [
         one for one in ("train-3-of-", "x-of-10", "train-1-of-2.index", "1-2-of3") if parse_numbered_name(one)

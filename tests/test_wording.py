@@ -64,7 +64,7 @@ class Named(NamedTuple):
 
     module: str
     line: int
-    verb: str  # empty: that of the run
+    verb: str  # empty: the verb of the run
     name: str
 
 

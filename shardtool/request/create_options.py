@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
@@ -17,7 +18,6 @@ from shardtool.request.option_spec import (
     Pairs,
     PathLike,
     Texts,
-    ValueForm,
     option,
     option_specs,
     options_class,
@@ -38,28 +38,12 @@ TOP_FOLDER = "/"  # name of a column that contains the top folder of each sample
 _MIN_MEMORY_BYTES = 16 * 10**6
 
 
-def _fetch_spec(
-    *,
-    form: ValueForm = "",
-    metavar: str = "",
-    shown: str = "",
-    range: tuple[int, int] | None = None,  # noqa: A002 - as in `OptionSpec`
-    recorded: bool = False,
-    requires: tuple[Needs, ...] = (),
-) -> OptionSpec:
-    # Most download options do not affect the dataset.
-    return OptionSpec(
-        family="fetch",
-        form=form,
-        metavar=metavar,
-        shown=shown,
-        range=range,
-        recorded=recorded,
-        requires=lambda: (Needs("no URLs to fetch", Given(CreateOptions.url)), *requires),
-    )
+def _need_urls() -> tuple[Needs, ...]:
+    return (Needs("no URLs to fetch", Given(CreateOptions.url)),)
 
 
-_fetch_option = DeclareOption(_fetch_spec)
+# Most download options do not affect the dataset.
+_fetch_option = DeclareOption(partial(OptionSpec, family="fetch", recorded=False, requires=_need_urls))
 
 
 @options_class
@@ -170,7 +154,10 @@ class CreateOptions(SelectingOptions):
     max_failed: str | float = _fetch_option("90%", form="share", metavar="SHARE")
     retry_failed: bool = _fetch_option(
         False,  # noqa: FBT003 - the default
-        requires=(Needs("nothing to resume", Given(OutputOptions.resume), Given(OutputOptions.update)),),
+        requires=(
+            Needs("no URLs to fetch", Given(url)),
+            Needs("nothing to resume", Given(OutputOptions.resume), Given(OutputOptions.update)),
+        ),
     )
     meta: str | None = option(None, section="tables", metavar="COLUMNS", shown="all", only_for="manifest")
     root: PathLike | None = option(

@@ -18,7 +18,7 @@ PATTERN = "out-{000..}.tar"
 
 
 def _document(text: str) -> dict[str, Any]:
-    """Return the one JSON document that stdout holds."""
+    """Parse the only JSON document on stdout."""
     found: dict[str, Any] = json.loads(text)
     assert text == json.dumps(found, indent=2) + "\n"
     return found
@@ -77,9 +77,9 @@ USAGE: dict[str, tuple[list[str], str]] = {
 
 @pytest.fixture
 def place(small: Path, tmp_path: Path) -> Path:
-    """Give a folder that holds the small tree under the name `s`, without an empty file, to run in."""
+    """Return the working folder, which contains the small tree as `s`, without an empty file."""
     small.rename(tmp_path / "s")
-    (tmp_path / "s/a/000.bin").write_bytes(b"x")  # of an empty one, a note would tell
+    (tmp_path / "s/a/000.bin").write_bytes(b"x")  # an empty file would cause a note
     return tmp_path
 
 
@@ -105,7 +105,7 @@ CODES: dict[int, tuple[Callable[[Path], None], str]] = {
     4: (_garbage, "inspect out-000.tar --sample 0"),
     5: (_finished, f"create s {PATTERN}"),
     6: (lambda root: _fifo(root / "s"), f"create s {PATTERN}"),
-    7: (_nothing, f"create s /proc/nowhere/{PATTERN}"),  # where no folder can be made
+    7: (_nothing, f"create s /proc/nowhere/{PATTERN}"),  # no folder can be created there
 }
 
 
@@ -300,7 +300,7 @@ def test_a_full_or_closed_stderr_changes_nothing(where: str, run: str, code: int
 
 
 def test_a_pattern_expanded_by_the_shell_is_a_pattern(place: Path) -> None:
-    """The expanded names of a pattern mean the pattern."""
+    """The names to which a shell expands a pattern are accepted as the pattern."""
     ran = shell("$T create s out-{000..999}.tar --max-count 5 --quiet && $T create s 'q/out-{000..999}.tar' "
                 "--max-count 5 --quiet", place)  # fmt: skip
     assert (ran.code, ran.out, ran.err) == (0, "", "")
@@ -308,7 +308,7 @@ def test_a_pattern_expanded_by_the_shell_is_a_pattern(place: Path) -> None:
 
 
 def test_resume_and_overwrite(place: Path) -> None:
-    """A plain run on existing output exits with 5; `--resume` and `--overwrite` produce the same bytes."""
+    """A run exits with 5 if the output exists; with `--resume` or `--overwrite`, it writes the same bytes."""
     words = ("create", "s", PATTERN, "--max-count", "5", "--quiet")
     assert typed(*words, cwd=place).code == 0
     right = read_tree(place)

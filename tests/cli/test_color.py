@@ -66,7 +66,7 @@ def test_a_note_on_a_terminal_has_colours(tmp_path: Path) -> None:
     ("words", "env"), [((), {"NO_COLOR": "1"}), ((), {"TERM": "dumb"}), (("--no-color",), {}), ((), {"TERM": ""})]
 )
 def test_colours_can_be_turned_off(tmp_path: Path, words: tuple[str, ...], env: dict[str, str]) -> None:
-    """NO_COLOR, `--no-color`, and a terminal of no type or of the type `dumb` turn colours off."""
+    """NO_COLOR, `--no-color`, and an empty or `dumb` TERM turn colours off."""
     shown = _stderr_on_terminal("verify", "missing.json", *words, cwd=tmp_path, **env)
     assert shown.startswith("shardtool: missing.json: ")
     assert "\x1b" not in shown

@@ -51,7 +51,7 @@ def _typed(shell: str, lines: list[str], folder: Path) -> str:
 
 
 def _completed(line: str, shell: str = "fish", **env: str) -> list[str]:
-    """Return what a shell gets for a line."""
+    """Return the completions that a shell receives for a line."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"COMP_LINE": line, **env}.items():
             patch.setenv(name, value)
@@ -63,7 +63,7 @@ def _completed(line: str, shell: str = "fish", **env: str) -> list[str]:
 
 @pytest.fixture
 def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the current folder, with what completes: a folder, a table, a dataset."""
+    """Return the current folder, which contains a folder, a table and a dataset to complete."""
     write_tree(
         tmp_path, {"pictures/1.jpg": b"x", "pictures/1.json": b'{"width": 3}', "labels.csv": b"ident,tag\n1,a\n"}
     )
@@ -185,7 +185,7 @@ def test_completion_imports_nothing_slow(there: Path) -> None:
 
 @pytest.mark.slow
 def test_the_old_way_to_install_gives_the_same_script() -> None:
-    """The installation command of earlier versions gives the script of `shardtool completion`."""
+    """The installation command of earlier versions prints the script of `shardtool completion`."""
     for shell in _START:
         env = {**os.environ, "_SHARDTOOL_COMPLETE": f"{shell}_source"}
         before = subprocess.run(

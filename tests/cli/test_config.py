@@ -32,7 +32,7 @@ _PATH = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
 
 @st.composite
 def words_of_a_verb(draw: st.DrawFn, verb: click.Command) -> list[str]:
-    """Words that click takes for a verb."""
+    """Generate arguments that click accepts for a verb."""
     words: list[str] = []
     options = [one for one in verb.params if isinstance(one, click.Option) and one.expose_value]
     for one in draw(st.lists(st.sampled_from([one for one in options if one.name not in _USED]), unique=True)):
@@ -49,7 +49,7 @@ def words_of_a_verb(draw: st.DrawFn, verb: click.Command) -> list[str]:
 
 
 def _params(verb: click.Command, words: list[str]) -> tuple[click.Context, dict[str, Any]]:
-    """Return what click makes of words, with absolute paths."""
+    """Return the parameters that click parses from words, with absolute paths."""
     context = verb.make_context(verb.name, [*words])
     found = {name: value for name, value in context.params.items() if name not in ("config", "save_config")}
     for one in verb.params:
@@ -235,7 +235,7 @@ def test_a_job_is_saved_once_the_request_is_valid(source: Path, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_an_interrupted_run_has_saved_its_job(source: Path, tmp_path: Path) -> None:
-    """A run that is killed while packing has saved its job, which continues the run."""
+    """A run that is killed while packing has already saved its job, and this job file continues the run."""
     killed = "import os; hooked_one(self, *sizes); os.kill(os.getpid(), 9)"
     run = start(source, tmp_path / "o", f"--save-config={tmp_path}/job.toml", code=killed).end()
     assert (run.code, [*tmp_path.glob("o/*.json")]) == (-9, [])

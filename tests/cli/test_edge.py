@@ -38,12 +38,12 @@ _WORDS = {
     "inspect": ["inspect", "out"],
     "verify": ["verify", "out"],
 }
-# Runs the command line in this process, with code where a verb opens what it shall look at.
+# Runs the command line in this process, with `code` before the function that does the work of the verb.
 _HOOKED = """
 import contextlib, sys, time
 from shardtool import cli
 from shardtool.cli import main
-cli._PATIENCE_S = {patience_s}
+cli.signals._CLEANUP_LIMIT_S = {cleanup_limit_s}
 import shardtool.{module} as hooked
 first = hooked.{name}
 def instead(*given, **named):
@@ -62,17 +62,18 @@ _PATIENCE_S = 30
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Yield a folder with a small source `in` and its dataset `out`."""
+    """Return a folder with a small source `in` and its dataset `out`."""
     folder = tmp_path_factory.mktemp("edge")
     write_tree(folder / "in", {f"{number}.txt": b"text" for number in range(6)})
     create(folder / "in", f"{folder}/out/x-{{00..}}.tar", CreateOptions(workers=0, max_count=3))
     return folder
 
 
-def _start(place: Path, verb: str, code: str, *more: str, patience_s: float = 2) -> warm.Started:
+def _start(place: Path, verb: str, code: str, *more: str, cleanup_limit_s: float = 2) -> warm.Started:
     """Start a verb that runs `code`, lines with the indentation of a function's, before its work."""
     module, name = _WHERE[verb]
-    script = _HOOKED.format(module=module, name=name, code=code, words=[*_WORDS[verb], *more], patience_s=patience_s)
+    words = [*_WORDS[verb], *more]
+    script = _HOOKED.format(module=module, name=name, code=code, words=words, cleanup_limit_s=cleanup_limit_s)
     environment = {"PYTHONPATH": str(_PACKAGE.parent)}
     if warm.POSSIBLE:
         return warm.Warm([], code=script, cwd=place, env=environment, session=False)
@@ -83,7 +84,7 @@ def _start(place: Path, verb: str, code: str, *more: str, patience_s: float = 2)
 
 
 def _signalled(run: warm.Started, signals: Sequence[int]) -> tuple[int, str, str, float]:
-    """Send signals once the verb is at its code; return its exit code, what it printed, and how long it took."""
+    """Send signals while the verb runs its code; return its exit code, stdout, stderr and duration."""
     assert run.stderr is not None
     assert run.stderr.readline() == b"there\n"
     time.sleep(0.1)
@@ -122,7 +123,7 @@ def test_an_interrupt_is_not_lost(code: str, verb: str, place: Path) -> None:
 @pytest.mark.parametrize("signals", [(2, 2), (2, 15), (15, 1)])
 def test_a_second_signal_stops_a_slow_cleanup(signals: tuple[int, int], place: Path) -> None:
     """If cleanup takes too long, a second signal ends the process soon."""
-    ended, out, err, elapsed_s = _signalled(_start(place, "inspect", _SLOW_END, patience_s=0.5), signals)
+    ended, out, err, elapsed_s = _signalled(_start(place, "inspect", _SLOW_END, cleanup_limit_s=0.5), signals)
     assert (ended, out) == (128 + signals[0], "")
     assert f"interrupted by {signal.Signals(signals[0]).name}" in err
     assert elapsed_s < _PATIENCE_S / 2
@@ -189,7 +190,7 @@ def test_data_error_handlers_do_not_catch_bugs() -> None:
 
 
 def test_a_bug_in_a_worker() -> None:
-    """An exception in a worker comes out as a bug, with the task in words and the traceback apart."""
+    """An exception in a worker is reported as a bug, with the task in the message and the traceback as detail."""
     with LocalPool(1, "fork") as pool, pytest.raises(Bug, match=r"worker \(odd\): KeyError: 'odd'") as caught:
         list(pool.map(_odd, [1]))
     assert "Traceback" in caught.value.detail
@@ -310,7 +311,7 @@ def test_little_memory_is_one_message(limit_kb: int, tmp_path: Path) -> None:
 
 
 def test_a_thread_that_cannot_start_is_out_of_memory() -> None:
-    """The exception of pyarrow has no class; it is reported as lack of memory, not as an unreadable table."""
+    """The exception of pyarrow has no class of its own; it is reported as lack of memory, not as an invalid table."""
     error = pa.ArrowException("Unknown error: Failed to launch worker thread: Resource temporarily unavailable")
     assert is_out_of_memory(error)
     with pytest.raises(pa.ArrowException), reading_table("t.csv"):

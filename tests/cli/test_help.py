@@ -38,7 +38,7 @@ def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _shown(text: str) -> set[str]:
-    """Return the options that a help lists."""
+    """Return the options that a help text lists."""
     return {
         word for line in text.splitlines() for word in re.findall(r"(?<=^  |, )--[a-z-]+", line.partition("   ")[0])
     }
@@ -83,7 +83,7 @@ def test_the_full_help_lists_all_options(verb: str) -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_first_sentence_of_an_option_is_short(verb: str) -> None:
-    """It has at most 80 characters, because the short help shows only this sentence."""
+    """The first sentence has at most 80 characters, because the short help shows only this sentence."""
     options = [one for one in VERBS[verb].params if isinstance(one, click.Option) and one.help]
     sentences = {one.help.partition(" [default: ")[0].partition(". ")[0] for one in options if one.help}
     assert [text for text in sentences if len(text) > 80] == []

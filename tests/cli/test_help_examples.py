@@ -39,7 +39,7 @@ def _examples() -> dict[str, list[str]]:
 
 
 def _folders(here: Path) -> None:
-    """Write folders of files, as the examples call them."""
+    """Write the folders of files that the examples use."""
     photo = (PHOTOS / "cat" / "cat-0001.jpg").read_bytes()
     files = {}
     for at in range(24):
@@ -68,7 +68,7 @@ def _tables(here: Path) -> None:
 
 
 def _datasets(here: Path) -> None:
-    """Make datasets, and shards of other tools, as the examples call them."""
+    """Create the datasets, and the shards of other tools, that the examples use."""
     few: dict[str, Any] = {"workers": 0, "max_count": 10}
     create(here / "imgs", f"{here}/out-{{000000..}}.tar", columns_from=["json"], **few)
     keys = {path.relative_to(here / "imgs").with_suffix("") for path in (here / "imgs").rglob("*.*")}
@@ -104,7 +104,7 @@ def _datasets(here: Path) -> None:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with all that examples name."""
+    """Return a folder with all files that the examples use."""
     here = tmp_path_factory.mktemp("examples")
     _folders(here)
     _tables(here)
@@ -113,7 +113,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _ready(line: str, made: Path, place: Path) -> str:
-    """Return what runs of an example in a copy of the folder, without the dataset that it makes."""
+    """Copy the folder without the output of an example, and return the command to run in the copy."""
     shutil.copytree(made, place, copy_function=os.link)
     output = re.search(r"'([^' ]*)-[{<%][^' ]*'", line)
     if output and re.search(r"shardtool (create|reshard) ", line) and "--append" not in line:

@@ -1,4 +1,4 @@
-"""Hostile names: none controls a terminal, forges a line of output, or causes a traceback."""
+"""Hostile names cannot control a terminal, forge a line of output, or cause a traceback."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ COUNTED = ["1²", "10²-٣", "①"]
 
 
 class Shown:
-    """Runs the tool in this process, and keeps what it shows."""
+    """Runs the command line in this process and captures its output."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys
 
     def __call__(self, *words: str | Path) -> tuple[int, str]:
-        """Return the exit code, and all that was printed."""
+        """Return the exit code and the output."""
         self._capsys.readouterr()
         code = cli._run([str(word) for word in words], SignalHandler(print))  # noqa: SLF001 - the entry, without ending this process
         shown = self._capsys.readouterr()
@@ -40,13 +40,13 @@ class Shown:
 
 @pytest.fixture
 def shown(capsys: pytest.CaptureFixture[str]) -> Shown:
-    """Give what runs the tool."""
+    """Return an object that runs the command line."""
     return Shown(capsys)
 
 
 @pytest.fixture
 def hostile(tmp_path: Path, shown: Shown) -> Path:
-    """Give a folder with shards whose names steer a terminal, and nothing else."""
+    """Return a folder that contains only shards with control characters in their names."""
     source = write_tree(tmp_path / "p", {"a.txt": b"x"})
     assert shown("create", source, tmp_path / "ds" / "out-{0..}.tar", "--quiet")[0] == 0
     (tmp_path / "h").mkdir()

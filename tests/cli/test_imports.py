@@ -38,7 +38,7 @@ go_on(0)
 
 
 def _imported(lines: list[list[str]], watched: tuple[str, ...], folder: Path) -> list[str]:
-    """Return, for the start and each command line, the exit code and the imported ones of the watched modules."""
+    """Return the exit code and the imported watched modules, after start-up and after each command line."""
     code = _SCRIPT.format(
         watched=watched, lines=[[*words, "--quiet"] if "-h" not in words else words for words in lines]
     )
@@ -114,10 +114,10 @@ def test_reading_a_small_dataset_imports_little(tmp_path: Path) -> None:
 
 
 def test_nothing_heavy_is_there_when_workers_are_forked() -> None:
-    """What a verb's module imports is in each of its workers: no NumPy, no pyarrow; and no client of servers."""
-    verbs = ("create", "index", "verify.verify", "copy", "extract", "remove")
-    code = "import importlib, sys; importlib.import_module(sys.argv[1]); print(*sorted(sys.modules))"
-    for module, heavy in [*((f"shardtool.verbs.{verb}", _READERS) for verb in verbs), ("shardtool.execute.pool", _NET)]:
-        words = [sys.executable, "-c", code, module]
+    """Workers inherit what a verb's module imports, so the module imports no NumPy, pyarrow or client of servers."""
+    verbs = [f"shardtool.verbs.{verb}" for verb in ("create", "index", "verify.verify", "copy", "extract", "remove")]
+    code = "import sys\nfor name in sys.argv[1:]: __import__(name)\nprint(*sys.modules)"
+    for modules, heavy in ((verbs, _READERS), (["shardtool.execute.pool"], _NET)):
+        words = [sys.executable, "-c", code, *modules]
         ran = subprocess.run(words, text=True, capture_output=True, check=True, env=ENVIRONMENT)
-        assert not {*heavy} & {*ran.stdout.split()}, module
+        assert not {*heavy} & {*ran.stdout.split()}, modules

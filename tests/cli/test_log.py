@@ -29,7 +29,7 @@ TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 
 @contextmanager
 def _logged() -> Iterator[StringIO]:
-    """Have this process log, and give what it writes."""
+    """Turn on the log of this process, and yield the stream with its lines."""
     LOG.begin("json")
     with redirect_stderr(StringIO()) as err:
         yield err
@@ -44,7 +44,7 @@ def _lines(text: str) -> list[dict[str, Any]]:
 
 
 def test_shards_and_the_end_have_lines(small: Path, tmp_path: Path) -> None:
-    """Log lines are all of stderr, stdout is unchanged; shards and totals match the result."""
+    """Only log lines are written to stderr, and stdout is unchanged; shards and totals match the result."""
     create = ("create", str(small), f"{tmp_path}/out-{{0..}}.tar", "--workers", "0", "--max-count", "1")
     ran = typed(*create, "--log", "json", "--json")
     start, *shards, end = [one for one in _lines(ran.err) if one["event"] != "note"]
@@ -83,7 +83,7 @@ def test_the_log_ends_with_its_run(small: Path) -> None:
 
 
 def test_retries_and_waits_are_lines_and_totals() -> None:
-    """Retries have lines; `--json` and the last line have their number and waiting time."""
+    """Each retry is a line; `--json` and the last line contain the number and waiting time of retries."""
     with _logged() as logged, closing(terminal.Terminal(quiet=True, verbose=False)) as shown:
         for attempt in (1, 2):
             emit(RequestRetry("s3://bucket/a", "the store answers 503", attempt, 0.25))

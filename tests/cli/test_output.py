@@ -131,7 +131,7 @@ def test_class_numbers_follow_the_folders_names(ending: str, tmp_path: Path) -> 
 
 
 def test_class_numbers_survive_a_class_that_cannot_be_read(tmp_path: Path) -> None:
-    """A class whose samples are all left out keeps its number."""
+    """A class whose samples are all skipped keeps its number."""
     source = write_tree(tmp_path / "s", {"a/0.txt": b"x", "c/0.txt": b"x"})
     (source / "b").mkdir()
     os.mkfifo(source / "b" / "0.txt")
@@ -150,7 +150,7 @@ def test_a_dataset_without_samples_is_an_error(source: Path, tmp_path: Path) -> 
 
 
 def test_fields_of_webdatasets_own_are_renamed(tmp_path: Path) -> None:
-    """A field of a reserved name is refused, and renamed where names are made portable."""
+    """A field with a reserved name is refused, or renamed with `--portable`."""
     source = write_tree(tmp_path / "s", {"a.__key__": b"k", "a.txt": b"t"})
     with pytest.raises(InvalidRequest, match="__key__"):
         create(source, f"{tmp_path}/plain-{{0..}}.tar", options())
@@ -159,7 +159,7 @@ def test_fields_of_webdatasets_own_are_renamed(tmp_path: Path) -> None:
 
 
 def test_source_paths_tell_any_name(tmp_path: Path) -> None:
-    """The sidecar's `source_paths` give the bytes of every source name back, and nothing for a label."""
+    """The bytes of every source name can be restored from the sidecar's `source_paths`; a label has no path."""
     names = [b"c/a\xff.txt", b"c/a%FF.txt", b"c/b.txt", "c/\u00e9 \t.txt".encode()]
     source = write_tree(tmp_path / "s", dict.fromkeys(names, b"x"))
     create(source, f"{tmp_path}/out-{{0..}}.tar", options(portable=True, label_from_folder=True))
@@ -169,7 +169,7 @@ def test_source_paths_tell_any_name(tmp_path: Path) -> None:
 
 
 def test_notes_cannot_steer_a_terminal(tmp_path: Path) -> None:
-    """Names in notes and errors are shown with their control characters written out."""
+    """Control characters in names are escaped in notes and errors."""
     source = write_tree(tmp_path / "s", {b"k\x1b]0;pwn\x07.bin": b"x", b"a b.bin": b"x"})
     for words, code in ((["--on-error", "skip"], 0), (["--overwrite"], 2)):
         ran = typed("create", source, f"{tmp_path}/out-{{0..}}.tar", "--workers", "0", *words)
@@ -195,7 +195,7 @@ def test_a_shard_that_left_samples_out_is_kept(ending: str, source: Path, tmp_pa
 
 
 def test_a_dataset_is_its_own_in_any_locale(source: Path, tmp_path: Path) -> None:
-    """A dataset whose name is not ASCII is resumed under a locale that is no UTF-8."""
+    """A dataset whose name is not ASCII is resumed with a locale that is not UTF-8."""
     output = f"{tmp_path}/\u00fc-{{0..}}.tar"
     assert typed("create", source, output, "--workers", "0").code == 0
     ran = tool(
@@ -207,7 +207,7 @@ def test_a_dataset_is_its_own_in_any_locale(source: Path, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_names_are_judged_alike_in_any_locale(tmp_path: Path) -> None:
-    """A dataset whose names are not ASCII is read, checked and indexed from above under a locale that is no UTF-8."""
+    """A dataset with non-ASCII names is read, checked and indexed from its parent folder with any locale."""
     write_tree(tmp_path / "in", {f"{at}.txt": b"x" for at in range(3)})
     file, above = tmp_path / "ds" / "\u00e4" / "o-\u00fc.json", tmp_path / "ds" / "o-\u00fc.json"
     assert tool("create", tmp_path / "in", f"{file.parent}/o-\u00fc-{{0..}}.tar", "--workers", "0").code == 0
@@ -222,7 +222,7 @@ def test_names_are_judged_alike_in_any_locale(tmp_path: Path) -> None:
 
 
 def test_a_damaged_dataset_file_still_guards_its_shards(source: Path, tmp_path: Path) -> None:
-    """Where the dataset file is damaged, the shards that can be read from it are not orphaned either."""
+    """A pattern that would orphan shards is refused, even if the dataset file that lists them is damaged."""
     create(source, f"{tmp_path}/x-{{0..}}.tar", options())
     text = (tmp_path / "x.json").read_text()
     (tmp_path / "x.json").write_text(text.replace('"shardlist": [', '"shardlist": '))
@@ -231,7 +231,7 @@ def test_a_damaged_dataset_file_still_guards_its_shards(source: Path, tmp_path: 
 
 
 def test_names_outside_the_encoding_of_stdout(tmp_path: Path) -> None:
-    """For any encoding of stdout, names that it cannot express are escaped, in any verb's text."""
+    """Every verb escapes names that the encoding of stdout cannot express."""
     write_tree(tmp_path / "in", {"\u03b1.txt": b"x"})
     ran = tool("create", tmp_path / "in", tmp_path / "o-{0..}.tar", "--dry-run", PYTHONIOENCODING="latin-1")
     assert (ran.code, "\\u03b1" in ran.out) == (0, True), ran.err

@@ -19,7 +19,7 @@ FILES = {"cat/1.jpg": b"one", "cat/1.json": b"{}", "cat/2.jpg": b"two"}
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give a folder with a tar, packed and not; temporary files go into `tmp` in it."""
+    """Return a folder with a tar, uncompressed and compressed; temporary files are written to its folder `tmp`."""
     with tarfile.open(tmp_path / "s-000.tar", "w") as tar:
         for path, data in FILES.items():
             info = tarfile.TarInfo(path)
@@ -38,7 +38,7 @@ def _stdin(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
 
 @pytest.mark.parametrize("file", ["s-000.tar", "s.tar.gz"])
 def test_create(file: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tar from a command, or on standard input, is packed as the file that it is; no copy of it stays."""
+    """A tar from a command, or on standard input, is packed like a file; no temporary copy remains."""
     for source in (f"pipe:cat {file}", "-"):
         _stdin(monkeypatch, (place / file).read_bytes())
         assert typed("create", source, "new/o-{000..}.tar", "--overwrite", cwd=place).code == 0
@@ -51,7 +51,7 @@ def test_create(file: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("words", [["verify"], ["inspect"], ["reshard", "new/o-{000..}.tar"]])
 def test_shards(words: list[str], place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shard from a command, or on standard input, is read as a file is."""
+    """A shard from a command, or on standard input, is read like a file."""
     verb, *output = words
     for given in ("pipe:cat s-000.tar", "-"):
         _stdin(monkeypatch, (place / "s-000.tar").read_bytes())
@@ -71,7 +71,7 @@ def test_shards(words: list[str], place: Path, monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_a_failing_command(command: str, found: str, place: Path) -> None:
-    """A command that fails, or lists no shard, is a mistake of the user; no file is written."""
+    """A command that fails, or prints no shard, is an invalid request; no file is written."""
     ran = typed("reshard", command, "new/o-{000..}.tar", cwd=place)
     assert (ran.code, found in ran.err) == (2, True), ran
     assert not (place / "new").exists()
@@ -79,7 +79,7 @@ def test_a_failing_command(command: str, found: str, place: Path) -> None:
 
 
 def test_no_command_from_a_file(place: Path) -> None:
-    """A dataset file that names a command runs none."""
+    """A command in a dataset file is not run."""
     (place / "evil.json").write_text('{"shardlist": [{"url": "pipe:touch ran"}]}')
     assert typed("reshard", "evil.json", "new/o-{000..}.tar", cwd=place).code != 0
     assert typed("index", "pipe:touch ran", cwd=place).code == 2
@@ -126,7 +126,7 @@ def test_folders_in_a_list_are_ignored(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_paths_in_a_table_stay_below_its_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables may be foreign: their paths may leave the root only with `--allow-outside`, piped or not."""
+    """Tables may be untrusted: their paths may leave the root only with `--allow-outside`, piped or not."""
     write_tree(tmp_path, {"photos/1.jpg": b"x", "work/list.csv": b"path,label\n../photos/1.jpg,a\n"})
     _stdin(monkeypatch, (tmp_path / "work/list.csv").read_bytes())
     for source in ("-", "list.csv"):

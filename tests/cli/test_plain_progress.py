@@ -32,12 +32,12 @@ def _lines(text: str) -> list[str]:
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let ten seconds pass in no time."""
+    """Shorten the period of ten seconds."""
     monkeypatch.setattr(plain_progress, "PERIOD_S", 0.01)
 
 
-def _told(err: StringIO) -> list[str]:
-    """Return the lines of a while."""
+def _new_lines(err: StringIO) -> list[str]:
+    """Wait for two new lines on stderr, and return them."""
     deadline, before = time.monotonic() + 30, len(err.getvalue())
     while err.getvalue().count("\n", before) < 2 and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -53,10 +53,10 @@ def test_lines_are_printed_while_a_run_waits() -> None:
     ):
         terminal.listed(1000)
         terminal.listed(204)
-        assert _told(err)[-1] == "progress: listing: 1,204 samples"
+        assert _new_lines(err)[-1] == "progress: listing: 1,204 samples"
         terminal.start(3, 4000, 4)
         terminal.advance(1, 1000, 1)
-        lines = _told(err)
+        lines = _new_lines(err)
         assert LINE.fullmatch(lines[-1]), lines
         terminal.note("something")
         terminal.close()
@@ -75,9 +75,9 @@ def test_earlier_retries_are_not_counted() -> None:
         closing(Terminal(quiet=False, verbose=False, progress="plain")) as terminal,
     ):
         terminal.listed(5)
-        assert _told(err)[-1] == "progress: listing: 5 samples"
+        assert _new_lines(err)[-1] == "progress: listing: 5 samples"
         emit(RequestRetry("http://h/a", "busy", 1, 0.1, requests=2))
-        assert _told(err)[-1] == "progress: listing: 5 samples, 2 retries"
+        assert _new_lines(err)[-1] == "progress: listing: 5 samples, 2 retries"
 
 
 @pytest.mark.usefixtures("often")
@@ -122,5 +122,5 @@ def test_download_progress_counts_samples() -> None:
         terminal.start(200, 0, 2)
         terminal.failed(10)
         terminal.advance(100, 5000, 1)
-        line = _told(err)[-1]
+        line = _new_lines(err)[-1]
     assert FETCHING.fullmatch(line), line

@@ -20,7 +20,7 @@ OUTPUT = "new/out-{000..}.tar"
 
 
 def _document(text: str) -> dict[str, Any]:
-    """Return the one JSON document that stdout holds."""
+    """Parse the only JSON document on stdout."""
     found: dict[str, Any] = json.loads(text)
     assert text == json.dumps(found, indent=2) + "\n"
     return found
@@ -28,7 +28,7 @@ def _document(text: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a folder with a dataset `in/out.json` of twelve samples in four shards."""
+    """Return a folder with a dataset `in/out.json` of twelve samples in four shards."""
     place = tmp_path_factory.mktemp("cli")
     write_tree(place / "s", {f"{'ab'[at % 2]}/{at:03}.txt": f"text {at}\n".encode() * at for at in range(12)})
     assert typed("create", "s", "in/out-{000..}.tar", "--max-count", "3", "--quiet", cwd=place).code == 0

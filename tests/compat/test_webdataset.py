@@ -1,4 +1,4 @@
-"""webdataset's writer built on ours; tests/clients compares it with webdataset itself."""
+"""The writer with webdataset's arguments; tests/clients compares it with webdataset's own writer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_start_shard_and_post(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_existing_shards_are_kept(tmp_path: Path) -> None:
-    """A second run is refused unless it overwrites; then `post` receives the shards at the end."""
+    """A second run is refused unless it overwrites the shards; then `post` receives the shards at the end."""
     for overwrite in (False, True):
         read: list[bytes] = []
 
@@ -77,7 +77,7 @@ def test_unsupported_arguments_are_refused(tmp_path: Path, options: dict[str, An
 
 
 def test_values_without_an_encoder_are_refused(tmp_path: Path) -> None:
-    """A value without an encoder for its extension is refused, and the block leaves nothing."""
+    """A value without an encoder for its extension is refused, and no file is written."""
     with pytest.raises(InvalidRequest, match="no encoder for the extension"):
         _write_one(tmp_path, {"__key__": "a", "xyz": 3})
     with pytest.raises(InvalidRequest, match="0 to 1"):

@@ -170,7 +170,7 @@ def test_invalid_calls_are_refused(given: dict[str, Any], message: str, source: 
     ],
 )
 def test_a_single_string_is_a_list(one: dict[str, Any], same: dict[str, Any]) -> None:
-    """A single string is accepted for a list, and None means not given."""
+    """A single string is accepted instead of a list, and None means that the option is not given."""
     assert CreateOptions(**one) == CreateOptions(**same)
     assert CreateOptions(**one).recorded() == CreateOptions(**same).recorded()
 

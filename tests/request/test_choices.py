@@ -87,7 +87,7 @@ def test_a_list_for_a_single_value_is_refused(value: Any, shown: str) -> None:
     ],
 )
 def test_an_empty_string_counts_as_given(given: dict[str, Any], named: str) -> None:
-    """An unset shell variable does not count as an option that was not given."""
+    """An option with an empty text, for example from an unset shell variable, counts as given."""
     with pytest.raises(InvalidRequest, match=named):
         CreateOptions(**given)
 
