@@ -124,7 +124,7 @@ class DownloadLimits:
         self._host_queues: dict[str, deque[int]] = {}
 
     def has_room(self, started: int) -> bool:
-        """Return whether another download may start."""
+        """Return whether another download may start when `started` downloads are in progress."""
         connections, active = self._options.connections, started - len(self._waiting)
         return active < connections and started < AHEAD_FACTOR * connections and self.held < self._options.memory
 
@@ -204,7 +204,7 @@ class DownloadLimits:
 
 
 class PausableTimeout:
-    """Raises `asyncio.TimeoutError` inside its `with` block after a number of seconds. Pauses do not count."""
+    """Raises `asyncio.TimeoutError` in its `with` block after `seconds`. Time from `stop` to `start` does not count."""
 
     def __init__(self, seconds: float) -> None:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()

@@ -22,7 +22,7 @@ ROBOTS_DIRECTIVES = frozenset({"noai", "noimageai", "noindex", "noimageindex", "
 
 @dataclass(frozen=True, slots=True)
 class FetchOptions:
-    """Download options of a worker.
+    """Options for downloads.
 
     Attributes:
         per_host: Maximum concurrent requests per host. For a run, this is the limit of all workers together. For a
@@ -88,7 +88,7 @@ def redact_url(url: str) -> str:
 
 
 def redact_url_bytes(url: bytes) -> bytes:
-    """Do the same as `redact_url`, for a URL given as bytes."""
+    """Redact a URL given as bytes."""
     return to_bytes(redact_url(to_text(url)))
 
 

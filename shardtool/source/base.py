@@ -41,7 +41,7 @@ class Listing:
         digest: The content fingerprint of all samples, or None if unknown.
         stored: The dataset and the shard for each name in `shards`.
         compressed: Whether some shards are compressed, and can only be read from start to end.
-        later: The part of `where` that workers evaluate, because it needs the content of files.
+        later: The part of the query `--where` that workers evaluate, because it needs the content of files.
         dropped: Fields that are not packed. Their number columns are kept until splits are chosen.
         classes: Class names by field, including fields that are not packed.
         joined: The columns that the option `join` added.

@@ -105,7 +105,7 @@ def inline_checksums(entries: SampleTable, rows: Rows, *, as_numbers: bool) -> t
 
 
 def inline_payloads(entries: SampleTable, rows: Rows, *, as_numbers: bool) -> Iterator[bytes]:
-    """Yield the payloads of INLINE rows. With `as_numbers`, numbers are encoded as in a TFRecord."""
+    """Yield the payloads of INLINE rows, which `entries` contains. `as_numbers` encodes numbers as in a TFRecord."""
     owners, numbers = entries.owners(rows), entries.values.numbers
     for sample, code in zip(owners.tolist(), entries.rows.code[rows].tolist(), strict=True):
         field = entries.fields[code]

@@ -131,7 +131,7 @@ class FolderSource(Source):
         return skipped
 
     def column(self, listed: Listing, name: str) -> pa.ChunkedArray:
-        """Return a metadata column, `key`, `path`, `folder` or `size`, or the names of the top folders as `cls`."""
+        """Return a metadata column, or one of `key`, `path`, `folder`, `size` and `cls` (the top folder)."""
         from shardtool.select.sample_table import make_sample_table
 
         table = make_sample_table(listed.entries, listed.shards)
@@ -179,7 +179,7 @@ def system_file_notes(parts: Iterable[ScanPart]) -> list[str]:
 
 
 def collect_samples(root: bytes, parts: list[ScanPart]) -> tuple[SampleTable, tuple[Skipped, ...]]:
-    """Merge the parts of a listing. Return the samples below `root`, and the skipped files."""
+    """Merge `parts` into one table. Return the samples below `root`, and the skipped files."""
     import numpy as np
 
     from shardtool.entries.sample_table import FieldRows, SampleTable
@@ -213,7 +213,7 @@ def collect_samples(root: bytes, parts: list[ScanPart]) -> tuple[SampleTable, tu
 
 
 def drop_failed_samples(entries: SampleTable, skipped: Iterable[Skipped]) -> SampleTable:
-    """Drop each sample of which a file was skipped."""
+    """Drop each sample that has a skipped file."""
     incomplete_keys = {to_bytes(row.key) for row in skipped if row.key}
     if not incomplete_keys:
         return entries

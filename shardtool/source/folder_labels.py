@@ -96,7 +96,7 @@ def _folder_spans(keys: PackedStrings, depth: int, option_and_paths: tuple[str, 
                     outside.append(path + ".*" if b"/" in keys[sample] else f"./{path}.*")
                     sample += 1
                     continue
-                # "0" follows "/" in byte order
+                # the first key after the folder, because "0" follows "/" in byte order
                 end = bisect_left(cast("Sequence[bytes]", keys), parent + name + b"0", sample, high)
                 inner_spans.append((sample, end, parent + name + b"/"))
                 sample = end

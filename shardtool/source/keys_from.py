@@ -1,4 +1,4 @@
-"""Find the samples with given keys. The keys are in a text file, in a column of a table, or in a list."""
+"""Find the samples whose keys are in a text file, a table or a list."""
 
 from __future__ import annotations
 

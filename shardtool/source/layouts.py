@@ -243,7 +243,7 @@ def _folders_in(tree: _Tree, parent: _Folder) -> list[_Folder]:
                 return []
             continue
         path = parent.path + name + b"/"
-        end = bisect_left(tree.keys, path[:-1] + b"0", sample, parent.high)  # "0" follows "/"
+        end = bisect_left(tree.keys, path[:-1] + b"0", sample, parent.high)  # the first key after the folder
         folders.append(_Folder(path, sample, end))
         if len(folders) > _MAX_FOLDERS:
             return []

@@ -48,7 +48,7 @@ _MAX_LISTED_NAMES = 3
 
 
 class MultiFolderSource(FolderSource):
-    """Several folders. Files with the same key in different folders form one sample."""
+    """Several folders as one source."""
 
     def __init__(self, sources: Sequence[str], options: CreateOptions, outputs: Iterable[ShardPattern]) -> None:
         self._options, outputs = options, [*outputs]

@@ -61,7 +61,7 @@ class NumberTexts:
     Attributes:
         data: The texts in order, each followed by NUL. Empty if `bad` is above 0.
         bad: The number of texts that would change if they were stored as numbers.
-        rounded: How many of these texts are numbers, which floats would round.
+        rounded: How many of these texts are numbers, which a float would round.
     """
 
     data: bytes = b""

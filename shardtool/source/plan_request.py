@@ -32,12 +32,12 @@ _UNCHECKED_OPTIONS = frozenset({
 
 
 class PlanRequest(NamedTuple):
-    """The source and the options of a run, which must match its plan file.
+    """The source and the options of a run.
 
     Attributes:
         stamps: Size and modification time of each manifest or archive.
         root: The folder to which paths are relative, with a final slash.
-        folders: If there are several source folders, the folder for each first component of a path.
+        folders: If there are several source folders, each folder by the first component of its paths.
         identity: Identifies the source on this machine. Empty if `root` identifies the source.
     """
 

@@ -47,7 +47,7 @@ class SpanReads(NamedTuple):
 def payload_tasks(
     entries: SampleTable, rows: Rows, *, reads: int = 1, max_files: int = FILES_PER_TASK
 ) -> list[tuple[Rows, FileReads | SpanReads]]:
-    """Return tasks of at most `max_files` files that read the payloads of `rows`, each with its indices in `rows`."""
+    """Divide `rows` into tasks of at most `max_files` files. Return each task with its indices in `rows`."""
     import numpy as np
 
     kinds = entries.rows.kind[rows]
@@ -98,7 +98,7 @@ def choose_parallel_reads(entries: SampleTable, tasks: int) -> tuple[int, str]:
 
 
 def measure_open_seconds(entries: SampleTable) -> float:
-    """Return the median time to open a file and read its start, in seconds. Return 0 if no file can be measured."""
+    """Return the median seconds to open a file and read its start, or 0 if no file can be measured."""
     rows, buffer = entries.rows, memoryview(bytearray(_PROBE_BYTES))
     times: list[float] = []
     end = time.monotonic() + _MAX_PROBE_SECONDS

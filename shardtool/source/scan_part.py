@@ -160,7 +160,7 @@ def resolve_folder(
 ) -> Property:
     """Return a property of a folder, which `derive` computes from the property of the parent folder.
 
-    `known` contains the properties that are already computed. A folder path is empty or ends in a slash.
+    `known` stores the computed properties. A folder path is empty or ends in a slash.
     """
     unresolved = []
     while folder not in known:

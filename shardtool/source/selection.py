@@ -83,7 +83,7 @@ def find_listed_samples(
 
 
 def join_and_filter(listed: Listing, options: SelectingOptions, *, may_lack_values: bool = False) -> Listing:
-    """Join a table, select the samples that match `keys_from` and `where`, and add the fields of `field`."""
+    """Join a table, select the samples that match `keys_from` and `where`, and add the fields that `field` requests."""
     names: dict[str, list[str]] = {}
     if options.join is not None:
         from shardtool.select.join import join_table

@@ -94,7 +94,7 @@ class SourceShard:
 
     @property
     def name(self) -> str:
-        """The file name in the form for outputs."""
+        """The file name of the shard, as outputs record it."""
         return self.stored.name
 
     def kind(self, field_name: str) -> FeatureType:
@@ -162,7 +162,7 @@ def needs_scan(shard: SourceShard) -> bool:
 
 
 def apply_scan(shard: SourceShard, scan: ShardScan, *, has_index: bool) -> SourceShard:
-    """Return the shard with the results of a scan, and with the metadata of its sidecar if `has_index`."""
+    """Return the shard with the results of a scan. If `has_index` is true, keep the metadata of its sidecar."""
     if (error := scan.error) is not None:
         if has_index:
             raise error

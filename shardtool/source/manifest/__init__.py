@@ -1,1 +1,1 @@
-"""A manifest as a source. A manifest is a table with one row per sample or one row per file."""
+"""A manifest as a source: a table with one row per sample or per file."""

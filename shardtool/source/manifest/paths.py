@@ -107,7 +107,7 @@ class PathEndings:
     """The field that the extension of each path defines.
 
     Attributes:
-        names: The different fields, in the order of first occurrence. Empty for a path without an extension.
+        names: The different fields, in the order of first occurrence. A path without an extension has the field "".
         codes: uint16[paths], indices into `names`.
     """
 

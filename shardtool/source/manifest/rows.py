@@ -35,7 +35,7 @@ ScalarOrArray = Union[int, "NDArray[np.integer]"]
 
 
 class FieldColumn(NamedTuple):
-    """A field of all samples. Each attribute is one value for all samples, or an array with one value per sample."""
+    """One field in all samples. Each attribute is one value for all samples, or an array with one value per sample."""
 
     kind: ScalarOrArray
     size: ScalarOrArray

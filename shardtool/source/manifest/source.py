@@ -207,7 +207,7 @@ class ManifestSource(Source):
             sizes = checks.check_sizes(rows, options.size_column)
         paths, endings = self._resolve_paths(rows)
         names, groups = self._find_keys(rows, endings)
-        if any(map(options.is_given, ("keys_from", "sample", "head"))):  # before files are examined
+        if any(map(options.is_given, ("keys_from", "sample", "head"))):  # select rows before examining files
             sampled = self._keep_chosen_rows(names, groups)
             names, rows_to_take = names.take(sampled), arrow.number_array(sampled)
             groups = None if groups is None else group_rows(names.array())
