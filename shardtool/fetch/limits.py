@@ -3,8 +3,6 @@
 A download over a limit waits in the queue of its host, or in the queue for memory. The head is the file that the
 caller takes next. The download of the head never waits, because the caller frees memory only by taking the head. All
 code runs in one event loop.
-
-The time of downloads per host is used to estimate the remaining time of a shard.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ _MAX_HOSTS = 100_000
 
 
 class HostTimes:
-    """Measures download times and counts the remaining files, for each host of a shard."""
+    """Measures the download time of each host, to estimate the remaining time of a shard."""
 
     def __init__(self, options: FetchOptions, now: Callable[[], float] = time.monotonic) -> None:
         self._options, self._now = options, now

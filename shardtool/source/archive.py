@@ -1,7 +1,6 @@
 """A zip or tar archive as a source. Packing it gives the same samples as packing the extracted files.
 
-Workers read the members from the archive. Only members of a compressed tar are first copied to a temporary file in the
-output folder.
+Workers read the members from the archive. Only members of a compressed tar are first copied to a temporary file.
 """
 
 from __future__ import annotations

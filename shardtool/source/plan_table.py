@@ -99,7 +99,7 @@ def read_entries(
 ) -> SampleTable:
     """Return the samples of a plan file. The caller must check beforehand how much memory the columns need.
 
-    `schema` comes from `plan_schema`. The keys of `values.inline` are the fields with INLINE payloads.
+    `schema` comes from `plan_schema`. `values` must name the fields with INLINE payloads.
 
     Raises:
         ValueError: The rows are invalid.

@@ -88,7 +88,6 @@ class RecordedRun(NamedTuple):
         table: The path of the `--join` table that `find_table` found, or the recorded name if it found none.
         made_fields: Fields that may come from columns of a table that was not found.
         selecting_options: Options that cannot select the same samples again.
-        map: The name of the function that created the samples. It is never imported.
         without_table: The run as if `find_table` had found no table.
         table_problem: Why the table that `find_table` found cannot be used.
     """

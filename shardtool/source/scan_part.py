@@ -37,7 +37,6 @@ class ScanRules:
 
     Attributes:
         hidden: Whether to include names that start with a dot, and names that operating systems create in folders.
-        symlinks: With `inside`, links whose target is in the tree are followed, and other links are reported.
         outputs: The folder and pattern of each output inside the source. The folder is relative and ends in a slash.
     """
 

@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import re
+import shlex
 import time
 import zipfile
 from typing import TYPE_CHECKING, Any
@@ -64,7 +65,10 @@ def _notes(folder: Path, *words: str) -> list[tuple[str, str]]:
 def _packed(folder: Path, command: str) -> list[str]:
     """Return the names of the members that a command packs."""
     command = command.replace("OUTPUT", "'out/x-{0..}.tar'")
-    ran = shell(f'shardtool() {{ $T "$@"; }}; {{ {command}; }}', folder)
+    if not any(mark in command for mark in (";", " | ", "$")):  # faster than a shell
+        ran = typed(*shlex.split(command)[1:], "--workers", "0", cwd=folder)
+    else:
+        ran = shell(f'shardtool() {{ $T "$@"; }}; {{ {command}; }}', folder)
     assert ran.code == 0, (command, ran)
     return [name for name, _ in members(*sorted((folder / "out").glob("*.tar")))]
 

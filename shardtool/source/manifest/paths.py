@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from copy import copy
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,15 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shardtool.entries import arrow
-from shardtool.errors import StoreFailed
+from shardtool.errors import InvalidRequest, printable
 from shardtool.fetch.options import MAX_SHOWN_URL_LENGTH, redact_url
 from shardtool.messages import option_text
-from shardtool.names import BINARY_ENDINGS, to_bytes
 from shardtool.select.field_rows import check_field_count
-from shardtool.source.manifest.roles import ColumnRoles, path_ending
-from shardtool.source.stat_files import StatTask, stat_files
-from shardtool.storage.lookup import stat_file
-from shardtool.storage.paths import is_address
+from shardtool.storage.paths import is_address, source_root
+from shardtool.storage.remote.address import is_url, parse_address
 from shardtool.table.render import ArrowStrings
 
 if TYPE_CHECKING:
@@ -29,6 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from shardtool.request.create_options import CreateOptions
     from shardtool.values import Dots
 
 
@@ -56,6 +54,22 @@ _SPLIT_PATTERNS = {
     "last": r"(?s)^(?P<stem>(?:.*/)?[^/]+)\.(?P<field>[^./]+)$",
 }
 _BEFORE_ENDING = {"first": r"(?:^|/)[^/][^./]*\.", "last": r"[^/]\."}
+
+
+def choose_root(options: CreateOptions, folder: str) -> bytes:
+    """Return the folder or URL to which paths are relative, with a final slash. `folder` contains the manifest."""
+    if options.root is None and not folder:
+        expected = f"tables in one folder, or {option_text('root')} with the folder to which their paths are relative"
+        raise InvalidRequest("the source", "tables in several folders", expected=expected)
+    root = os.fspath(options.root or folder)
+    if is_url(root):
+        parse_address(root)
+        return bytes(source_root(root))
+    if options.root is not None and options.stat and not os.path.isdir(options.root):
+        found = f"no folder {os.fspath(options.root)!r}"
+        expected = "the folder to which the manifest's paths are relative"
+        raise InvalidRequest(option_text("root"), found, expected=expected)
+    return os.fsencode(root).rstrip(b"/") + b"/"
 
 
 def relative_to_root(paths: pa.Array, root: bytes) -> pa.Array:
@@ -88,6 +102,26 @@ def find_upward(paths: pa.Array) -> NDArray[np.int64]:
     return positions[[os.path.normpath(path).startswith("..") for path in shown]] if shown else positions
 
 
+def use_common_folder(columns: Mapping[str, pa.Array], root: bytes) -> tuple[dict[str, pa.Array], bytes] | None:
+    """If a path leaves `root`, return all paths as absolute paths, and their common folder."""
+    relative = {name: relative_to_root(paths, root) for name, paths in columns.items()}
+    leaving = {name: find_upward(paths) for name, paths in relative.items()}
+    if not any(len(leaving[name]) or len(find_absolute(paths)) for name, paths in relative.items()):
+        return None
+    top = os.path.join(os.path.realpath(os.fsdecode(root)), "")
+    real = cache(lambda folder: os.path.realpath(os.path.join(top, folder)))
+    folders, absolute = set[str](), dict[str, pa.Array]()
+    for name, paths in relative.items():
+        texts = paths.to_pylist()
+        for row in leaving[name].tolist():
+            folder, file = os.path.split(texts[row])
+            texts[row] = os.path.join(real(folder), file)
+        texts = [text and os.path.join(top, text) for text in texts]
+        folders |= {os.path.dirname(text) for text in texts if text}
+        absolute[name] = arrow.text_array(texts)
+    return absolute, os.fsencode(os.path.join(os.path.commonpath(folders), ""))
+
+
 def rebase_to_root(paths: pa.Array, root: bytes) -> pa.Array:
     """Make absolute paths relative to the real path of `root`. The results start with `..`."""
     if not len(find_absolute(paths)):
@@ -101,6 +135,29 @@ def rebase_to_root(paths: pa.Array, root: bytes) -> pa.Array:
 
 def _to_large_strings(paths: pa.Array) -> pa.Array:
     return pc.cast(paths, pa.large_string())
+
+
+def find_folders(paths: pa.Array, root: bytes) -> list[int]:
+    """Return the positions of paths that are folders below `root`."""
+    texts, top = paths.to_pylist(), os.fsdecode(root)
+    parents = {os.path.dirname(path) for path in texts}
+    may_be_folder = [path.rstrip("/") in parents or "." not in os.path.basename(path) for path in texts]
+    candidates = [row for row, path in enumerate(texts) if path and may_be_folder[row]]
+    return [row for row in candidates if os.path.isdir(os.path.join(top, texts[row]))]
+
+
+def find_containing_folder(root: bytes, path: str) -> str:
+    """Return a folder near `root` that contains the file `path`, or an empty text."""
+    if path.startswith("/") or ".." in path.split("/"):
+        return ""
+    from glob import escape, glob
+
+    folder = os.fsdecode(root).rstrip("/") or "/"
+    folders = (".", *(os.path.normpath(os.path.join(folder, *[".."] * levels)) for levels in (1, 2, 3)))
+    below = sorted(glob(os.path.join(escape(folder), "*", escape(path))))
+    matching = [folder for folder in folders if os.path.lexists(os.path.join(folder, path))]
+    matching += [file.removesuffix(f"/{path}") for file in below]
+    return printable(matching[0]) if matching else ""
 
 
 class PathEndings:
@@ -176,78 +233,3 @@ def join_paths(columns: Sequence[pa.Array], first: int, last: int) -> bytes:
     """Return the paths of samples `first` to `last` (exclusive), row by row, each followed by NUL."""
     parts = [part for column in columns for part in (_to_large_strings(column.slice(first, last - first)), _NUL_TEXT)]
     return bytes(arrow.concat_values(pc.binary_join_element_wise(*parts, _EMPTY_TEXT)))
-
-
-MAX_CHECKED_ROWS = 100
-MAX_CHECKED_COLUMNS = 100
-MAX_MISSING_FILES = 10  # if none of this many texts names a file, the column does not contain paths
-MAX_CHECKED_OBJECTS = 3  # in a store, each check takes a request
-MAX_NAMED_COLUMNS = 8
-
-
-def find_unused_file(root: bytes, texts: Sequence[str | None], packed: Sequence[Sequence[str | None]]) -> str:
-    """Return a path in a column that is not packed, or an empty text.
-
-    Most of `texts`, the values of this column, must be paths of files. The columns in `packed` must not contain the
-    same file in the same row.
-    """
-    if is_address(root):
-        return _find_unused_object(root, texts, packed)
-    folder, files, missing, example = os.fsdecode(root), 0, 0, ""
-    for row, text in enumerate(texts):
-        if not text:
-            continue
-        stat_result = _regular_file(folder, text)
-        if stat_result is None:
-            missing += 1
-            if not files and missing >= MAX_MISSING_FILES:
-                return ""
-            continue
-        files += 1
-        packed_files = [_regular_file(folder, column[row] or "") for column in packed if row < len(column)]
-        if not example and not any(os.path.samestat(stat_result, other) for other in packed_files if other is not None):
-            example = text
-    return example if files > missing else ""
-
-
-def _regular_file(folder: str, path: str) -> os.stat_result | None:
-    try:
-        stat_result = stat_file(os.path.join(folder, path))
-    except (OSError, ValueError):  # ValueError is raised if the path contains a NUL
-        return None
-    return stat_result if stat.S_ISREG(stat_result.st_mode) else None
-
-
-def _find_unused_object(root: bytes, texts: Sequence[str | None], packed: Sequence[Sequence[str | None]]) -> str:
-    packed_texts = {text for column in packed for text in column}
-    unpacked = [text for text in texts if text and text not in packed_texts and "\0" not in text]
-    candidates = [text for text in unpacked if path_ending(text, "last").lower() in BINARY_ENDINGS]
-    candidates = candidates[:MAX_CHECKED_OBJECTS]
-    if not candidates:
-        return ""
-    paths = [*relative_to_root(arrow.text_array(candidates), root).to_pylist()]
-    data = b"".join([to_bytes(path) + b"\0" for path in paths])
-    try:
-        part = stat_files(StatTask(root, data, outside=False))
-    except StoreFailed:  # the run reports the error later, if it needs the store
-        return ""
-    problems = np.frombuffer(part.facts, np.int64).reshape(-1, 4)[:, 3]
-    return candidates[0] if not problems.any() else ""
-
-
-def packing_options(roles: ColumnRoles, examples: Mapping[str, str], dots: Dots) -> str:
-    """Return the options that also pack the columns in `examples`, which maps a column to one of its paths."""
-    if len(examples) == 1 and not (roles.paths() or roles.binary or roles.urls):
-        return option_text("path", next(iter(examples)))
-    words = [option_text("path", roles.path)] if roles.path is not None else []
-    used_fields = {*roles.field_names()}
-    for name, example in examples.items():
-        ending = path_ending(example, dots) or "FIELD"
-        is_free = ending not in used_fields and roles.path is None
-        field = ending if is_free else f"{_UNSAFE_FIELD_CHARACTER.sub('_', name)}.{ending}"
-        used_fields.add(field)
-        words.append(option_text("file", {field: name}))
-    return " ".join(words)
-
-
-_UNSAFE_FIELD_CHARACTER = re.compile(r"[^A-Za-z0-9_-]")

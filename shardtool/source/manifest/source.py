@@ -1,14 +1,14 @@
 """List the samples of a manifest.
 
-The whole table is checked before a file is examined. Columns stay Arrow arrays. Workers get their texts when a shard
-is written (see `ArrowStrings`).
+The whole table is checked before a file is examined. Columns stay Arrow arrays. Their texts are created when a shard is
+written.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from shardtool.dataset.class_names import read_classes
 from shardtool.entries import arrow, metadata_columns
 from shardtool.entries.sample_table import FieldValues, SampleTable
-from shardtool.errors import InvalidRequest, SampleFailed, format_list, printable
+from shardtool.errors import InvalidRequest, SampleFailed, printable
 from shardtool.messages import flag_text, option_text
 from shardtool.names import MAX_FIELDS
 from shardtool.select.field_rows import merge_groups
@@ -30,18 +30,15 @@ from shardtool.source.keys_from import key_list_name
 from shardtool.source.manifest import checks
 from shardtool.source.manifest.paths import (
     CHUNK_ROWS,
-    MAX_CHECKED_COLUMNS,
-    MAX_CHECKED_ROWS,
-    MAX_NAMED_COLUMNS,
     PathEndings,
-    find_absolute,
-    find_unused_file,
-    find_upward,
+    choose_root,
+    find_containing_folder,
+    find_folders,
     join_paths,
-    packing_options,
     rebase_to_root,
     redact_urls,
     relative_to_root,
+    use_common_folder,
 )
 from shardtool.source.manifest.roles import META_FIELD, choose_roles, ending_of_bytes, path_ending, requested_columns
 from shardtool.source.manifest.rows import (
@@ -54,11 +51,11 @@ from shardtool.source.manifest.rows import (
     merge_stat_results,
     write_binary_rows,
 )
+from shardtool.source.manifest.unused_paths import MAX_CHECKED_ROWS, check_unused_paths
 from shardtool.source.scan_part import ALWAYS_CHANGED
 from shardtool.source.selection import add_field_columns, find_listed_samples, rename_listed_keys
 from shardtool.source.stat_files import StatResult, StatTask, stat_files
-from shardtool.storage.paths import is_address, source_root
-from shardtool.storage.remote.address import is_url, parse_address
+from shardtool.storage.paths import is_address
 from shardtool.table import columns as tables
 from shardtool.table import keys, payloads, render
 from shardtool.table.base import reading_table
@@ -78,6 +75,7 @@ if TYPE_CHECKING:
     from shardtool.execute.pool import Pool
     from shardtool.request.create_options import CreateOptions
     from shardtool.request.observer import Observer
+    from shardtool.transform.transform import ReadCondition
     from shardtool.values import ValueType
 
     Problem = tuple[SkipCode, str]
@@ -96,7 +94,7 @@ class ManifestSource(Source):
         self.name, self._where = table.name, table.location
         self._roles = roles = choose_roles(self._where, table.schema, options, self._first_ending)
         self.notes = [*table.notes, *roles.notes]
-        self._root = _resolve_root(options, table.folder)
+        self._root = choose_root(options, table.folder)
         self._is_path_list = isinstance(source, str) and source == "-" and table.schema.names == ["path"]
         # The user wrote these paths, so they are trusted.
         is_own = self._is_path_list or not isinstance(source, str | os.PathLike)
@@ -180,26 +178,16 @@ class ManifestSource(Source):
 
     def list_samples(self, pool: Pool, observer: Observer) -> Listing:
         """Select rows, check columns, and examine the files in workers."""
-        options, roles, later = self._options, self._roles, None
-        if self._is_path_list and not is_address(self._root):
-            self._skip_folders()
-        if options.where is not None:
-            from shardtool.select.query import match_partially
-
-            selected, later = match_partially(
-                add_field_columns(self.table, roles.values), options.where, options.file_columns, self._table.classes
-            )
-            self.keep_rows(selected)
-        if not self._count:
-            found = "no rows" if self._numbers is None else "no remaining row"
-            raise InvalidRequest(self._where, found, expected="a row per sample")
+        later, options, roles = self._select_rows(), self._options, self._roles
         rows = self._rows()
         checks.check_column_types(rows, roles, options.classes, self._table.schema)
         remedy = f"exclude them from {option_text('meta')}"
         tables.check_sidecar_names(self._where, self._sidecar_names(), remedy=remedy)
         checks.check_column_values(rows, roles, self._table.classes)
         if options.stat:
-            self._check_unused_paths()
+            self.notes += check_unused_paths(
+                self._where, self._table.schema, roles, options, self._root, self._first_texts
+            )
         self._number_labels()
         urls = self._extract_urls()
         sizes: ScalarOrArray = _ASSUMED_URL_BYTES
@@ -249,6 +237,22 @@ class ManifestSource(Source):
         pa.default_memory_pool().release_unused()
         listing = Listing(entries, skipped, self.name, tuple(self.notes), self._recorded, later=later)
         return rename_listed_keys(listing, options, partial(self.column, None))
+
+    def _select_rows(self) -> ReadCondition | None:
+        options, later = self._options, None
+        is_list_of_files = self._is_path_list and not is_address(self._root)
+        if is_list_of_files and (folders := find_folders(self._columns["path"], self._root)):
+            self.keep_rows(np.setdiff1d(np.arange(self._count), folders))
+        if options.where is not None:
+            from shardtool.select.query import match_partially
+
+            table = add_field_columns(self.table, self._roles.values)
+            selected, later = match_partially(table, options.where, options.file_columns, self._table.classes)
+            self.keep_rows(selected)
+        if not self._count:
+            found = "no rows" if self._numbers is None else "no remaining row"
+            raise InvalidRequest(self._where, found, expected="a row per sample")
+        return later
 
     def write_binary(self, file: Writable) -> None:
         """Write the payloads of all rows one after the other."""
@@ -313,19 +317,15 @@ class ManifestSource(Source):
         self._columns |= {name: redact_urls(column) for name, column in zip(names, urls, strict=True)}
         return urls
 
-    def _skip_folders(self) -> None:
-        paths, root = self._columns["path"].to_pylist(), os.fsdecode(self._root)
-        parents = {os.path.dirname(path) for path in paths}
-        may_be_folder = [path.rstrip("/") in parents or "." not in os.path.basename(path) for path in paths]
-        candidates = [row for row, path in enumerate(paths) if path and may_be_folder[row]]
-        folders = [row for row in candidates if os.path.isdir(os.path.join(root, paths[row]))]
-        if folders:
-            self.keep_rows(np.setdiff1d(np.arange(len(paths)), folders))
-
     def _resolve_paths(self, rows: TableRows) -> tuple[list[pa.Array], PathEndings | None]:
         roles, options = self._roles, self._options
         if self._may_leave_root and roles.paths():
-            self._use_common_folder()
+            path_columns = {name: self._columns[name] for name in roles.paths()}
+            if (absolute := use_common_folder(path_columns, self._root)) is not None:
+                path_columns, self._root = absolute
+                self._columns |= path_columns
+                where = f"{printable(self._root.rstrip(b'/') or b'/')}, their common folder"
+                self.notes.append(f"paths are relative to {where} (change with {option_text('root')})")
         columns = [relative_to_root(self._columns[name], self._root) for name in roles.paths()]
         for name, paths in zip(roles.paths(), columns, strict=True):
             checks.check_paths(rows, name, paths, outside=options.allow_outside and not is_address(self._root))
@@ -338,27 +338,6 @@ class ManifestSource(Source):
         # store relative paths, because outputs must not contain folders of this machine
         self._columns |= dict(zip(roles.paths(), columns, strict=True))
         return columns, endings
-
-    def _use_common_folder(self) -> None:
-        columns = {name: relative_to_root(self._columns[name], self._root) for name in self._roles.paths()}
-        leaving = {name: find_upward(paths) for name, paths in columns.items()}
-        if not any(len(leaving[name]) or len(find_absolute(paths)) for name, paths in columns.items()):
-            return
-        top = os.path.join(os.path.realpath(os.fsdecode(self._root)), "")
-        real = cache(lambda folder: os.path.realpath(os.path.join(top, folder)))
-        folders = set[str]()
-        for name, paths in columns.items():
-            texts = paths.to_pylist()
-            for row in leaving[name].tolist():
-                folder, file = os.path.split(texts[row])
-                texts[row] = os.path.join(real(folder), file)
-            texts = [text and os.path.join(top, text) for text in texts]
-            folders |= {os.path.dirname(text) for text in texts if text}
-            self._columns[name] = arrow.text_array(texts)
-        common = os.path.commonpath(folders)
-        self._root = os.fsencode(os.path.join(common, ""))
-        where = f"{printable(common)}, their common folder (change with {option_text('root')})"
-        self.notes.append(f"paths are relative to {where}")
 
     def _find_keys(self, rows: TableRows, endings: PathEndings | None) -> tuple[PackedStrings, RowGroups | None]:
         roles = self._roles
@@ -406,35 +385,6 @@ class ManifestSource(Source):
         rows = samples if groups is None else np.flatnonzero(np.isin(groups.of_row, samples))
         self.keep_rows(rows)
         return rows
-
-    def _check_unused_paths(self) -> None:
-        options, roles, schema = self._options, self._roles, self._table.schema
-        used = {*roles.paths(), *(name for role in ("urls", "binary", "values") for name in roles.columns_of(role))}
-        if options.meta not in (None, "all", "none"):
-            used |= {*roles.meta}
-        if roles.key is not None and (options.key is not None or roles.paths() or roles.binary or roles.urls):
-            used.add(roles.key)
-        texts = [column.name for column in schema if tables.is_text_type(column.type) and column.name not in used]
-        values = self._first_texts([*roles.paths(), *texts[:MAX_CHECKED_COLUMNS]])
-        packed = [values.pop(name) for name in roles.paths()]
-        examples = {name: example for name in values if (example := find_unused_file(self._root, values[name], packed))}
-        if not examples:
-            return
-        is_chosen = options.path is not None or bool(options.file or options.bytes or options.url)
-        name, example = next(iter(examples.items()))
-        pack = packing_options(roles, examples, options.dots or "first")
-        names = format_list([*map(repr, examples)])
-        subject = f"column {names} holds" if len(examples) == 1 else f"columns {names} hold"
-        found = f"{subject} paths of existing files, such as {printable(example)!r},"
-        if is_chosen:
-            self.notes.append(f"{found} which are not packed (pack them with {pack})")
-            return
-        named = [*roles.meta] if options.meta != "none" else []
-        named += [column for column in examples if column not in named]
-        kept = option_text("meta", ",".join(named) if len(named) <= MAX_NAMED_COLUMNS else f"{name},...")
-        remedy = f"Pack the files: {pack}. To store the paths as metadata only: {kept}."
-        expected = "an option that names the path columns"
-        raise InvalidRequest(self._where, f"{found} which would not be packed", expected=expected, remedy=remedy)
 
     def _first_texts(self, names: Sequence[str]) -> dict[str, list[str | None]]:
         columns = {name: self._columns[name] for name in names if name in self._columns}
@@ -540,7 +490,7 @@ class ManifestSource(Source):
             found = f"none of the files exists: all {self._count:,} rows name a missing file, such as '{first}'"
             expected = f"paths relative to {printable(self._root)}"
             remedy = f"Choose another folder with {option_text('root')}."
-            if not is_address(self._root) and (folder := self._find_root(first)):
+            if not is_address(self._root) and (folder := find_containing_folder(self._root, first)):
                 remedy = f"Use {option_text('root', folder)}, which contains the first file."
             raise InvalidRequest(self._where, found, expected=expected, remedy=remedy)
         owner = np.arange(self._count) if groups is None else groups.of_row
@@ -562,34 +512,6 @@ class ManifestSource(Source):
             entries = entries.take(kept)
             self.keep_rows(kept)
         return entries, tuple(skipped)
-
-    def _find_root(self, path: str) -> str:
-        # search the current folder, the folders above the root, and those in the root
-        if path.startswith("/") or ".." in path.split("/"):
-            return ""
-        from glob import escape, glob
-
-        root = os.fsdecode(self._root).rstrip("/") or "/"
-        folders = (".", *(os.path.normpath(os.path.join(root, *[".."] * levels)) for levels in (1, 2, 3)))
-        below = sorted(glob(os.path.join(escape(root), "*", escape(path))))
-        matching = [folder for folder in folders if os.path.lexists(os.path.join(folder, path))]
-        matching += [file.removesuffix(f"/{path}") for file in below]
-        return printable(matching[0]) if matching else ""
-
-
-def _resolve_root(options: CreateOptions, folder: str) -> bytes:
-    if options.root is None and not folder:
-        expected = f"tables in one folder, or {option_text('root')} with the folder to which their paths are relative"
-        raise InvalidRequest("the source", "tables in several folders", expected=expected)
-    root = os.fspath(options.root or folder)
-    if is_url(root):
-        parse_address(root)
-        return bytes(source_root(root))
-    if options.root is not None and options.stat and not os.path.isdir(options.root):
-        found = f"no folder {os.fspath(options.root)!r}"
-        expected = "the folder to which the manifest's paths are relative"
-        raise InvalidRequest(option_text("root"), found, expected=expected)
-    return os.fsencode(root).rstrip(b"/") + b"/"
 
 
 _LAST_ENDING = r"(?s)([^/])\.[^./]*$"
