@@ -246,13 +246,13 @@ def _field_label(overview: DatasetOverview, name: str, tally: FieldTally, max_va
             return None
         values = sort_labels(tally.labels.items())[:max_values]
         return LabelSummary("field", tally.labels.total(), sampled=True, distinct=len(tally.labels), values=values)
-    groups, samples, is_named_label = tally.groups.values, tally.sizes.spread().count, overview.is_label(name)
-    if not groups or (not is_named_label and not 1 < len(groups) <= min(_MAX_CLASSES, samples // 2)):
+    counts, samples, is_named_label = tally.counts.values, tally.sizes.spread().count, overview.is_label(name)
+    if not counts or (not is_named_label and not 1 < len(counts) <= min(_MAX_CLASSES, samples // 2)):
         return None
     values = overview.labels(name, max_values)
     if not is_named_label and all(value.number is not None for value in values):
         return None
-    return LabelSummary("field", samples, overview.partial, len(groups), values)
+    return LabelSummary("field", samples, overview.partial, len(counts), values)
 
 
 def _column_values(overview: DatasetOverview, name: str) -> dict[str, int]:

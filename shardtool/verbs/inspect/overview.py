@@ -61,10 +61,10 @@ class FieldPayloads(NamedTuple):
     lengths: NDArray[np.uint64]
     crcs: NDArray[np.uint64] | None
 
-    def groups(self) -> NDArray[np.uint64]:
-        """Return length and CRC-32C of each payload as one number, equal for equal payloads."""
-        groups: NDArray[np.uint64] = self.lengths << np.uint64(32)
-        return groups if self.crcs is None else groups | self.crcs
+    def content_ids(self) -> NDArray[np.uint64]:
+        """Return a number for each payload, its length and CRC-32C, which is equal for equal payloads."""
+        lengths: NDArray[np.uint64] = self.lengths << np.uint64(32)
+        return lengths if self.crcs is None else lengths | self.crcs
 
 
 @dataclass(frozen=True)
@@ -106,15 +106,15 @@ class FieldTally:
     """The statistics of a field over all shards.
 
     Attributes:
-        groups: Number of payloads by `FieldPayloads.groups`. Invalid if `unknown` is true.
-        locations: Shard number and offset of the first payload of each group.
+        counts: Number of payloads by content id. Invalid if `unknown` is true.
+        locations: Shard number and offset of the first payload with each content id.
         unknown: Whether the indexes lack the checksums of some payloads.
         labels: Number of inspected payloads by label, which is a pair of name and class number.
     """
 
     def __init__(self) -> None:
         self.sizes = SizeTally()
-        self.groups = ValueCounts[int]()
+        self.counts = ValueCounts[int]()
         self.locations: dict[int, tuple[int, int]] = {}
         self.unknown = False
         self.labels: Counter[tuple[str, int | float | None]] = Counter()
@@ -124,18 +124,18 @@ class FieldTally:
         self.sizes.add(payloads.lengths)
         if payloads.crcs is None:
             self.unknown = True
-        if self.groups.values is None or self.unknown:
+        if self.counts.values is None or self.unknown:
             return
         if int(payloads.lengths.max()) > MAX_LABEL_BYTES:
-            self.groups.values = None
+            self.counts.values = None
             return
-        groups, first, counts = np.unique(payloads.groups(), return_index=True, return_counts=True)
-        self.groups.add(zip(groups.tolist(), counts.tolist(), strict=True))
-        if self.groups.values is None:
+        ids, first, counts = np.unique(payloads.content_ids(), return_index=True, return_counts=True)
+        self.counts.add(zip(ids.tolist(), counts.tolist(), strict=True))
+        if self.counts.values is None:
             self.locations = {}
             return
-        for group, offset in zip(groups.tolist(), payloads.offsets[first].tolist(), strict=True):
-            self.locations.setdefault(group, (number, offset))
+        for content_id, offset in zip(ids.tolist(), payloads.offsets[first].tolist(), strict=True):
+            self.locations.setdefault(content_id, (number, offset))
 
 
 def shard_random_numbers(seed: int, number: int, count: int) -> NDArray[np.float64]:
@@ -151,7 +151,7 @@ class DatasetOverview:
         scanned: Number of shards without a valid sidecar.
         interleaved: Shards with more samples than keys.
         images: Inspected images by field, as the sample's key and (width, height, mode) or an error message.
-        group_names: Label texts that `labels` has read, by field and `FieldPayloads.groups`.
+        label_texts: Label texts that `labels` has read, by field and content id.
     """
 
     def __init__(self, dataset: StoredDataset, options: InspectOptions, observer: Observer) -> None:
@@ -169,7 +169,7 @@ class DatasetOverview:
         self.images: dict[str, list[tuple[str, tuple[int, int, str] | str]]] = {}
         self.kinds = number_features(dataset.file.features) if dataset.file else {}
         self.classes = dataset.file.classes if dataset.file else {}
-        self.group_names: dict[str, dict[int, str]] = {}
+        self.label_texts: dict[str, dict[int, str]] = {}
         self._chosen: list[tuple[float, int, int, StoredSample]] = []
         self._all_chosen = False  # whether all samples are inspected
         self._reads_left = _MAX_LABEL_READS
@@ -324,17 +324,17 @@ class DatasetOverview:
         """
         tally = self.fields[name]
         kind, classes = self.kinds.get(name, "bytes"), self.classes.get(name)
-        counts = (tally.groups.values or {}).items()
-        groups, names = sorted(counts, key=lambda item: (-item[1], tally.locations[item[0]]))[:max_values], {}
-        in_order = sorted((*tally.locations[group], group) for group, _ in groups)
+        items = (tally.counts.values or {}).items()
+        counts, names = sorted(items, key=lambda item: (-item[1], tally.locations[item[0]]))[:max_values], {}
+        in_order = sorted((*tally.locations[content_id], content_id) for content_id, _ in counts)
         for number, locations in groupby(in_order, key=lambda location: location[0]):
             path = self.dataset.shards[number].path
             with suppress(CorruptShard), open_shard(path) as file:
-                for _, offset, group in locations:
-                    data = b"".join(iter_payload(file, offset, group >> 32, path))
-                    names[group] = label_name(data, kind, classes)
-        self.group_names[name] = {group: label for group, (label, _) in names.items()}
-        return sort_labels([(names.get(group, ("?", None)), count) for group, count in groups])
+                for _, offset, content_id in locations:
+                    data = b"".join(iter_payload(file, offset, content_id >> 32, path))
+                    names[content_id] = label_name(data, kind, classes)
+        self.label_texts[name] = {content_id: label for content_id, (label, _) in names.items()}
+        return sort_labels([(names.get(content_id, ("?", None)), count) for content_id, count in counts])
 
     def is_label(self, name: str) -> bool:
         """Return whether a field or column has class names, or is named like a label."""
@@ -350,6 +350,6 @@ class DatasetOverview:
 
     def label_names(self) -> list[str]:
         """Return the names of labels whose values are all known, the likeliest first."""
-        names = [name for name, tally in self.fields.items() if tally.groups.values and not tally.unknown]
+        names = [name for name, tally in self.fields.items() if tally.counts.values and not tally.unknown]
         names += [name for name, column in self.label_columns().items() if column.counts.values]
         return sorted(filter(self.is_label, names), key=lambda name: (self.label_rank(name), name))

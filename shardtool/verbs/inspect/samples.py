@@ -80,7 +80,7 @@ def first_samples(
 
 
 def find_sample(datasets: Sequence[StoredDataset], key: str) -> StoredSample:
-    """Return the first sample with this key. If none has it, return the sample with this number in all datasets."""
+    """Return the first sample with this key, or else the sample with this number, counted from 0 over all datasets."""
     if (sample := _find_in_key_ranges(datasets, key)) is not None:
         return sample
     sample_number = int(key) if key.isascii() and key.isdigit() and len(key) <= _MAX_NUMBER_DIGITS else -1
@@ -269,7 +269,7 @@ def _recognize(
 
 
 def decode_text(data: bytes, *, is_complete: bool) -> str | None:
-    """Decode UTF-8 text. Return None if the bytes are not text. Unless `is_complete`, the last character can be cut."""
+    """Decode UTF-8, or return None if it is not text. Unless `is_complete`, ignore a cut character at the end."""
     try:
         text = getincrementaldecoder("utf-8")().decode(data, final=is_complete)
     except UnicodeDecodeError:

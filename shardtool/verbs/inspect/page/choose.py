@@ -163,7 +163,7 @@ class ChosenSamples:
 
     @property
     def total(self) -> str:
-        """Number of samples as text."""
+        """The number of samples in the dataset as text."""
         prefix = "at least " if self.overview.partial and self.overview.dataset.file is None else ""
         return f"{prefix}{self.summary.samples:,}"
 
@@ -211,8 +211,8 @@ def _strata_of(
     for name in labels:
         if name in fields and fields[name].crcs is not None:
             codes = np.full(len(shard_index), -1, np.int64)
-            groups, codes[fields[name].rows] = np.unique(fields[name].groups(), return_inverse=True)
-            return name, codes, [*map(str, groups.tolist()), ""]
+            ids, codes[fields[name].rows] = np.unique(fields[name].content_ids(), return_inverse=True)
+            return name, codes, [*map(str, ids.tolist()), ""]
         if name in shard_index.schema.names and is_scalar_type(shard_index.schema.field(name).type):
             values = shard_index.table.column(name).combine_chunks()
             values = values if pt.is_dictionary(values.type) else values.dictionary_encode()

@@ -59,7 +59,7 @@ class LabelSet(NamedTuple):
     """The values of a label or column, the most frequent first.
 
     Attributes:
-        total: Number of samples with a value, or of annotations. `unit` names which.
+        total: Number of samples with a value, or of annotations, as `unit` tells.
     """
 
     name: str
@@ -121,7 +121,7 @@ class DatasetView(ChosenSamples):
 
     @property
     def state(self) -> tuple[str, str]:
-        """Return `good`, `warn` or `bad`, and a short text."""
+        """The state of the files (`good`, `warn` or `bad`), and a short text about it."""
         summary = self.summary
         if missing := sum(problem.code == "missing-shard" for problem in summary.problems):
             return "bad", f"{pluralize(missing, 'shard')} missing"

@@ -111,11 +111,11 @@ class MediaBudget:
         self._per_sample = (total - self._available) / max(samples, 1)
 
     def start_sample(self) -> None:
-        """Add the next sample's share of bytes."""
+        """Make the bytes of the next sample available."""
         self._available += self._per_sample
 
     def take(self, kind: str, length: int) -> int:
-        """Return how many bytes of a field to include: all, a start that is long enough to hear, or 0."""
+        """Use bytes for a field, and return their number: all, a start that is long enough to hear, or 0."""
         available = min(int(self._available), _MAX_MEDIA_BYTES)
         aligned = available // _AUDIO_FRAME_BYTES * _AUDIO_FRAME_BYTES
         start_bytes = aligned if aligned >= _MIN_CLIP_BYTES and not kind.endswith("/mp4") else 0

@@ -86,9 +86,9 @@ class RowTable:
             # a field such as `labels.json` contains lists for the column `labels`
             is_column = name in columns or name.rpartition(".")[0] in columns
             if not is_column and payloads.crcs is not None and overview.is_label(name):
-                groups, is_missing = np.zeros(len(shard_index), np.uint64), np.ones(len(shard_index), np.bool_)
-                groups[payloads.rows], is_missing[payloads.rows] = payloads.groups(), False
-                columns[name] = _Values("label", pa.array(groups[:count], mask=is_missing[:count]))
+                ids, is_missing = np.zeros(len(shard_index), np.uint64), np.ones(len(shard_index), np.bool_)
+                ids[payloads.rows], is_missing[payloads.rows] = payloads.content_ids(), False
+                columns[name] = _Values("label", pa.array(ids[:count], mask=is_missing[:count]))
         keys = _Values("text", table.column("__key__").combine_chunks())
         size = sum(part.nbytes for column in (keys, *columns.values()) for part in column[1:] if part is not None)
         fitting = count if size <= self._bytes_left else count * self._bytes_left // size
@@ -237,7 +237,7 @@ def rows_json(tables: Sequence[RowTable], overviews: Sequence[DatasetOverview]) 
         for table, overview in pairs:
             if table.rows:
                 values = table.columns.get(name, [_Values("", pa.nulls(table.rows, pa.string()))])
-                parts += [_name_groups(part, overview.group_names.get(name, {})) for part in values]
+                parts += [_with_label_texts(part, overview.label_texts.get(name, {})) for part in values]
         is_label = name == "split" or any(overview.is_label(name) for overview in overviews)
         documents.append(script_json({"name": cell_text(name), "label": is_label, **_column_document(parts)}))
     sizes = [size for table in tables for part in table.sizes for size in part.to_pylist()]
@@ -256,10 +256,11 @@ def _names_json(name: str, values: Sequence[str]) -> str:
     return script_json({"name": name, "label": name == "dataset", **document})
 
 
-def _name_groups(part: _Values, names: Mapping[int, str]) -> _Values:
+def _with_label_texts(part: _Values, label_texts: Mapping[int, str]) -> _Values:
     if part.kind != "label":
         return part
-    texts = (None if group is None else names.get(group, "?") for group in part.values.to_pylist())
+    ids = part.values.to_pylist()
+    texts = (None if content_id is None else label_texts.get(content_id, "?") for content_id in ids)
     return _Values("text", pa.array(texts, pa.string()))
 
 
