@@ -6,6 +6,7 @@ Whatever the key of a sample, no file outside the output folder is written.
 from __future__ import annotations
 
 import base64
+import json
 import math
 import sys
 from codecs import getincrementaldecoder
@@ -290,6 +291,12 @@ def json_value(value: object) -> object:
     if isinstance(value, (list, tuple)):
         return [json_value(item) for item in value]
     return str(value)
+
+
+def json_text(value: object) -> str | None:
+    """Return a value as text: as JSON, unless `json_value` makes it a string or None."""
+    plain = json_value(value)
+    return plain if plain is None or isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
 
 
 _MAX_PATH_CHARS = 255

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,7 @@ from shardtool.names import to_output_name
 from shardtool.read.metadata import SelectedShard, selected_shards
 from shardtool.storage.remote.call_options import without_markers
 from shardtool.storage.target_file import create_target
-from shardtool.verbs.inspect.samples import check_report_path, json_value
+from shardtool.verbs.inspect.samples import check_report_path, json_text
 from shardtool.verbs.inspect.summary import is_scalar_type
 
 if TYPE_CHECKING:
@@ -118,7 +117,7 @@ def _flatten_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
     columns = [
         _decode_dictionary(column)
         if _is_csv_type(field)
-        else pa.array([*map(_json_text, column.to_pylist())], pa.string())
+        else pa.array([*map(json_text, column.to_pylist())], pa.string())
         for field, column in zip(table.schema, table.columns, strict=True)
     ]
     return pa.Table.from_arrays(columns, schema=schema)
@@ -133,8 +132,3 @@ def _is_csv_type(field: pa.Field) -> bool:
     return field.name == SHARD_COLUMN or (
         is_scalar_type(kind) and not pa.types.is_time(kind) and not pa.types.is_duration(kind)
     )
-
-
-def _json_text(value: object) -> str | None:
-    plain = json_value(value)
-    return plain if plain is None or isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)

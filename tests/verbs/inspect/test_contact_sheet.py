@@ -20,9 +20,9 @@ _BAD = (0xA8, 0x20, 0x1A)
 
 def _colours(path: Path) -> set[tuple[int, ...]]:
     with Image.open(path) as picture:
-        found = picture.convert("RGB").getcolors(2**24)
-    assert found is not None
-    return {colour for _, colour in found if isinstance(colour, tuple)}
+        colours = picture.convert("RGB").getcolors(2**24)
+    assert colours is not None
+    return {colour for _, colour in colours if isinstance(colour, tuple)}
 
 
 def test_the_size_depends_on_the_number_of_samples(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_images_are_drawn(tmp_path: Path) -> None:
     colours = _colours(tmp_path / "s.png")
     for at in range(3):
         wanted = (at * 37 % 256, at * 91 % 256, 120)
-        assert any(max(abs(a - b) for a, b in zip(one, wanted, strict=True)) < 12 for one in colours), wanted
+        assert any(max(abs(a - b) for a, b in zip(colour, wanted, strict=True)) < 12 for colour in colours), wanted
     assert _BAD not in colours
 
 

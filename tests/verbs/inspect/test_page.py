@@ -192,9 +192,9 @@ def test_images_and_numbers_need_no_script(photo_page: _Page) -> None:
     """The images with alternative texts, the totals, labels and fingerprint are in the HTML itself."""
     pictures = photo_page.tags("img")
     assert len(photo_page.samples) == 40
-    for one, shown in zip(pictures, photo_page.samples + photo_page.unusual, strict=True):
+    for picture, shown in zip(pictures, photo_page.samples + photo_page.unusual, strict=True):
         label = re.escape(f"{shown['key']}, {shown['labels']['cls']}")
-        assert re.fullmatch(rf"{label}, JPEG image, \d+ by \d+ pixels", str(one["alt"]))
+        assert re.fullmatch(rf"{label}, JPEG image, \d+ by \d+ pixels", str(picture["alt"]))
     for said in ("98", "samples", "astronaut", "rocket", "b2:", "complete", "40 of 98", "label from folder"):
         assert said in photo_page.text
 
@@ -271,7 +271,9 @@ def test_hostile_content_is_text(tmp_path: Path) -> None:
     assert not any(name.startswith("on") for name in names)
     assert {name for name, _ in page.reader.tags}.isdisjoint({"i", "iframe", "object"})
     assert [sample["texts"][-1]["kind"] for sample in page.samples[:2]] == ["chat", "chat"]
-    assert len([one for one in page.tags("svg") if "outlines" in str(one.get("class"))]) == len(HOSTILE_KEYS)
+    assert len([drawing for drawing in page.tags("svg") if "outlines" in str(drawing.get("class"))]) == len(
+        HOSTILE_KEYS
+    )
     assert len(page.tags("script")) == 3
     assert page.keys == [*HOSTILE_KEYS, "odd"]
     assert all(str(sample["src"]).startswith("data:") for sample in page.tags("img"))
@@ -406,12 +408,12 @@ def test_page_and_text_show_the_same_numbers(kind: str, tmp_path: Path, monkeypa
     noun = "shards" if shards > 1 else "shard"
     totals = f"samples {summary.samples:,} {noun} {shards} total size {format_size(summary.size)}"
     assert totals in page.text
-    for name, one in summary.fields.items():
-        share = (
-            "all" if one.samples == summary.samples else f"{one.samples:,} ({100 * one.samples / summary.samples:.3g}%)"
-        )
-        sizes = map(format_size, (one.size.total, one.size.smallest, one.size.median, one.size.largest))
-        assert (name, share, *sizes, "all the same size" if one.size.smallest == one.size.largest else "") in rows
+    for name, stored in summary.fields.items():
+        share = f"{stored.samples:,} ({100 * stored.samples / summary.samples:.3g}%)"
+        size = stored.size
+        sizes = map(format_size, (size.total, size.smallest, size.median, size.largest))
+        note = "all the same size" if size.smallest == size.largest else ""
+        assert (name, "all" if stored.samples == summary.samples else share, *sizes, note) in rows
     titles = {f"{title} {name}" for name in summary.labels for title in ("Labels:", "Column")}
     assert len(titles & set(page.reader.titles)) == len(summary.labels) > 0
     for label in summary.labels.values():
@@ -419,7 +421,7 @@ def test_page_and_text_show_the_same_numbers(kind: str, tmp_path: Path, monkeypa
             assert (value.name, "", f"{value.samples:,}", f"{100 * value.samples / label.samples:.3g}%") in rows
     split_counts = {(row[0], row[2]) for row in rows if len(row) == 4}
     assert split_counts >= {(name, f"{samples:,}") for name, samples in summary.splits.items()}
-    assert all(f"{name} ({one.type})" in page.text for name, one in summary.columns.items())
+    assert all(f"{name} ({column.type})" in page.text for name, column in summary.columns.items())
     read = page.html[page.html.index("import shardtool") :].partition("</pre>")[0]
     monkeypatch.chdir(folder)
     exec(unescape(read), {})  # noqa: S102 - what a reader of the page would run
@@ -496,16 +498,16 @@ def test_masks_are_coloured(case: str, tmp_path: Path) -> None:
     small = {"both": {name: data, "jpg": image(1, size=(200, 20))}, "one": {name: data}}
     write_shard(tmp_path / "d" / "s-000000.tar", small)
     page = read_page(tmp_path / "d")
-    for one, is_mask in zip(page.samples, (beside, alone), strict=True):
-        shown = one["images"][-1]
+    for sample, is_mask in zip(page.samples, (beside, alone), strict=True):
+        shown = sample["images"][-1]
         assert bool(shown["colours"]) == is_mask
     assert page.samples[0]["over"] == beside
     own_class = "sharp" if alone else None
     assert [tag.get("class") for tag in page.tags("img")] == [None, *(["mask"] if beside else []), own_class]
     if alone:
-        found = Image.open(io.BytesIO(base64.b64decode(str(page.tags("img")[2]["src"]).partition(",")[2])))
-        pixels = np.asarray(found).reshape(-1, 4).tolist()
-        seen = {"#{:02x}{:02x}{:02x}".format(*one[:3]) for one in pixels if one[3]}
+        overlay = Image.open(io.BytesIO(base64.b64decode(str(page.tags("img")[2]["src"]).partition(",")[2])))
+        pixels = np.asarray(overlay).reshape(-1, 4).tolist()
+        seen = {"#{:02x}{:02x}{:02x}".format(*pixel[:3]) for pixel in pixels if pixel[3]}
         assert seen == {colour for value, colour in page.samples[1]["images"][0]["colours"] if value}
         assert [value for value, _ in page.samples[1]["images"][0]["colours"]] == [*values]
 
@@ -535,7 +537,7 @@ def test_clips_are_included_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.Mo
     write_shard(tmp_path / "d" / "s-000000.tar", samples)
     page = read_page(tmp_path / "d")
     played = [str(sample["src"]) for name in ("audio", "video") for sample in page.tags(name)]
-    assert {one.partition(";")[0] for one in played} == {
+    assert {source.partition(";")[0] for source in played} == {
         "data:audio/wav",
         "data:audio/mpeg",
         "data:video/mp4",
@@ -548,8 +550,8 @@ def test_clips_are_included_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.Mo
     assert said["html"] == said["none"] == []
     playing = {sample["key"] for sample in page.samples if sample["clips"] and sample["clips"][0]["size"]}
     assert {key[:2] for key in playing} >= {"00", "01", "02", "03", "04", "05"}
-    for one in played:
-        data = base64.b64decode(one.partition(",")[2])
+    for source in played:
+        data = base64.b64decode(source.partition(",")[2])
         if data[:4] == b"RIFF":
             with wave.open(io.BytesIO(data)) as file:
                 assert len(file.readframes(10**9)) == file.getnframes() * 2 == len(data) - 44
@@ -605,8 +607,8 @@ def test_unusual_samples_are_found(tmp_path: Path) -> None:
     })  # fmt: skip
     create(table, f"{tmp_path}/d/s-{{0..}}.tar", CreateOptions(field=("txt=txt",), max_count=60, workers=0))
     page = read_page(tmp_path / "d", samples=5)
-    found = [(sample["key"], sample["why"]) for sample in page.unusual]
-    assert found == [
+    reasons = [(sample["key"], sample["why"]) for sample in page.unusual]
+    assert reasons == [
         ("007", "smallest: 29 B"), ("151", "largest: 10 kB"), ("017", "widest: 900 by 3"),
         ("101", "tallest: 4 by 800"),
         ("000", "duplicate: same content as 050"), ("050", "duplicate: same content as 000"),
@@ -625,5 +627,5 @@ def test_uniform_datasets_have_no_unusual_samples(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", DEPTHS)
 def test_deep_images_are_scaled(name: str) -> None:
     """An image with more than 8 bits is scaled from its smallest to its largest value, without clipping."""
-    found = thumbnail.make_thumbnail(DEPTHS[name][0], "m.tif", 64)
-    assert len(set(Image.open(io.BytesIO(found.data)).convert("L").tobytes())) > 1
+    small = thumbnail.make_thumbnail(DEPTHS[name][0], "m.tif", 64)
+    assert len(set(Image.open(io.BytesIO(small.data)).convert("L").tobytes())) > 1

@@ -102,7 +102,7 @@ def test_boxes_are_on_the_page(tmp_path: Path) -> None:
         source, f"{tmp_path}/d-{{0..}}.tar", CreateOptions(bytes=("jpg=jpg",), field=("boxes.json=boxes",), workers=0)
     )
     page = read_page(tmp_path / "d.json")
-    drawings = [one for one in page.tags("svg") if "outlines" in str(one.get("class"))]
+    drawings = [drawing for drawing in page.tags("svg") if "outlines" in str(drawing.get("class"))]
     assert len(drawings) == 1
     assert [sample["d"] for sample in page.tags("path")] == [_BOX, "M0 0L45 0L45 45L0 45Z"]
     assert "2 annotations" in str(page.tags("img")[0]["alt"])
@@ -141,7 +141,7 @@ def test_conversations_are_a_chat(tmp_path: Path) -> None:
     }
     fields = {"a": _LLAVA, "b": hostile}
     write_shard(
-        tmp_path / "d" / "s-000000.tar", {key: {"json": json.dumps(one).encode()} for key, one in fields.items()}
+        tmp_path / "d" / "s-000000.tar", {key: {"json": json.dumps(value).encode()} for key, value in fields.items()}
     )
     page = read_page(tmp_path / "d")
     first, second = (sample["texts"][0] for sample in page.samples)
@@ -197,7 +197,7 @@ def test_waveforms_are_on_the_page(tmp_path: Path) -> None:
         tmp_path / "d" / "s-000000.tar", {"a": {"wav": sound(0.5)}, "b": {"mp3": b"\xff\xfb\x90\x64" + bytes(2000)}}
     )
     page = read_page(tmp_path / "d")
-    assert len([one for one in page.tags("svg") if one.get("class") == "wave"]) == 1
+    assert len([drawing for drawing in page.tags("svg") if drawing.get("class") == "wave"]) == 1
     assert len(page.tags("audio")) == 2
 
 

@@ -133,7 +133,7 @@ def test_a_column_with_few_values_is_no_label(dataset: Path) -> None:
     """Only classes and columns that are named like a label are labels of a card."""
     page = read_page(dataset, samples=20)
     assert any("lang" in sample["labels"] for sample in page.samples)
-    assert not any(one.get("class") == "label" for one in page.tags("span"))
+    assert not any(span.get("class") == "label" for span in page.tags("span"))
     assert "labels in" not in page.text
 
 
@@ -156,8 +156,8 @@ def test_each_column_has_a_chart(dataset: Path) -> None:
     labels = [str(sample["aria-label"]) for sample in page.tags("svg") if sample.get("class") == "bars"]
     assert len(labels) == len(_TABLE.column_names) - 1
     assert "lang: 2 values, 20 without a value" in labels
-    assert any(one.startswith("tags: list length, 1 without a value") for one in labels)
-    assert any(one.startswith("long: characters") for one in labels)
+    assert any(label.startswith("tags: list length, 1 without a value") for label in labels)
+    assert any(label.startswith("long: characters") for label in labels)
     assert "2024-01-28" in page.text
 
 

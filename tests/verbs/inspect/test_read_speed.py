@@ -79,11 +79,11 @@ def test_each_measurement_reads_at_least_one_sample(dataset: Path) -> None:
     """However short the time, each measurement reads a sample, and counts its bytes before decoding."""
     speed = read_speed(dataset, decode=True)
     assert (speed.dataset, speed.shards) == (str(dataset), 4)
-    assert speed.mean_size == sum(one.stat().st_size for one in dataset.parent.glob("*.tar")) // 4
+    assert speed.mean_size == sum(path.stat().st_size for path in dataset.parent.glob("*.tar")) // 4
     assert speed.opening >= 0
-    for one in (speed.stream, speed.random, speed.decoded):
-        assert one is not None
-        assert (one.samples, one.bytes) == (1, 5)
+    for measured in (speed.stream, speed.random, speed.decoded):
+        assert measured is not None
+        assert (measured.samples, measured.bytes) == (1, 5)
     assert read_speed(dataset).decoded is None
 
 

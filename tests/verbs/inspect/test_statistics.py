@@ -17,9 +17,9 @@ def test_sizes_add_up(values: list[int], cut: int) -> None:
     sizes = SizeTally()
     for at in range(0, len(values), cut):
         sizes.add(np.array(values[at : at + cut], np.uint64))
-    found = sizes.spread()
-    assert (found.count, found.total) == (len(values), sum(values))
-    assert (found.smallest, found.median, found.largest) == (
+    spread = sizes.spread()
+    assert (spread.count, spread.total) == (len(values), sum(values))
+    assert (spread.smallest, spread.median, spread.largest) == (
         min(values), sorted(values)[len(values) // 2], max(values)
     )  # fmt: skip
 

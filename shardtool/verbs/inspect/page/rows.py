@@ -16,7 +16,7 @@ import pyarrow.types as pt
 
 from shardtool.entries.arrow import is_list_type, number_array, to_python_values
 from shardtool.errors import printable
-from shardtool.verbs.inspect.samples import json_value
+from shardtool.verbs.inspect.samples import json_text
 from shardtool.verbs.inspect.summary import is_scalar_type
 
 if TYPE_CHECKING:
@@ -195,8 +195,7 @@ def _list_texts(values: pa.Array, class_names: Sequence[str]) -> pa.Array:
 def _value_text(value: object, class_names: Sequence[str]) -> str | None:
     if isinstance(value, int) and 0 <= value < len(class_names):
         return class_names[value]
-    plain = json_value(value)
-    text = plain if plain is None or isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
+    text = json_text(value)
     return text and text[: _MAX_VALUE_CHARS + 1]
 
 
