@@ -58,7 +58,7 @@ def _texts(folder: Path) -> dict[str, NDArray[np.uint16]]:
 
 def _read(blocks: list[dict[str, Any]]) -> dict[str, list[NDArray[np.uint16]]]:
     """Check each block, and return the pieces of each document."""
-    found = defaultdict(list)
+    pieces = defaultdict(list)
     for block in blocks:
         tokens, segments, positions = block["tokens"], block["segments"], block["positions"]
         assert [array.shape for array in (tokens, segments, positions)] == [(TOKENS,)] * 3
@@ -67,11 +67,11 @@ def _read(blocks: list[dict[str, Any]]) -> dict[str, list[NDArray[np.uint16]]]:
             (places,) = np.nonzero(segments == number)
             assert (np.diff(places) == 1).all()
             assert positions[places].tolist() == [*range(len(places))]
-            found[key].append(tokens[places])
+            pieces[key].append(tokens[places])
         (padding,) = np.nonzero(segments == 0)
         assert not tokens[padding].any()
         assert positions[padding].tolist() == [*range(len(padding))]
-    return found
+    return pieces
 
 
 @pytest.mark.parametrize("by", ["first-fit", "concat"])
@@ -109,8 +109,8 @@ def test_rules_keep_every_token(lengths: list[int], tokens: int) -> None:
     for rule in (bundles.fitted, bundles.concatenated) if any(lengths) else ():
         block, places, starts, counts = rule(tokens, sizes)
         pieces = zip(places.tolist(), starts.tolist(), counts.tolist(), strict=True)
-        found = [(place, start + at) for place, start, count in pieces for at in range(count)]
-        assert sorted(found) == [(place, at) for place, length in enumerate(lengths) for at in range(length)]
+        tokens_of_pieces = [(place, start + at) for place, start, count in pieces for at in range(count)]
+        assert sorted(tokens_of_pieces) == [(place, at) for place, length in enumerate(lengths) for at in range(length)]
         assert (np.diff(block) >= 0).all()
         assert np.bincount(block, counts).max() <= tokens
         assert np.bincount(block).min() > 0
@@ -240,8 +240,8 @@ def test_an_empty_batch_is_replaced(folder: Path) -> None:
         stream = dataset.batch(by="length", tokens=300, field="npy").stream(ends="pad", rank=0, world_size=1)
         batches = [*stream]
         assert len(batches) == len(stream)
-        found = [*chain(*(batch["__key__"] for batch in batches))]
-        assert {*found} == lengths.keys() - {key}
+        keys = [*chain(*(batch["__key__"] for batch in batches))]
+        assert {*keys} == lengths.keys() - {key}
         alone = key in long
         assert stream.skipped.samples == 1
         assert sum(all(batch["__padding__"]) for batch in batches) == alone
@@ -261,7 +261,7 @@ def test_samples_skipped_from_batches_are_counted(folder: Path, ends: Ends) -> N
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("call", "message"),
     [
         (lambda dataset: dataset.pack(0), "tokens: 0"),
         (lambda dataset: dataset.pack(TOKENS), "field: not given; expected the token field, one of bin, npy"),
@@ -292,10 +292,10 @@ def test_samples_skipped_from_batches_are_counted(folder: Path, ends: Ends) -> N
         (lambda dataset: shardtool.mix([dataset.pack(TOKENS, "npy")], [1]), "mix first, then batch or pack"),
     ],
 )
-def test_invalid_requests(folder: Path, asked: Any, message: str) -> None:
+def test_invalid_requests(folder: Path, call: Any, message: str) -> None:
     """Unknown sizes and invalid options are rejected immediately."""
     with pytest.raises(InvalidRequest) as caught:
-        asked(_open(folder))
+        call(_open(folder))
     assert message in str(caught.value)
 
 

@@ -74,11 +74,11 @@ def test_locates_samples(tmp_path: Path) -> None:
     catalog = open_catalog(packed(tmp_path / "set"))
     shards, rows = catalog.locate(np.arange(COUNT))
     assert [*zip(shards.tolist(), rows.tolist(), strict=True)] == [divmod(at, 4) for at in range(COUNT)]
-    asked = np.array([22, 0, 5, 0, 4])
-    for shard, some, which in catalog.group_by_shard(asked):
-        assert (4 * shard + some).tolist() == asked[which].tolist()
-    assert sorted(at for *_, which in catalog.group_by_shard(asked) for at in which.tolist()) == [*range(5)]
-    assert [*catalog.group_by_shard(asked[:0])] == []
+    numbers = np.array([22, 0, 5, 0, 4])
+    for shard, rows, which in catalog.group_by_shard(numbers):
+        assert (4 * shard + rows).tolist() == numbers[which].tolist()
+    assert sorted(at for *_, which in catalog.group_by_shard(numbers) for at in which.tolist()) == [*range(5)]
+    assert [*catalog.group_by_shard(numbers[:0])] == []
 
 
 def test_the_fingerprint_depends_on_the_order(tmp_path: Path) -> None:

@@ -59,10 +59,10 @@ def test_keys(dataset: Dataset) -> None:
         dataset[["a/000", "a/1", "c/000"]]
 
 
-@given(asked=st.lists(PLACES), cut=SLICES)
-def test_lists_and_slices(dataset: Dataset, asked: list[int], cut: slice) -> None:
+@given(positions=st.lists(PLACES), cut=SLICES)
+def test_lists_and_slices(dataset: Dataset, positions: list[int], cut: slice) -> None:
     """A list returns its samples in order; a slice is a view with the samples of the same list slice."""
-    assert dataset[asked] == [SAMPLES[at] for at in asked] == dataset[np.array(asked, np.int32)]
+    assert dataset[positions] == [SAMPLES[at] for at in positions] == dataset[np.array(positions, np.int32)]
     assert [*dataset[cut]] == SAMPLES[cut]
     assert [*dataset[cut].keys] == KEYS[cut] == dataset.keys[cut]
 
@@ -82,11 +82,11 @@ def test_views_of_views(dataset: Dataset, cuts: list[slice], mask: list[bool]) -
     assert sorted(shuffled, key=repr) == sorted(expected, key=repr)
 
 
-@pytest.mark.parametrize("asked", [1.5, None, [1.5], [None], [[1]], [[1], [1, 2]], ["a/000", 1], b"a/000"])
-def test_invalid_indexes(dataset: Dataset, asked: Any) -> None:
+@pytest.mark.parametrize("index", [1.5, None, [1.5], [None], [[1]], [[1], [1, 2]], ["a/000", 1], b"a/000"])
+def test_invalid_indexes(dataset: Dataset, index: Any) -> None:
     """Anything but numbers, keys, slices, lists and masks is rejected."""
     with pytest.raises(InvalidRequest, match=r"invalid index .*; expected a number, a key, a slice"):
-        dataset[asked]
+        dataset[index]
 
 
 def test_pandas_columns_are_indexes(dataset: Dataset) -> None:
@@ -194,15 +194,15 @@ def test_splits_by_shares(dataset: Dataset, seed: int, share: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("splits", "said"),
+    ("splits", "message"),
     [
         ({"a": 0.5}, "the sum 0.5"), ({"a/b": 1}, "invalid split names"), (5, "expected shares such as"),
         ({}, "expected shares"), ("a=0.5;b=0.5", "expected shares"), ({"a": None}, "a=None"), (["a"], "splits:"),
     ],
 )  # fmt: skip
-def test_invalid_splits(dataset: Dataset, splits: Any, said: str) -> None:
+def test_invalid_splits(dataset: Dataset, splits: Any, message: str) -> None:
     """Invalid shares and unknown splits are rejected before anything is read."""
-    with pytest.raises(InvalidRequest, match=said):
+    with pytest.raises(InvalidRequest, match=message):
         shardtool.open(dataset.reader.catalog.name, splits=splits)
     with pytest.raises(InvalidRequest, match="no split 'test'; expected one of train, val"):
         shardtool.open(dataset.reader.catalog.name, splits="train=90,val=10").partition("test")
@@ -226,13 +226,13 @@ def test_columns(dataset: Dataset) -> None:
 
 def test_table(dataset: Dataset) -> None:
     """All sidecars are one table with shard names; a view's table has its rows, in its order."""
-    found = dataset.table().to_table(columns=["__key__", "__shard__", "number", "bi"]).to_pylist()
-    assert [row["__key__"] for row in found] == KEYS
-    assert [row["number"] for row in found] == [*range(COUNT)]
-    assert len({row["__shard__"] for row in found}) == SHARDS
-    asked = [20, 1, 2, 19, 1]
-    rows = dataset.select(asked).table().to_table(columns=["__key__", "__shard__", "number", "bi"]).to_pylist()
-    assert rows == [found[at] for at in asked]
+    table = dataset.table().to_table(columns=["__key__", "__shard__", "number", "bi"]).to_pylist()
+    assert [row["__key__"] for row in table] == KEYS
+    assert [row["number"] for row in table] == [*range(COUNT)]
+    assert len({row["__shard__"] for row in table}) == SHARDS
+    numbers = [20, 1, 2, 19, 1]
+    rows = dataset.select(numbers).table().to_table(columns=["__key__", "__shard__", "number", "bi"]).to_pylist()
+    assert rows == [table[at] for at in numbers]
     assert dataset.schema.names == dataset.table().schema.names
     assert dataset.table().count_rows() == COUNT
 

@@ -68,13 +68,13 @@ def test_images(kind: str, images: ImageType) -> None:
     """An image becomes RGB as decoded by Pillow: writable uint8 [height, width, 3], or a Pillow image."""
     form = {"jpg": "JPEG", "tiff": "TIFF"}.get(kind, kind.upper() if kind.isalpha() else "PNG")
     data = file_of(photo((40, 30)), form)
-    found = decoded(kind, data, images=images)
+    image = decoded(kind, data, images=images)
     expected = Image.open(io.BytesIO(data)).convert("RGB")
     if images == "pil":
-        assert (found.mode, found.size, found.tobytes()) == ("RGB", (40, 30), expected.tobytes())
+        assert (image.mode, image.size, image.tobytes()) == ("RGB", (40, 30), expected.tobytes())
     else:
-        assert (found.dtype, found.shape, found.flags.writeable) == (np.uint8, (30, 40, 3), True)
-        assert np.array_equal(found, np.asarray(expected))
+        assert (image.dtype, image.shape, image.flags.writeable) == (np.uint8, (30, 40, 3), True)
+        assert np.array_equal(image, np.asarray(expected))
 
 
 def test_image_formats_are_detected_from_content() -> None:
@@ -157,7 +157,7 @@ def _pages(data: bytes) -> list[Array]:
 def test_a_loss_is_reported_once_per_field(what: str, images: ImageType, caplog: pytest.LogCaptureFixture) -> None:
     """Reducing to 8 bits or one page warns once per field, and names a lossless decoder."""
     pages = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
-    data, found, remedy = {
+    data, loss, remedy = {
         "grey": (file_of(deep((8, 8)), "PNG"), "grey values of more than 8 bits", "'mask'}) returns the stored values"),
         "colour": (png((8, 8), 16, 2, (b"\0" + bytes(48)) * 8), "colours of more than 8 bits", "cv2.IMREAD_UNCHANGED"),
         "pages": (file_of(pages[0], "TIFF", save_all=True, append_images=pages[1:]), "only the first", "ImageSequence"),
@@ -168,7 +168,7 @@ def test_a_loss_is_reported_once_per_field(what: str, images: ImageType, caplog:
             decoded(field, data, images=images)
         (record,) = caplog.records
         assert record.getMessage().startswith(f"field {field}: ")
-        assert found in record.getMessage()
+        assert loss in record.getMessage()
         assert remedy in record.getMessage()
         assert f"decode({{{field!r}: " in record.getMessage()
 
@@ -177,8 +177,8 @@ def test_the_suggested_decoders_are_lossless(caplog: pytest.LogCaptureFixture) -
     """They return all bits and pages without a warning; lossless images give no warning."""
     pages = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
     tiff = file_of(pages[0], "TIFF", save_all=True, append_images=pages[1:])
-    found = decoded("own.tif", tiff, own=(("tif", _pages),))
-    assert [page[0, 0].tolist() for page in found] == [[255, 0, 0], [0, 0, 255]]
+    pages = decoded("own.tif", tiff, own=(("tif", _pages),))
+    assert [page[0, 0].tolist() for page in pages] == [[255, 0, 0], [0, 0, 255]]
     grey = decoded("own.png", file_of(deep((8, 8)), "PNG"), own=(("png", "mask"),))
     assert (grey.dtype, grey.tolist()) == (np.uint16, np.asarray(deep((8, 8))).tolist())
     for form in ("PNG", "TIFF", "WEBP", "GIF", "JPEG"):
@@ -207,10 +207,10 @@ _MASKS = {
 def test_masks(name: str) -> None:
     """The decoder `mask` returns the stored values in their dtype, in writable memory."""
     data, expected = _MASKS[name]
-    found = decoded("seg.png", data, own=(("seg.png", "mask"),))
-    assert found.dtype == expected.dtype
-    assert np.array_equal(found, expected)
-    assert found.flags.writeable
+    mask = decoded("seg.png", data, own=(("seg.png", "mask"),))
+    assert mask.dtype == expected.dtype
+    assert np.array_equal(mask, expected)
+    assert mask.flags.writeable
 
 
 def test_unsupported_depths_are_rejected() -> None:
@@ -224,10 +224,12 @@ def test_reduce() -> None:
     """A JPEG is decoded at the smallest scale at which both sides are long enough; others keep their size."""
     image = photo((403, 301))
     jpg, turned = file_of(image, "JPEG"), file_of(image.transpose(LAID[6]), "JPEG", exif=exif(6))
-    for least in ((1, 1), (50, 37), (51, 37), (100, 75), (101, 75), (100, 76), (201, 150), (202, 1), (1000, 1)):
-        scale = next((divisor for divisor in (8, 4, 2) if 403 // divisor >= least[0] and 301 // divisor >= least[1]), 1)
+    for min_size in ((1, 1), (50, 37), (51, 37), (100, 75), (101, 75), (100, 76), (201, 150), (202, 1), (1000, 1)):
+        scale = next(
+            (divisor for divisor in (8, 4, 2) if 403 // divisor >= min_size[0] and 301 // divisor >= min_size[1]), 1
+        )
         expected = (-(-301 // scale), -(-403 // scale), 3)
-        assert decoded("jpg", jpg, reduce=least).shape == decoded("jpg", turned, reduce=least).shape == expected
+        assert decoded("jpg", jpg, reduce=min_size).shape == decoded("jpg", turned, reduce=min_size).shape == expected
     assert decoded("png", file_of(image, "PNG"), reduce=(1, 1)).shape == (301, 403, 3)
 
 
@@ -293,9 +295,9 @@ def test_memory_is_bounded(name: str, images: str, tmp_path: Path) -> None:
     (tmp_path / "image").write_bytes(data)
     command = [sys.executable, "-c", _MEMORY, str(tmp_path / "image"), images]
     took = int(subprocess.run(command, check=True, capture_output=True, text=True, env=ENVIRONMENT).stdout)
-    most = int(took * 0.9) - 2**20  # memory that the allocator keeps
-    how = {"own": (("png", "mask"),)} if images == "mask" else {"images": images}
-    assert "may take" in failure("png", data, max_bytes=most, **how).found
+    max_bytes = int(took * 0.9) - 2**20  # memory that the allocator keeps
+    options = {"own": (("png", "mask"),)} if images == "mask" else {"images": images}
+    assert "may take" in failure("png", data, max_bytes=max_bytes, **options).found
 
 
 def test_large_claims_are_rejected_before_allocation() -> None:
@@ -328,9 +330,9 @@ _BYTES = (
 def test_the_last_extension_decides(field: str) -> None:
     """The last extension of a field decides its type, in any case."""
     data, expected = _VALUES[field]
-    found = decoded(field, data)
-    assert found == expected
-    assert type(found) is type(expected)
+    value = decoded(field, data)
+    assert value == expected
+    assert type(value) is type(expected)
 
 
 @pytest.mark.parametrize("field", _BYTES)
@@ -360,11 +362,11 @@ def test_other_values_are_unchanged() -> None:
 )  # fmt: skip
 def test_npy(array: Array, version: tuple[int, int] | None) -> None:
     """An array equals `numpy.load`, in its own writable memory."""
-    found = decoded("npy", npy(array, version))
+    result = decoded("npy", npy(array, version))
     expected = np.load(io.BytesIO(npy(array, version)))
-    assert (found.dtype, found.shape, found.tobytes()) == (expected.dtype, expected.shape, expected.tobytes())
-    assert found.flags.writeable
-    assert found.flags.f_contiguous == expected.flags.f_contiguous
+    assert (result.dtype, result.shape, result.tobytes()) == (expected.dtype, expected.shape, expected.tobytes())
+    assert result.flags.writeable
+    assert result.flags.f_contiguous == expected.flags.f_contiguous
 
 
 def test_npy_version_3() -> None:
@@ -376,8 +378,8 @@ def test_npy_version_3() -> None:
 @given(of_numpy.arrays(of_numpy.scalar_dtypes(), of_numpy.array_shapes(min_dims=0, min_side=0)))
 def test_any_npy(array: Array) -> None:
     """Any array of plain values makes a round trip."""
-    found = decoded("npy", npy(array))
-    assert (found.dtype, found.shape, found.tobytes()) == (array.dtype, array.shape, array.tobytes())
+    result = decoded("npy", npy(array))
+    assert (result.dtype, result.shape, result.tobytes()) == (array.dtype, array.shape, array.tobytes())
 
 
 _BAD_ARRAYS = {
@@ -474,9 +476,9 @@ def test_invalid_or_large_audio() -> None:
     piped = data[:4] + b"\xff" * 4 + data[8:40] + b"\xff" * 4 + data[44:]
     assert np.array_equal(decoded("wav", piped, **_AUDIO).samples * 2**15, _SOUND.T)
     facts = int.from_bytes(flac[18:26], "big") >> 36 << 36
-    for frames, said in ((2**36 - 1, "68,719,476,735 frames"), (0, "audio of unknown length")):
+    for frames, message in ((2**36 - 1, "68,719,476,735 frames"), (0, "audio of unknown length")):
         flac[18:26] = (facts | frames).to_bytes(8, "big")
-        assert said in str(failure("wav", bytes(flac), **_AUDIO))
+        assert message in str(failure("wav", bytes(flac), **_AUDIO))
 
 
 @given(st.sampled_from(["WAV", "FLAC", "OGG"]), st.data())
@@ -532,10 +534,10 @@ def test_custom_decoders(own: dict[str, Decoder], field: str, expected: object) 
 def test_image_type_per_field() -> None:
     """Different image fields can have different decoders."""
     decode = Decode((("thumb.jpg", "pil"), ("photo", "numpy")), reduce=(20, 15))
-    found = decode({"__key__": "a", "thumb.jpg": _JPG, "photo": _JPG, "jpg": _JPG})
-    assert isinstance(found["thumb.jpg"], Image.Image)
-    assert np.array_equal(np.asarray(found["photo"]), np.asarray(found["jpg"]))
-    assert found["thumb.jpg"].size == (20, 15)
+    sample = decode({"__key__": "a", "thumb.jpg": _JPG, "photo": _JPG, "jpg": _JPG})
+    assert isinstance(sample["thumb.jpg"], Image.Image)
+    assert np.array_equal(np.asarray(sample["photo"]), np.asarray(sample["jpg"]))
+    assert sample["thumb.jpg"].size == (20, 15)
 
 
 def _fails(error: Exception) -> Callable[[bytes], object]:

@@ -46,9 +46,9 @@ def test_each_dataset_runs_through_its_epochs(lengths: list[int], options: Order
     seen = [at for epoch in range(3) for at in _numbers(mix, replace(options, epoch=epoch))]
     first = 0
     for length in lengths:
-        own = [at - first for at in seen if first <= at < first + length]
-        for start in range(0, len(own), length):
-            of_epoch = own[start : start + length]
+        numbers_of_dataset = [at - first for at in seen if first <= at < first + length]
+        for start in range(0, len(numbers_of_dataset), length):
+            of_epoch = numbers_of_dataset[start : start + length]
             assert len(set(of_epoch)) == len(of_epoch)
             assert options.shuffle or of_epoch == list(range(len(of_epoch)))
         first += length
@@ -61,8 +61,8 @@ def test_proportions_are_exact(weights: list[int], options: OrderOptions, start:
     """Any range of the order has exact proportions, up to parts of two blocks of 64 at its ends."""
     mix = _mix([10**6] * len(weights), weights, 2 * 10**9)
     which, _ = mix.turns(options, np.arange(start, start + 3000))
-    found = np.bincount(which, minlength=len(weights))
-    off = abs(found - 3000 * np.array(weights) / sum(weights)).max()
+    counts = np.bincount(which, minlength=len(weights))
+    off = abs(counts - 3000 * np.array(weights) / sum(weights)).max()
     assert off <= 2 * len(weights) + 64
 
 
@@ -72,9 +72,9 @@ def test_a_position_is_independent_of_others(lengths: list[int], options: OrderO
     """Its sample does not depend on which positions are requested together."""
     mix = _mix(lengths, range(1, len(lengths) + 1), 100)
     whole = np.array(_numbers(mix, options))
-    asked = np.random.default_rng(len(lengths)).integers(0, 100, 40)
-    assert mix.order(options).numbers(asked).tolist() == whole[asked].tolist()
-    assert mix.order(options).numbers(asked[:0]).tolist() == []
+    positions = np.random.default_rng(len(lengths)).integers(0, 100, 40)
+    assert mix.order(options).numbers(positions).tolist() == whole[positions].tolist()
+    assert mix.order(options).numbers(positions[:0]).tolist() == []
 
 
 @pytest.mark.parametrize(

@@ -132,18 +132,18 @@ def test_few_indexes_are_kept(catalog: Catalog, monkeypatch: pytest.MonkeyPatch)
 
 def test_threads(catalog: Catalog) -> None:
     """Threads that read the same indexes get equal ones."""
-    store, found = IndexStore(catalog), []
+    store, results = IndexStore(catalog), []
 
     def read() -> None:
-        found.append([store.index(at).all_keys() for at in range(SHARDS)])
+        results.append([store.index(at).all_keys() for at in range(SHARDS)])
 
     threads = [threading.Thread(target=read) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [found[0]] * 8
-    assert [key.decode() for keys in found[0] for key in keys] == [key_of(number) for number in range(COUNT)]
+    assert results == [results[0]] * 8
+    assert [key.decode() for keys in results[0] for key in keys] == [key_of(number) for number in range(COUNT)]
 
 
 def test_a_lock_held_at_the_fork(catalog: Catalog) -> None:

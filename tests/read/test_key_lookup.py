@@ -40,11 +40,11 @@ class _Counted(IndexStore):
 @given(keys=st.lists(st.binary(max_size=40) | st.binary(min_size=250, max_size=300), max_size=10))
 def test_hashes(keys: list[bytes]) -> None:
     """A hash depends only on the key; keys that differ in one byte, or in trailing zeros, have other hashes."""
-    found = hash_keys(keys).tolist()
-    assert found == [int(hash_keys([key])[0]) for key in keys]
-    assert len({*found}) == len({*keys})
+    hashes = hash_keys(keys).tolist()
+    assert hashes == [int(hash_keys([key])[0]) for key in keys]
+    assert len({*hashes}) == len({*keys})
     others = [key + b"\0" for key in keys] + [bytes([key[0] ^ 1]) + key[1:] for key in keys if key]
-    assert not {*found} & {*hash_keys([*{*others} - {*keys}]).tolist()}
+    assert not {*hashes} & {*hash_keys([*{*others} - {*keys}]).tolist()}
 
 
 def test_only_the_matching_shard_is_searched(tmp_path: Path) -> None:

@@ -62,10 +62,10 @@ store = index_store.IndexStore(replace(made_catalog([COUNT] * SHARDS), shared=Sh
 def worker(begin, done):
     os.read(begin, 1)
     for shard in range(SHARDS):
-        found = store.index(shard)
-        assert found.keys_of(np.array([9])) == [str(shard * COUNT + 1_000_009)]
-        assert int(found.offsets[-1]) == 1024 * COUNT - 512
-        assert sum(int(column.max()) for column in (found.starts, found.sizes, found.firsts, found.lengths))
+        index = store.index(shard)
+        assert index.keys_of(np.array([9])) == [str(shard * COUNT + 1_000_009)]
+        assert int(index.offsets[-1]) == 1024 * COUNT - 512
+        assert sum(int(column.max()) for column in (index.starts, index.sizes, index.firsts, index.lengths))
     os.write(done, b"x")
     os.read(begin, 1)
 

@@ -41,7 +41,7 @@ def test_resumes_with_other_ranks(folder: Path) -> None:
     assert len(expected) == len(mixed) == 80
     assert len(set(expected)) == 80
     state = mixed.stream(seed=4, buffer=30, parts=4, rank=0, world_size=1).state_dict()
-    found = []
+    keys = []
     for world_size, steps in ((3, 5), (2, 11), (1, 1), (5, None)):
         again = shardtool.mix(_open(folder), weights=[0.75, 0.25], stop="all")
         ranks = [again.stream(rank=rank, world_size=world_size, ends="uneven") for rank in range(world_size)]
@@ -49,10 +49,10 @@ def test_resumes_with_other_ranks(folder: Path) -> None:
             rank.load_state_dict(json.loads(json.dumps(state)))
         readers = [iter(rank) for rank in ranks]
         for _ in range(steps or 80):
-            found += [sample["__key__"] for sample in (next(reader, None) for reader in readers) if sample]
+            keys += [sample["__key__"] for sample in (next(reader, None) for reader in readers) if sample]
         state = ranks[-1].state_dict()
         assert state == ranks[0].state_dict()
-    assert found == expected
+    assert keys == expected
     assert (state["epoch"], state["position"]) == (1, 0)
 
 
@@ -144,8 +144,8 @@ def test_skipping_per_dataset(folder: Path) -> None:
     big, few = _open(folder)
     skipping = shardtool.mix([big.fields("none", missing="skip"), few])
     stream = skipping.stream(rank=0, world_size=1)
-    found = [str(sample["__key__"]) for sample in stream]
-    assert (len(found), {key[:3] for key in found}) == (20, {"few"})
+    keys = [str(sample["__key__"]) for sample in stream]
+    assert (len(keys), {key[:3] for key in keys}) == (20, {"few"})
     assert stream.skipped.samples == 60
     with pytest.raises(SampleFailed, match="no field none"):
         list(shardtool.mix([big.fields("none"), few.fields("none", missing="skip")]))
@@ -171,7 +171,7 @@ def test_samples_per_dataset(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("options", "message"),
     [
         ({"choose": [1, 2], "stop": "all"}, "choose: given with stop; expected only one of: weights"),
         ({"weights": [1, 2], "repeat": [1, 2]}, "weights: given with repeat"),
@@ -182,10 +182,10 @@ def test_samples_per_dataset(folder: Path) -> None:
         ({"stop": 0}, "stop: 0"),
     ],
 )
-def test_invalid_weights(folder: Path, asked: dict[str, object], message: str) -> None:
+def test_invalid_weights(folder: Path, options: dict[str, object], message: str) -> None:
     """Only one kind of weights is allowed, with one number above 0 per dataset."""
     with pytest.raises(InvalidRequest, match=message):
-        shardtool.mix(_open(folder), **asked)  # type: ignore[arg-type]
+        shardtool.mix(_open(folder), **options)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="the mix: 0 for 0 datasets"):
         shardtool.mix([])
 

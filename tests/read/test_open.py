@@ -179,9 +179,9 @@ def test_splits(tmp_path: Path) -> None:
 
 def test_classes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """If class numbers differ between datasets, class names are omitted with a warning."""
-    asked: dict[str, Any] = {"field": ("cls=bi",), "classes": ("cls",), "where": "bi.notna()"}
-    packed(tmp_path / "one", **asked)
-    packed(tmp_path / "two", "x-{000..}.tar", first=50, count=3, **{**asked, "where": "bi == 'dog'"})
+    options: dict[str, Any] = {"field": ("cls=bi",), "classes": ("cls",), "where": "bi.notna()"}
+    packed(tmp_path / "one", **options)
+    packed(tmp_path / "two", "x-{000..}.tar", first=50, count=3, **{**options, "where": "bi == 'dog'"})
     assert shardtool.open(tmp_path / "one").classes == {"cls": ["cat", "dog"]}
     assert shardtool.open([tmp_path / "one", tmp_path / "two"]).classes == {}
     assert "cls: class numbers differ between the datasets" in caplog.text
@@ -263,10 +263,10 @@ def test_a_missing_sidecar(folder: Path, caplog: pytest.LogCaptureFixture) -> No
     missing.unlink()
     damaged.write_bytes(damaged.read_bytes()[:-1])
     assert _read(folder / "out.json") == SAMPLES
-    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(said) == 2
-    assert "missing. The shard was scanned instead" in said[0]
-    assert damaged.name in said[1]
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 2
+    assert "missing. The shard was scanned instead" in warnings[0]
+    assert damaged.name in warnings[1]
 
 
 def test_another_number_of_samples(folder: Path) -> None:

@@ -50,10 +50,10 @@ def test_each_sample_once(counts: list[int], options: OrderOptions) -> None:
 def test_a_position_is_independent_of_others(counts: list[int], options: OrderOptions) -> None:
     """Its sample does not depend on which positions are requested together."""
     order = epoch_order(np.array(counts, np.int64), options)
-    asked = np.random.default_rng(len(counts)).integers(0, order.length, 30)
+    positions = np.random.default_rng(len(counts)).integers(0, order.length, 30)
     whole = np.array(_whole(counts, options))
-    assert order.numbers(asked).tolist() == whole[asked].tolist()
-    assert order.numbers(asked[:0]).tolist() == []
+    assert order.numbers(positions).tolist() == whole[positions].tolist()
+    assert order.numbers(positions[:0]).tolist() == []
 
 
 @pytest.mark.parametrize("shuffle", [True, "full"])
@@ -130,10 +130,10 @@ def test_samples_of_a_rank_are_mixed(each: int, size: int, ranks: int) -> None:
     few = len(np.unique(classes[:64]))
     assert _classes_in_a_row(classes) >= 64
     assert few >= 40
-    own = np.sort(order.numbers(np.arange(ranks // 2, min(options.round_size, order.length), ranks)))
-    pieces = 1 + np.count_nonzero(np.diff(own) > 1)
+    numbers_of_rank = np.sort(order.numbers(np.arange(ranks // 2, min(options.round_size, order.length), ranks)))
+    pieces = 1 + np.count_nonzero(np.diff(numbers_of_rank) > 1)
     assert pieces <= 2 * options.parts // ranks  # a window may span two shards
-    assert len(own) * size <= 2**26
+    assert len(numbers_of_rank) * size <= 2**26
 
 
 def _classes_in_a_row(classes: np.ndarray[tuple[int], np.dtype[np.int64]]) -> float:
@@ -179,9 +179,9 @@ def test_very_many_samples() -> None:
     counts = np.full(10_000, 100_000)
     for shuffle in (True, "full"):
         order = epoch_order(counts, OrderOptions(shuffle))
-        found = order.numbers(np.arange(order.length - 10_000, order.length))
-        assert len(np.unique(found)) == 10_000
-        assert 0 <= found.min() <= found.max() < order.length == 10**9
+        numbers = order.numbers(np.arange(order.length - 10_000, order.length))
+        assert len(np.unique(numbers)) == 10_000
+        assert 0 <= numbers.min() <= numbers.max() < order.length == 10**9
 
 
 @settings(max_examples=30, deadline=None)
@@ -191,12 +191,12 @@ def test_chosen_samples(counts: list[int], options: OrderOptions, data: st.DataO
     chosen = data.draw(st.lists(st.integers(0, sum(counts) - 1), unique=True, min_size=1))
     view = CatalogSamples(made_catalog(counts), np.array(chosen))
     order = view.order(options)
-    found = order.numbers(np.arange(order.length)).tolist()
-    assert sorted(found) == sorted(chosen)
-    assert options.shuffle or found == chosen
+    numbers = order.numbers(np.arange(order.length)).tolist()
+    assert sorted(numbers) == sorted(chosen)
+    assert options.shuffle or numbers == chosen
     assert view.length == order.length == len(chosen)
     again = CatalogSamples(view.catalog, np.sort(chosen)).order(options)
-    assert not options.shuffle or again.numbers(np.arange(again.length)).tolist() == found
+    assert not options.shuffle or again.numbers(np.arange(again.length)).tolist() == numbers
 
 
 def test_fingerprints_of_views() -> None:

@@ -35,7 +35,7 @@ def made(ending: str, tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 
 @pytest.fixture
-def own(ending: str, tmp_path: Path) -> Made:
+def writable(ending: str, tmp_path: Path) -> Made:
     """A dataset that a test may damage."""
     return make(tmp_path, ending)
 
@@ -66,60 +66,60 @@ def test_samples_with_equal_fields_are_read_as_columns(ending: str, tmp_path: Pa
         assert read_valid(made.reader().with_options(fields=frozenset(fields)), numbers(asked)) == expected
 
 
-def test_only_selected_payloads_are_read(own: Made) -> None:
+def test_only_selected_payloads_are_read(writable: Made) -> None:
     """Damage in other fields does not matter."""
-    sample, shard, offset = own.place(70_000)
+    sample, shard, offset = writable.place(70_000)
     flip(shard, offset + 10_000)
-    labels = read_valid(own.reader(check=True, fields=frozenset({"cls"})), numbers(range(SAMPLES)))
-    assert [sample["cls"] for sample in labels] == [sample["cls"] for sample in own.samples]
+    labels = read_valid(writable.reader(check=True, fields=frozenset({"cls"})), numbers(range(SAMPLES)))
+    assert [sample["cls"] for sample in labels] == [sample["cls"] for sample in writable.samples]
     with pytest.raises(CorruptShard, match=f"{sample['__key__']}, jpg: the checksum"):
-        read_valid(own.reader(check=True), numbers(range(SAMPLES)))
+        read_valid(writable.reader(check=True), numbers(range(SAMPLES)))
 
 
-def test_a_flipped_byte_is_found_by_its_checksum(own: Made) -> None:
+def test_a_flipped_byte_is_found_by_its_checksum(writable: Made) -> None:
     """With `check`, an error names shard, key, field and offset; or the sample is skipped and counted."""
-    sample, shard, offset = own.place(5_000)
+    sample, shard, offset = writable.place(5_000)
     flip(shard, offset + 17)
     what = rf"{shard}: at {offset:,}: {sample['__key__']}, jpg: the checksum [0-9a-f]{{8}}; expected [0-9a-f]{{8}}"
     with pytest.raises(CorruptShard, match=what) as error:
-        read_valid(own.reader(check=True), numbers(range(SAMPLES)))
+        read_valid(writable.reader(check=True), numbers(range(SAMPLES)))
     assert pickle.loads(pickle.dumps(error.value)).offset == offset  # noqa: S301 - our own
-    assert len(read_valid(own.reader(), numbers(range(SAMPLES)))) == SAMPLES
-    reader = own.reader(check=True, on_error="skip")
-    assert read_valid(reader, numbers(range(SAMPLES))) == [one for one in own.samples if one is not sample]
+    assert len(read_valid(writable.reader(), numbers(range(SAMPLES)))) == SAMPLES
+    reader = writable.reader(check=True, on_error="skip")
+    assert read_valid(reader, numbers(range(SAMPLES))) == [other for other in writable.samples if other is not sample]
     assert (reader.skipped.samples, dict(reader.skipped.shards)) == (1, {str(shard): 1})
     with pytest.raises(CorruptShard, match=what):
-        own.open(check=True, on_error="skip")[own.samples.index(sample)]
+        writable.open(check=True, on_error="skip")[writable.samples.index(sample)]
 
 
-@pytest.mark.parametrize("how", ["removed", "cut", "stale"])
-def test_a_missing_or_changed_shard_is_named(own: Made, *, how: str) -> None:
+@pytest.mark.parametrize("damage", ["removed", "cut", "stale"])
+def test_a_missing_or_changed_shard_is_named(writable: Made, *, damage: str) -> None:
     """A missing, truncated or extended shard is an error, or costs only its own samples."""
-    shard = own.shard(1)
-    if how == "removed":
+    shard = writable.shard(1)
+    if damage == "removed":
         shard.unlink()
     else:
         data = shard.read_bytes()
-        shard.write_bytes(data[:-2000] if how == "cut" else data + bytes(1024))
-    firsts = own.reader().catalog.firsts.tolist()
+        shard.write_bytes(data[:-2000] if damage == "cut" else data + bytes(1024))
+    firsts = writable.reader().catalog.firsts.tolist()
     with pytest.raises(CorruptShard, match=shard.stem):
-        read_valid(own.reader(), numbers([firsts[1]]))
-    reader = own.reader(on_error="skip")
-    rest = own.samples[: firsts[1]] + own.samples[firsts[2] :]
+        read_valid(writable.reader(), numbers([firsts[1]]))
+    reader = writable.reader(on_error="skip")
+    rest = writable.samples[: firsts[1]] + writable.samples[firsts[2] :]
     assert read_valid(reader, numbers(range(SAMPLES))) == rest
     assert (reader.skipped.samples, len(reader.skipped.reasons)) == (firsts[2] - firsts[1], 1)
 
 
-def test_a_shard_truncated_while_open_is_detected(own: Made) -> None:
+def test_a_shard_truncated_while_open_is_detected(writable: Made) -> None:
     """The error names the sample; samples before the end are still read."""
-    reader = own.reader(on_error="skip")
+    reader = writable.reader(on_error="skip")
     all_numbers = numbers(range(SAMPLES))
-    assert read_valid(reader, all_numbers) == own.samples
-    with own.shard(0).open("r+b") as file:
+    assert read_valid(reader, all_numbers) == writable.samples
+    with writable.shard(0).open("r+b") as file:
         file.truncate(60_000)
-    found = read_valid(reader, all_numbers)
-    assert found[0] == own.samples[0]
-    assert len(found) == SAMPLES - reader.skipped.samples
+    samples = read_valid(reader, all_numbers)
+    assert samples[0] == writable.samples[0]
+    assert len(samples) == SAMPLES - reader.skipped.samples
     assert reader.skipped.samples > 0
     assert all("the shard ends" in reason for reason in reader.skipped.reasons)
 
@@ -135,23 +135,23 @@ def test_check_requires_checksums(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
-def test_a_shard_without_a_sidecar_is_checked_as_a_whole(own: Made, on_error: str) -> None:
+def test_a_shard_without_a_sidecar_is_checked_as_a_whole(writable: Made, on_error: str) -> None:
     """Its checksum is compared with the dataset file."""
-    sidecar = own.shard(1).with_suffix(".index")
+    sidecar = writable.shard(1).with_suffix(".index")
     sidecar.unlink()
     everything = numbers(range(SAMPLES))
-    reader = own.reader(check=True, on_error=on_error)
-    assert read_valid(reader, everything) == own.samples
+    reader = writable.reader(check=True, on_error=on_error)
+    assert read_valid(reader, everything) == writable.samples
     assert reader.skipped.samples == 0
-    offset = own.shard(1).read_bytes().rfind(own.samples[int(reader.catalog.firsts[2]) - 1]["jpg"])  # type: ignore[arg-type]
-    flip(own.shard(1), offset)
-    reader = own.reader(check=True, on_error=on_error)
+    offset = writable.shard(1).read_bytes().rfind(writable.samples[int(reader.catalog.firsts[2]) - 1]["jpg"])  # type: ignore[arg-type]
+    flip(writable.shard(1), offset)
+    reader = writable.reader(check=True, on_error=on_error)
     if on_error == "raise":
         with pytest.raises(CorruptShard, match=r"the checksum .* as in its dataset file"):
             read_valid(reader, everything)
     else:
         first, last = reader.catalog.firsts[1:3].tolist()
-        assert read_valid(reader, everything) == own.samples[:first] + own.samples[last:]
+        assert read_valid(reader, everything) == writable.samples[:first] + writable.samples[last:]
 
 
 @pytest.mark.parametrize("indexed", [True, False])
@@ -168,8 +168,8 @@ def test_foreign_records_become_values_and_lists(tmp_path: Path, *, indexed: boo
     expected = [{name: value[0] if len(value) == 1 else value for name, value in one.items()} for one in examples]
     if indexed:  # the dataset file records which features are lists
         expected[1] |= {"many": [b"\n\x01z"], "ints": [5]}
-    found = read_valid(reader, numbers([1, 0]))
-    assert [{k: v for k, v in one.items() if k != "__key__"} for one in found] == expected[::-1]
+    samples = read_valid(reader, numbers([1, 0]))
+    assert [{k: v for k, v in sample.items() if k != "__key__"} for sample in samples] == expected[::-1]
 
 
 def test_metadata(tmp_path: Path) -> None:
@@ -182,8 +182,8 @@ def test_metadata(tmp_path: Path) -> None:
     ran = typed(*words)
     assert ran.code == 0, ran
     reader = SampleReader(open_catalog(str(tmp_path / "out.json")), ReadOptions(metadata=True))
-    found = read_valid(reader, numbers([8, 0, 4, 1, 2, 3, 5, 6, 7]))
-    assert [(sample["__key__"], sample["width"], sample["txt"]) for sample in found[:2]] == [
+    samples = read_valid(reader, numbers([8, 0, 4, 1, 2, 3, 5, 6, 7]))
+    assert [(sample["__key__"], sample["width"], sample["txt"]) for sample in samples[:2]] == [
         ("k8", 24, b"k8"),
         ("k0", 0, b"k0"),
     ]
@@ -198,44 +198,46 @@ def test_threads_and_pickled_readers_agree(made: Made) -> None:
     reader = made.reader()
     jobs = [numbers([at, SAMPLES - 1 - at, 3]) for at in range(SAMPLES)] * 3
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(partial(read_valid, reader), jobs))
-    assert found == [[made.samples[at] for at in job] for job in jobs]
-    assert read_valid(pickle.loads(pickle.dumps(reader)), jobs[5]) == found[5]  # noqa: S301 - our own
+        results = list(threads.map(partial(read_valid, reader), jobs))
+    assert results == [[made.samples[at] for at in job] for job in jobs]
+    assert read_valid(pickle.loads(pickle.dumps(reader)), jobs[5]) == results[5]  # noqa: S301 - our own
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_single_reads_keep_only_cached_shards_open(own: Made, monkeypatch: pytest.MonkeyPatch, *, shared: bool) -> None:
+def test_single_reads_keep_only_cached_shards_open(
+    writable: Made, monkeypatch: pytest.MonkeyPatch, *, shared: bool
+) -> None:
     """Single reads keep no shard or index that the caches have dropped."""
     if not shared:
         monkeypatch.setattr(shared_blocks, "_create_unnamed_file", lambda: None)
     for module, name, value in ((index_store, "_INDEX_CACHE_BYTES", 1), (open_files, "_MAX_OPEN_SHARDS", 1)):
         with monkeypatch.context() as limited:
             limited.setattr(module, name, value)
-            reader = own.reader()
+            reader = writable.reader()
             for number in [*range(SAMPLES), *range(SAMPLES)]:
-                assert reader.read_one(number) == own.samples[number]
+                assert reader.read_one(number) == writable.samples[number]
                 assert len(reader._open_shards) <= 1  # noqa: SLF001
-    reader = own.reader()
-    assert [reader.read_one(number) for number in range(SAMPLES)] == own.samples
-    assert len(reader._open_shards) == len(shards(own.path.parent))  # noqa: SLF001
+    reader = writable.reader()
+    assert [reader.read_one(number) for number in range(SAMPLES)] == writable.samples
+    assert len(reader._open_shards) == len(shards(writable.path.parent))  # noqa: SLF001
 
 
 @pytest.mark.parametrize(("few", "fields"), [(SAMPLES, None), (1, frozenset({"jpg"}))])
 def test_large_samples_are_read_on_demand(
-    own: Made, monkeypatch: pytest.MonkeyPatch, few: int, fields: frozenset[str] | None
+    writable: Made, monkeypatch: pytest.MonkeyPatch, few: int, fields: frozenset[str] | None
 ) -> None:
     """One by one or as columns, with errors in their places."""
     monkeypatch.setattr(sample_reader, "_MAX_SAMPLES_READ_SINGLY", few)
-    asked = numbers([*range(SAMPLES - 1, -1, -2), *range(0, SAMPLES, 2)])
-    reader = own.reader().with_options(fields=fields)
-    early, late = reader.read(asked), reader.read(asked, on_demand=True)
-    cut = own.shard(1)
+    requested = numbers([*range(SAMPLES - 1, -1, -2), *range(0, SAMPLES, 2)])
+    reader = writable.reader().with_options(fields=fields)
+    early, late = reader.read(requested), reader.read(requested, on_demand=True)
+    cut = writable.shard(1)
     os.truncate(cut, 100_000)
     first, last = (int(at) for at in reader.catalog.firsts[1:3])
-    found = [*zip(asked.tolist(), early, late, strict=True)]
-    failed = {number: one for number, _, one in found if isinstance(one, CorruptShard)}
-    assert [one for _, _, one in found if one not in failed.values()] == [
-        one for number, one, _ in found if number not in failed
+    results = [*zip(requested.tolist(), early, late, strict=True)]
+    failed = {number: sample for number, _, sample in results if isinstance(sample, CorruptShard)}
+    assert [sample for _, _, sample in results if sample not in failed.values()] == [
+        sample for number, sample, _ in results if number not in failed
     ]
     assert failed
     assert all(first <= number < last and one.where == str(cut) for number, one in failed.items())

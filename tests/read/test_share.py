@@ -39,12 +39,12 @@ def _batches(share: Share, length: int) -> list[list[int]]:
 def _steps(share: Share, length: int) -> list[list[int]]:
     """Return the positions of all ranks at each step."""
     ranks = [_batches(rank, length) for rank in _ranks(share)]
-    most = max(map(len, ranks), default=0)
-    return [sorted(at for rank in ranks if step < len(rank) for at in rank[step]) for step in range(most)]
+    steps = max(map(len, ranks), default=0)
+    return [sorted(at for rank in ranks if step < len(rank) for at in rank[step]) for step in range(steps)]
 
 
-def _together(found: Sequence[Sequence[int]]) -> list[int]:
-    return sorted(at for one in found for at in one)
+def _together(parts: Sequence[Sequence[int]]) -> list[int]:
+    return sorted(at for part in parts for at in part)
 
 
 @settings(max_examples=100, deadline=None)
@@ -53,14 +53,14 @@ def test_ranks_divide_the_rest(length: int, world_size: int, ends: Ends, data: s
     """From any position on, ranks read each position once (`uneven`), except a few, or some twice (`pad`)."""
     origin = data.draw(st.integers(0, max(0, length - 1)))
     share = Share(0, world_size, ends, origin=origin)
-    found = [_positions(rank, length) for rank in _ranks(share)]
-    assert [rank.count(length) for rank in _ranks(share)] == [len(one) for one in found]
+    parts = [_positions(rank, length) for rank in _ranks(share)]
+    assert [rank.count(length) for rank in _ranks(share)] == [len(part) for part in parts]
     left = length - origin
     taken = {"drop": left // world_size, "uneven": left / world_size, "pad": -(-left // world_size)}[ends]
-    assert _together(found) == list(range(origin, origin + round(taken * world_size)))
-    assert ends == "uneven" or len({len(one) for one in found}) == 1
-    assert max(map(len, found)) - min(map(len, found)) <= 1
-    assert share.end(length) == origin + sum(map(len, found))
+    assert _together(parts) == list(range(origin, origin + round(taken * world_size)))
+    assert ends == "uneven" or len({len(part) for part in parts}) == 1
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    assert share.end(length) == origin + sum(map(len, parts))
 
 
 @settings(max_examples=100, deadline=None)

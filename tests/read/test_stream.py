@@ -39,11 +39,11 @@ def _descriptors() -> set[str]:
 @pytest.mark.parametrize("buffer", [None, 1, 7, 1000])
 def test_an_epoch_has_each_sample_once(made: Made, *, shuffle: bool, buffer: int | None) -> None:
     """For any buffer, in the dataset's order or shuffled."""
-    got = list(made.open().stream(shuffle=shuffle, buffer=buffer, rank=0, world_size=1))
+    samples = list(made.open().stream(shuffle=shuffle, buffer=buffer, rank=0, world_size=1))
     if shuffle:
-        assert [sample["__key__"] for sample in got] != [sample["__key__"] for sample in made.samples]
-        got.sort(key=lambda sample: str(sample["__key__"]).encode())
-    assert got == made.samples
+        assert [sample["__key__"] for sample in samples] != [sample["__key__"] for sample in made.samples]
+        samples.sort(key=lambda sample: str(sample["__key__"]).encode())
+    assert samples == made.samples
 
 
 @pytest.mark.slow
@@ -97,8 +97,8 @@ def test_an_epoch_ends_with_its_last_batch(made: Made, size: int) -> None:
         _keys(islice(made.open().stream(epoch=epoch, rank=0, world_size=1), len(stream) * size)) for epoch in (0, 1)
     ]
     for epoch in whole:
-        gave = [key for _, batch in zip(range(len(stream)), stream, strict=False) for key in batch["__key__"]]
-        assert gave == epoch
+        keys = [key for _, batch in zip(range(len(stream)), stream, strict=False) for key in batch["__key__"]]
+        assert keys == epoch
 
 
 def test_a_loaded_state_applies_once(made: Made) -> None:
@@ -137,9 +137,9 @@ def test_set_epoch_applies_to_the_next_iteration(made: Made) -> None:
     stream = made.open().stream(rank=0, world_size=1)
     expected = list(made.open().stream(rank=0, world_size=1))
     samples = iter(stream)
-    got = [next(samples)]
+    first = [next(samples)]
     stream.set_epoch(7)
-    assert [*got, *samples] == expected
+    assert [*first, *samples] == expected
     assert (stream.state_dict()["epoch"], stream.state_dict()["position"]) == (7, 0)
 
 
@@ -181,14 +181,14 @@ def test_ctrl_c_ends_a_stream(made: Made) -> None:
     with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None
         assert run.stdout.readline() == "going\n"
-        said = ""
+        errors = ""
         for _ in range(4):  # Python may lose an interrupt in a weakref callback
             run.send_signal(signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):
-                _, said = run.communicate(timeout=10)
+                _, errors = run.communicate(timeout=10)
                 break
         run.kill()
-    assert said.endswith("KeyboardInterrupt\n")
+    assert errors.endswith("KeyboardInterrupt\n")
 
 
 def test_a_forked_process_reads(made: Made) -> None:

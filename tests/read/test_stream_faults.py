@@ -34,70 +34,74 @@ def even(ending: str, tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 
 @pytest.fixture
-def own(ending: str, tmp_path: Path) -> Made:
+def writable(ending: str, tmp_path: Path) -> Made:
     """A dataset that a test may damage."""
     return make(tmp_path, ending)
 
 
 @pytest.mark.parametrize("ends", ["drop", "pad"])
-def test_an_error_is_raised_at_its_sample(own: Made, *, ends: Ends) -> None:
+def test_an_error_is_raised_at_its_sample(writable: Made, *, ends: Ends) -> None:
     """Earlier samples are returned; the state is before the damage, and skipping replaces the sample."""
-    sample, shard, offset = own.place(70_000)
+    sample, shard, offset = writable.place(70_000)
     flip(shard, offset)
-    at = own.samples.index(sample)
+    at = writable.samples.index(sample)
     options = {"shuffle": False, "rank": 0, "world_size": 1, "ends": ends}
-    stream = own.open(check=True).stream(**options)  # type: ignore[arg-type]
+    stream = writable.open(check=True).stream(**options)  # type: ignore[arg-type]
     samples = iter(stream)
-    assert [sample["__key__"] for sample in islice(samples, at)] == [sample["__key__"] for sample in own.samples[:at]]
+    assert [sample["__key__"] for sample in islice(samples, at)] == [
+        sample["__key__"] for sample in writable.samples[:at]
+    ]
     with pytest.raises(CorruptShard, match=f"{sample['__key__']}, jpg: the checksum"):
         next(samples)
     state = stream.state_dict()
     assert state["position"] == at
-    skipping = own.open(check=True, on_error="skip").stream(**options)  # type: ignore[arg-type]
+    skipping = writable.open(check=True, on_error="skip").stream(**options)  # type: ignore[arg-type]
     skipping.load_state_dict(state)
     instead, *rest = skipping
-    assert [sample["__key__"] for sample in rest] == [sample["__key__"] for sample in own.samples[at + 1 :]]
-    assert instead["__key__"] in {one["__key__"] for one in own.samples if one is not sample}
+    assert [sample["__key__"] for sample in rest] == [sample["__key__"] for sample in writable.samples[at + 1 :]]
+    assert instead["__key__"] in {one["__key__"] for one in writable.samples if one is not sample}
     assert instead.get("__padding__", ends == "pad") == (ends == "pad")
     assert (skipping.skipped.samples, dict(skipping.skipped.shards)) == (1, {str(shard): 1})
     assert list(skipping.skipped.reasons) == [reason for reason in skipping.skipped.reasons if "jpg" in reason]
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_a_deleted_shard_costs_only_its_samples(own: Made, *, shuffle: bool) -> None:
+def test_a_deleted_shard_costs_only_its_samples(writable: Made, *, shuffle: bool) -> None:
     """All other samples are returned, and each skipped one is counted once."""
-    data = own.open(on_error="skip")
+    data = writable.open(on_error="skip")
     firsts = data.reader.catalog.firsts.tolist()
-    own.shard(2).unlink()
+    writable.shard(2).unlink()
     stream = data.stream(shuffle=shuffle, rank=0, world_size=1, ends="uneven")
-    got = sorted(str(sample["__key__"]).encode() for sample in stream)
-    rest = own.samples[: firsts[2]] + own.samples[firsts[3] :]
-    assert got == [str(sample["__key__"]).encode() for sample in rest]
+    keys = sorted(str(sample["__key__"]).encode() for sample in stream)
+    rest = writable.samples[: firsts[2]] + writable.samples[firsts[3] :]
+    assert keys == [str(sample["__key__"]).encode() for sample in rest]
     assert stream.skipped.samples == data.skipped.samples == firsts[3] - firsts[2]
     assert len(stream.skipped.reasons) == 1
-    with pytest.raises(CorruptShard, match=own.shard(1).name.replace("1", "2")):
-        list(own.open().stream(shuffle=shuffle, rank=0, world_size=1))
+    with pytest.raises(CorruptShard, match=writable.shard(1).name.replace("1", "2")):
+        list(writable.open().stream(shuffle=shuffle, rank=0, world_size=1))
 
 
 @pytest.mark.parametrize("ends", ["drop", "pad"])
-def test_ranks_perform_equal_steps_over_damage(own: Made, ends: Ends) -> None:
+def test_ranks_perform_equal_steps_over_damage(writable: Made, ends: Ends) -> None:
     """Whatever is damaged, each rank returns as many samples as `len` reports, valid ones in their own positions.
 
     Skipped samples are counted once, and replacements are the same for any number of ranks.
     """
-    whole = [sample["__key__"] for sample in own.open().stream(parts=64, rank=0, world_size=1)]
-    own.shard(1).unlink()
-    data, found = own.open(check=True, on_error="skip"), {}
+    whole = [sample["__key__"] for sample in writable.open().stream(parts=64, rank=0, world_size=1)]
+    writable.shard(1).unlink()
+    data, keys_by_ranks = writable.open(check=True, on_error="skip"), {}
     for world_size in (1, 2, 3, 7):
         ranks = [data.stream(parts=64, rank=rank, world_size=world_size, ends=ends) for rank in range(world_size)]
-        gave = [[str(sample["__key__"]) for sample in stream] for stream in ranks]
-        assert [*map(len, gave)] == [*map(len, ranks)]
-        found[world_size] = [key for step in zip(*gave, strict=True) for key in step][:SAMPLES]
+        keys = [[str(sample["__key__"]) for sample in stream] for stream in ranks]
+        assert [*map(len, keys)] == [*map(len, ranks)]
+        keys_by_ranks[world_size] = [key for step in zip(*keys, strict=True) for key in step][:SAMPLES]
         places = [whole[at % SAMPLES] for at in range(sum(map(len, ranks)))]
-        assert sum(stream.skipped.samples for stream in ranks) == sum(key not in found[1] for key in places)
-    for gave in found.values():
-        assert gave == found[1][: len(gave)]
-        assert all(key == mine for key, mine in zip(gave, whole, strict=False) if mine in found[1])
+        assert sum(stream.skipped.samples for stream in ranks) == sum(key not in keys_by_ranks[1] for key in places)
+    for keys in keys_by_ranks.values():
+        assert keys == keys_by_ranks[1][: len(keys)]
+        assert all(
+            key == whole_key for key, whole_key in zip(keys, whole, strict=False) if whole_key in keys_by_ranks[1]
+        )
 
 
 @pytest.mark.slow
@@ -116,10 +120,10 @@ def test_a_replacement_depends_only_on_the_position(even: Made, data: st.DataObj
             "ok", missing="skip"
         )
 
-    one = [sample["__key__"] for sample in made(0, 1)]
-    assert len(one) == SAMPLES
+    single = [sample["__key__"] for sample in made(0, 1)]
+    assert len(single) == SAMPLES
     order = [sample["__key__"] for sample in even.open().stream(seed=3, parts=64, rank=0, world_size=1)]
-    assert [mine for key, mine in zip(order, one, strict=True) if key not in keys] == [
+    assert [key_of_stream for key, key_of_stream in zip(order, single, strict=True) if key not in keys] == [
         key for key in order if key not in keys
     ]
     state = made(0, world_size).state_after(taken)
@@ -128,12 +132,12 @@ def test_a_replacement_depends_only_on_the_position(even: Made, data: st.DataObj
         stream.load_state_dict(state)
         for worker in range(workers):
             part = stream.worker_stream(worker, workers, size, taken * world_size)
-            gave = [sample["__key__"] for sample in part]
+            found_keys = [sample["__key__"] for sample in part]
             local = [at for at in range(len(stream) - taken) if at // size % workers == worker]
             places = [(taken + at) * world_size + rank for at in local]
-            assert len(gave) == len(places)
-            assert all(key == one[at] for key, at in zip(gave, places, strict=True) if at < SAMPLES)
-            assert not {*gave} & keys
+            assert len(found_keys) == len(places)
+            assert all(key == single[at] for key, at in zip(found_keys, places, strict=True) if at < SAMPLES)
+            assert not {*found_keys} & keys
 
 
 def test_if_all_samples_are_dropped(even: Made) -> None:
@@ -169,11 +173,11 @@ def test_one_rank_returns_each_kept_sample_once(even: Made, shuffle: Shuffle, en
     assert len(stream) == SAMPLES == len(kept) + stream.skipped.samples
     for taken in (1, 7, len(kept) - 1):
         before = made()
-        found = [sample["__key__"] for sample in islice(before, taken)]
+        kept_keys = [sample["__key__"] for sample in islice(before, taken)]
         after = made()
         after.load_state_dict(before.state_dict())
-        found += [sample["__key__"] for sample in after]
-        assert sorted(found) == kept
+        kept_keys += [sample["__key__"] for sample in after]
+        assert sorted(kept_keys) == kept
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -191,10 +195,10 @@ def test_several_ranks_replace_few_dropped_samples(tmp_path: Path) -> None:
             writer.write({"__key__": f"{number:03}", "cls": number})
     chosen = open_data(tmp_path / "x.json").filter(lambda sample: sample["__key__"] not in ("007", "300"))
     streams = [chosen.stream(rank=rank, world_size=2) for rank in range(2)]
-    found = [[sample["__key__"] for sample in stream] for stream in streams]
-    assert [*map(len, found)] == [*map(len, streams)] == [200, 200]
+    parts = [[sample["__key__"] for sample in stream] for stream in streams]
+    assert [*map(len, parts)] == [*map(len, streams)] == [200, 200]
     assert sum(stream.skipped.samples for stream in streams) == 2
-    assert len({*found[0], *found[1]}) == 398
+    assert len({*parts[0], *parts[1]}) == 398
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -202,9 +206,9 @@ def test_padding_marks_replacements(even: Made, ranks: int) -> None:
     """With `ends="pad"`, each kept sample comes once without a mark."""
     chosen = even.open().filter(lambda sample: "3" not in sample["__key__"])
     streams = [chosen.stream(rank=rank, world_size=ranks, ends="pad") for rank in range(ranks)]
-    found = [[*stream] for stream in streams]
-    assert [*map(len, found)] == [*map(len, streams)]
-    real = sorted(sample["__key__"] for part in found for sample in part if not sample["__padding__"])
+    parts = [[*stream] for stream in streams]
+    assert [*map(len, parts)] == [*map(len, streams)]
+    real = sorted(sample["__key__"] for samples in parts for sample in samples if not sample["__padding__"])
     assert real == sorted(sample["__key__"] for sample in chosen)
 
 
@@ -221,20 +225,20 @@ def test_a_warning_reports_many_skipped_samples(even: Made, caplog: pytest.LogCa
     assert "dataset.where(QUERY)" in record.getMessage()
 
 
-def test_a_damaged_sidecar_is_reported_once(own: Made, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_sidecar_is_reported_once(writable: Made, caplog: pytest.LogCaptureFixture) -> None:
     """Its shard is scanned with one warning, not one per sample or round."""
-    sidecar = own.shard(1).with_suffix(".index")
+    sidecar = writable.shard(1).with_suffix(".index")
     flip(sidecar, len(sidecar.read_bytes()) // 2)
-    stream = own.open(on_error="skip").stream(shuffle=False, buffer=64, rank=0, world_size=1)
-    assert list(stream) == list(stream) == own.samples
+    stream = writable.open(on_error="skip").stream(shuffle=False, buffer=64, rank=0, world_size=1)
+    assert list(stream) == list(stream) == writable.samples
     assert stream.skipped.samples == 0
     assert [sidecar.name in record.getMessage() for record in caplog.records] == [True]
 
 
-def test_unknown_policy(own: Made) -> None:
+def test_unknown_policy(writable: Made) -> None:
     """An unknown `on_error` is rejected."""
     with pytest.raises(InvalidRequest, match="one of raise, skip"):
-        own.reader(on_error="ignore")
+        writable.reader(on_error="ignore")
 
 
 def test_a_broken_shard_is_scanned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,8 +263,8 @@ def test_a_broken_shard_is_scanned_once(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(walks) - opened <= 4
 
 
-@pytest.mark.parametrize(("missing", "found"), [("none", [50_000] * 3 + [0] * 3), ("skip", [50_000] * 3)])
-def test_wrong_field_counts_in_a_dataset_file(missing: str, found: list[int], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("missing", "lengths"), [("none", [50_000] * 3 + [0] * 3), ("skip", [50_000] * 3)])
+def test_wrong_field_counts_in_a_dataset_file(missing: str, lengths: list[int], tmp_path: Path) -> None:
     """A shard whose samples lack a listed field is read by its index."""
     with ShardWriter(tmp_path / "x-{0..}.tar", max_count=3) as writer:
         for number in range(6):
@@ -269,4 +273,4 @@ def test_wrong_field_counts_in_a_dataset_file(missing: str, found: list[int], tm
     told = parse_dataset(path.read_bytes(), str(path))
     path.write_bytes(replace(told, fields={**told.fields, "jpg": 6}).encode())
     data = open_data(path).tuple("jpg", missing=missing)  # type: ignore[arg-type]
-    assert sorted((len(one or b"") for (one,) in data.stream(shuffle=True, ends="uneven")), reverse=True) == found
+    assert sorted((len(one or b"") for (one,) in data.stream(shuffle=True, ends="uneven")), reverse=True) == lengths

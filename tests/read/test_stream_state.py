@@ -43,17 +43,17 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> shardtool.Dataset:
     return shardtool.open(folder / "out.json")
 
 
-def _steps(streams: list[shardtool.Stream], most: int | None) -> list[str]:
+def _steps(streams: list[shardtool.Stream], max_steps: int | None) -> list[str]:
     """Return the keys that ranks read, one sample per step each, for at most `most` steps."""
     readers = [iter(stream) for stream in streams]
-    found: list[str] = []
-    while most is None or most:
+    keys: list[str] = []
+    while max_steps is None or max_steps:
         step = [str(sample["__key__"]) for sample in (next(reader, None) for reader in readers) if sample]
-        found += step
-        most = None if most is None else most - 1
+        keys += step
+        max_steps = None if max_steps is None else max_steps - 1
         if len(step) < len(readers):
             break
-    return found
+    return keys
 
 
 def test_json() -> None:
@@ -135,7 +135,7 @@ def test_resumes_with_other_ranks(
     first = dataset.stream(rank=0, world_size=1)
     first.load_state_dict(state)
     expected = [sample["__key__"] for sample in first]
-    found: list[str] = []
+    keys: list[str] = []
     for world_size, steps in [*worlds, (3, None)]:
         streams = [
             dataset.stream(rank=rank, world_size=world_size, ends="uneven", seed=1, shuffle="full")
@@ -143,13 +143,13 @@ def test_resumes_with_other_ranks(
         ]
         for rank in streams:
             rank.load_state_dict(json.loads(json.dumps(state)))
-        found += _steps(streams, steps)
+        keys += _steps(streams, steps)
         states = [rank.state_dict() for rank in streams]
         assert states == [states[0]] * world_size
         state = states[-1]
         if state["epoch"]:
             break
-    assert found == expected
+    assert keys == expected
     assert (state["epoch"], state["position"]) == (1, 0)
 
 
@@ -184,7 +184,7 @@ def test_resumes_with_other_workers(dataset: shardtool.Dataset, worlds: list[Wor
     whole = dataset.stream(shuffle=shuffle, seed=8, rank=0, world_size=1, buffer=32, parts=8)
     state = whole.state_dict()
     expected = [sample["__key__"] for sample in whole]
-    found: list[str] = []
+    all_keys: list[str] = []
     for world in [*worlds, World(2, 3, 5, 100)]:
         ranks = [dataset.stream(rank=rank, world_size=world.ranks, ends="uneven") for rank in range(world.ranks)]
         for rank in ranks:
@@ -192,11 +192,11 @@ def test_resumes_with_other_workers(dataset: shardtool.Dataset, worlds: list[Wor
         readers = [_batches(rank, world) for rank in ranks]
         for _ in range(world.steps):
             step = [next(reader, []) for reader in readers]
-            found += [key for keys in zip_longest(*step) for key in keys if key is not None]
+            all_keys += [key for keys in zip_longest(*step) for key in keys if key is not None]
         state = ranks[0].state_after(world.steps * world.batch)
         if state["epoch"]:
             break
-    assert found == expected
+    assert all_keys == expected
     assert (state["epoch"], state["position"]) == (1, 0)
 
 
@@ -211,13 +211,13 @@ def test_a_state_of_many_ranks_is_read_in_pieces(dataset: shardtool.Dataset, mon
         return read(self, numbers, **options)
 
     monkeypatch.setattr(SampleReader, "read", counted)
-    found = []
+    epochs = []
     for buffer, parts in ((100, 50), (4, 2)):
         sizes.append([])
         stream = dataset.stream(rank=0, world_size=1, buffer=buffer, parts=parts)
         stream.load_state_dict(state)
-        found.append([sample["__key__"] for sample in stream])
-    assert found[0] == found[1]
+        epochs.append([sample["__key__"] for sample in stream])
+    assert epochs[0] == epochs[1]
     assert sizes == [[100], [16] * 6 + [4]]
 
 
@@ -234,9 +234,9 @@ def test_lengths_after_a_resume(dataset: shardtool.Dataset) -> None:
         assert len(ranks[0]) == length
         for rank in ranks:
             rank.load_state_dict(state)
-        found = [[str(sample["__key__"]) for sample in rank] for rank in ranks]
-        assert [len(one) for one in found] == [10] * 7
-        assert sorted(key for one in found for key in one) == sorted(rest)
+        keys_by_rank = [[str(sample["__key__"]) for sample in rank] for rank in ranks]
+        assert [len(keys) for keys in keys_by_rank] == [10] * 7
+        assert sorted(key for keys in keys_by_rank for key in keys) == sorted(rest)
     assert len({*before, *rest}) == 100
 
 
@@ -268,11 +268,11 @@ def test_setting_the_epoch_of_a_state(dataset: shardtool.Dataset) -> None:
     state = {**stream.state_dict(), "epoch": 1, "position": 60}
     again = dataset.stream(rank=0, world_size=1)
     again.load_state_dict(state)
-    found = []
+    epochs = []
     for epoch in (1, 2):
         again.set_epoch(epoch)
-        found.append([sample["__key__"] for sample in again])
-    assert found == [expected[1][60:], expected[2]]
+        epochs.append([sample["__key__"] for sample in again])
+    assert epochs == [expected[1][60:], expected[2]]
     again.load_state_dict(state)
     again.set_epoch(0)
     assert [sample["__key__"] for sample in again] == expected[0]
