@@ -1,7 +1,7 @@
-"""Pack a folder each night by tasks of Airflow: mapped tasks write a part each, then what is there is proven.
+"""Pack a folder every night with Airflow. Mapped tasks write one part each; then a task verifies the dataset.
 
-Put it into the folder of DAGs. Workers need `shardtool` and a file system that they share. A task that was killed is
-tried again: `--resume` keeps what is finished. See docs/cluster.md.
+Copy this file into the folder of DAGs. The workers need `shardtool` and a shared file system. Airflow retries a killed
+task, and `--resume` keeps the finished shards. See docs/cluster.md.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SOURCE, OUTPUT, PARTS = "/data/imgs", "/data/shards/{{ ds }}/out-{000000..}.tar"
 
 @dag(schedule="@daily", start_date=datetime(2026, 1, 1, tzinfo=timezone.utc), catchup=False, max_active_runs=1)
 def pack() -> None:
-    """Write the shards of a day, and verify them."""
+    """Write and verify the shards of one day."""
     create = f"shardtool create {SOURCE} '{OUTPUT}' --resume --progress plain --part"
     parts = BashOperator.partial(task_id="create", retries=3, retry_delay=timedelta(minutes=1)).expand(
         bash_command=[f"{create} {number}/{PARTS}" for number in range(1, PARTS + 1)]

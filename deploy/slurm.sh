@@ -1,14 +1,15 @@
 #!/bin/bash
-# Pack a folder with an array of Slurm tasks: each task writes its own shards, the last to end publishes the dataset file.
+# Pack a folder with an array of Slurm tasks. Each task writes its own shards; the last one publishes the dataset file.
 #
 #   sbatch deploy/slurm.sh SOURCE 'OUTPUT-{000000..}.tar' [options of shardtool create]
 #
-# SOURCE and OUTPUT lie on a file system that all nodes share. Tasks run in any order, side by side or not. One that was
-# killed goes on where it was: Slurm requeues it with the same number, and --resume keeps what is finished. To run a
-# few tasks again by hand, give each its own number of all:  shardtool create ... --resume --part 3/64
-# Where listing takes long, it is done once:  shardtool create SOURCE OUTPUT [options] --plan-only plan.parquet
-# and each task is given  --plan plan.parquet,  too.
-# Where the last task was killed when all others had ended:  shardtool index 'OUTPUT-{000000..}.tar' --merge
+# SOURCE and OUTPUT are on a file system that all nodes share. Tasks can run in any order, also at the same time. If a task
+# is killed, Slurm requeues it with the same number, and --resume keeps the finished shards.
+#
+# To repeat a task by hand:  shardtool create ... --resume --part 3/64
+# If listing the source takes long, list it once:  shardtool create SOURCE OUTPUT [options] --plan-only plan.parquet
+# Then add  --plan plan.parquet  to the options of this script.
+# If the last task was killed after all others had finished:  shardtool index 'OUTPUT-{000000..}.tar' --merge
 
 #SBATCH --job-name=shardtool
 #SBATCH --array=1-64
@@ -18,5 +19,5 @@
 set -euo pipefail
 source=$1 output=$2
 shift 2
-# The task's cores are found by shardtool itself. $SHARDTOOL may name another command.
+# shardtool detects the cores of the task. $SHARDTOOL can contain another command.
 exec ${SHARDTOOL:-shardtool} create "$source" "$output" --part slurm --resume --progress plain "$@"

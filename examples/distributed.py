@@ -1,4 +1,4 @@
-"""Train in several processes, each of which reads its share of every epoch: two here, on the CPU.
+"""Train in two processes on the CPU. Each process reads its share of every epoch.
 
 First run make_shards.py, then: torchrun --nproc-per-node 2 distributed.py
 """
@@ -11,12 +11,13 @@ import shardtool
 from shardtool.torch import Prefetcher, loader
 
 dist.init_process_group("gloo")
-torch.manual_seed(0)  # the same first weights in all processes
+torch.manual_seed(0)  # the same initial weights in all processes
 
 
 def batches(split):
-    """Return the batches of this process: the loader asks torch.distributed which one it is."""
-    ends = "drop" if split == "train" else "uneven"  # training needs equally many steps everywhere, counting does not
+    """Return the batches of this rank. The loader gets the rank from torch.distributed."""
+    # In training, all ranks need the same number of batches. In validation, each sample must be counted once.
+    ends = "drop" if split == "train" else "uneven"
     dataset = shardtool.open(f"photos/{split}.json").decode().tuple("jpg", "cls")
     return Prefetcher(loader(dataset, 8, shuffle=split == "train", seed=0, ends=ends), "cpu", mean=0.5, std=0.25)
 
@@ -27,13 +28,13 @@ model = nn.parallel.DistributedDataParallel(nn.Sequential(
 ))  # fmt: skip
 optimizer = torch.optim.Adam(model.parameters(), 3e-3)
 train = batches("train")
-for _ in range(15):  # each pass is the next epoch, in another order
+for _ in range(15):  # each epoch has a new order
     for images, labels in train:
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(images), labels).backward()
         optimizer.step()
 
-counts = torch.zeros(2)  # right ones, and all
+counts = torch.zeros(2)  # correct predictions, and all samples
 with torch.no_grad():
     for images, labels in batches("val"):
         counts += torch.tensor([(model.module(images).argmax(1) == labels).sum(), len(labels)])

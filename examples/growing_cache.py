@@ -1,6 +1,6 @@
-"""Two samplers fill a cache for as long as two trainers read it, one in PyTorch and one in TensorFlow.
+"""Two samplers write samples into a cache while two trainers read it, one with PyTorch and one with TensorFlow.
 
-Each epoch takes what is there by then: the first is small, later ones are larger, until the bound is reached.
+Each epoch reads all samples that the cache contains at its start. The cache grows until it reaches its size limit.
 """
 
 import multiprocessing
@@ -15,20 +15,20 @@ BOUND, SHARD, EPOCHS = "3MB", "200kB", 4
 
 
 def sample(folder, part):
-    """Write samples until the end: points, and on which side of a plane they lie."""
+    """Write points, with the side of a plane that they are on, until the process is killed."""
     random = np.random.default_rng(part)
     with shardtool.Cache(folder, BOUND, "oldest").writer(part, format="tfrecord", max_size=SHARD) as writer:
         for number in range(10**9):
             point = random.standard_normal(256).astype(np.float32)
             writer.write({"__key__": f"{part}/{number}", "point": point.tobytes(), "side": int(point[:8].sum() > 0)})
-            time.sleep(0.003)  # what a sample costs to make
+            time.sleep(0.003)  # creating a sample takes time
 
 
 def epochs(name, folder, train):
-    """Call `train` with the cache once an epoch, and print what that took."""
+    """Call `train` with the cache in each epoch, and print the speed and the loss."""
     cache = shardtool.Cache(folder, BOUND, "oldest")
     for epoch in range(EPOCHS):
-        while not cache.refresh():  # at the start
+        while not cache.refresh():  # wait for the first shard
             time.sleep(0.1)
         start = time.perf_counter()
         samples, loss = train(cache)
@@ -41,7 +41,7 @@ def epochs(name, folder, train):
 
 
 def train_torch(folder):
-    """Train with PyTorch: the shards are a dataset of their own each epoch."""
+    """Train with PyTorch. In each epoch, open the current shards of the cache as a dataset."""
     import torch
 
     from shardtool.torch import loader
@@ -49,26 +49,26 @@ def train_torch(folder):
     model = torch.nn.Linear(256, 1)
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
 
-    def numbers(one):
-        return {"point": np.frombuffer(one["point"], np.float32).copy(), "side": np.float32(one["side"])}
+    def numbers(sample):
+        return {"point": np.frombuffer(sample["point"], np.float32).copy(), "side": np.float32(sample["side"])}
 
     def train(cache):
         samples, total = 0, 0.0
         for batch in loader(shardtool.open(cache).map(numbers), 64, shuffle=True):
-            found = model(torch.as_tensor(batch["point"]))[:, 0]
-            loss = torch.nn.functional.binary_cross_entropy_with_logits(found, torch.as_tensor(batch["side"]))
+            logits = model(torch.as_tensor(batch["point"]))[:, 0]
+            loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.as_tensor(batch["side"]))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            samples += len(found)
-            total += loss.item() * len(found)
+            samples += len(logits)
+            total += loss.item() * len(logits)
         return samples, total / samples
 
     epochs("PyTorch", folder, train)
 
 
 def train_tensorflow(folder):
-    """Train with TensorFlow: its own reader reads the files, outside of Python."""
+    """Train with TensorFlow, whose own reader reads the shards without Python."""
     import tensorflow as tf
 
     weights, bias = tf.Variable(tf.zeros([256, 1])), tf.Variable(0.0)
@@ -76,15 +76,15 @@ def train_tensorflow(folder):
 
     @tf.function
     def step(records):
-        given = tf.io.parse_example(records, features)
-        point = tf.reshape(tf.io.decode_raw(given["point"], tf.float32), [-1, 256])
+        parsed = tf.io.parse_example(records, features)
+        point = tf.reshape(tf.io.decode_raw(parsed["point"], tf.float32), [-1, 256])
         with tf.GradientTape() as tape:
-            found = (point @ weights)[:, 0] + bias
-            side = tf.cast(given["side"], tf.float32)
-            loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(side, found))
+            logits = (point @ weights)[:, 0] + bias
+            side = tf.cast(parsed["side"], tf.float32)
+            loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(side, logits))
         for variable, gradient in zip([weights, bias], tape.gradient(loss, [weights, bias]), strict=True):
             variable.assign_sub(gradient)
-        return tf.size(given["side"]), loss
+        return tf.size(parsed["side"]), loss
 
     def train(cache):
         samples, total = 0, 0.0
@@ -99,9 +99,9 @@ def train_tensorflow(folder):
 
 if __name__ == "__main__":
     spawn = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as place:
-        samplers = [spawn.Process(target=sample, args=(place, part)) for part in range(2)]
-        trainers = [spawn.Process(target=train, args=(place,)) for train in (train_torch, train_tensorflow)]
+    with tempfile.TemporaryDirectory() as folder:
+        samplers = [spawn.Process(target=sample, args=(folder, part)) for part in range(2)]
+        trainers = [spawn.Process(target=train, args=(folder,)) for train in (train_torch, train_tensorflow)]
         for process in samplers + trainers:
             process.start()
         for process in trainers:

@@ -1,16 +1,16 @@
-"""Make the shards that the other examples read: sample_data's photographs, 64 x 64 pixels, with their class numbers.
+"""Create the shards for the other examples: the photographs of sample_data as 64 x 64 pixels, with class numbers.
 
-Run it in the folder that holds `sample_data`: it writes tar shards to photos/, and TFRecords to photos-tfrecord/.
+Run it in the folder that contains `sample_data`. It writes tar shards to photos/ and TFRecords to photos-tfrecord/.
 """
 
 from shardtool import create, reshard
 
 made = create(
     "sample_data/photos", "photos/{split}-{000000..}.tar",
-    label_from_folder=True,  # the top folder's name becomes a number in the field `cls`
+    label_from_folder=True,  # store the class number of each folder in the field `cls`
     resize="64x64", resize_mode="crop", max_count=16,
     shuffle=True, split={"train": 0.75, "val": 0.25},
-    export=["dali-webdataset"],  # the index that DALI reads, beside each shard
+    export=["dali-webdataset"],  # also write the index that DALI reads
     overwrite=True,
 )  # fmt: skip
 for split, result in made.splits.items():

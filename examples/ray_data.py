@@ -1,4 +1,4 @@
-"""Read shards in Ray Data: decode them on all cores, and give each of two trainers an equal share of every epoch.
+"""Read shards with Ray Data. It decodes them on all cores and gives two trainers equal shares of every epoch.
 
 First run make_shards.py, then: python ray_data.py
 """
@@ -12,14 +12,14 @@ from PIL import Image
 import shardtool
 import shardtool.ray
 
-# A cluster of this machine alone; `ray.init()` connects to one that is there.
+# This starts a local cluster. `ray.init()` connects to an existing cluster.
 ray.init("local", num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
 
 
 def decoded(batch):
-    """Return 32 x 32 images, and labels as numbers."""
+    """Return images of 32 x 32 pixels and integer labels."""
     images = [Image.open(io.BytesIO(data)).convert("RGB").resize((32, 32)) for data in batch["jpg"]]
-    return {"image": np.stack([np.asarray(one) for one in images]), "label": [int(data) for data in batch["cls"]]}
+    return {"image": np.stack([np.asarray(image) for image in images]), "label": [int(data) for data in batch["cls"]]}
 
 
 source = shardtool.ray.datasource(shardtool.open("photos/train.json"), fields=("jpg", "cls"))
@@ -29,7 +29,7 @@ print(f"{samples.count()} samples in {source.shards} shards")
 
 @ray.remote(num_cpus=0)
 def train(rank, share):
-    """Count what a trainer of this rank would see; `share.to_torch` and `iter_torch_batches` give tensors."""
+    """Count the samples of one trainer. To get tensors, use `share.iter_torch_batches`."""
     batches = share.iter_batches(batch_size=8, drop_last=False)
     return rank, sum(len(batch["label"]) for batch in batches)
 

@@ -1,6 +1,6 @@
-"""Train, be killed in the middle of an epoch, and go on with another number of processes: the losses stay the same.
+"""Resume a killed training run in the middle of an epoch with fewer processes. The losses stay the same.
 
-First run make_shards.py, then, for a run that is killed after step 10, and its end with one process less:
+First run make_shards.py. Then start a run with two processes that is killed after step 10, and resume it with one:
 
     KILL_AFTER=10 torchrun --nproc-per-node 2 resume.py
     torchrun --nproc-per-node 1 resume.py
@@ -16,7 +16,7 @@ from torch import nn
 import shardtool
 from shardtool.torch import Prefetcher, loader
 
-BATCH, EPOCHS, CHECKPOINT = 16, 5, "checkpoint.pt"  # the batch of all processes together
+BATCH, EPOCHS, CHECKPOINT = 16, 5, "checkpoint.pt"  # BATCH is the total of all processes
 
 dist.init_process_group("gloo")
 torch.manual_seed(0)
@@ -26,7 +26,7 @@ model = nn.parallel.DistributedDataParallel(nn.Sequential(
 ))  # fmt: skip
 optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
 dataset = shardtool.open("photos/train.json").decode().tuple("jpg", "cls")
-options = {"seed": 0, "parts": 64, "drop_last": True}  # parts: one order, also for runs that begin with other numbers
+options = {"seed": 0, "parts": 64, "drop_last": True}  # with `parts`, the order does not depend on the processes
 batches = loader(dataset, BATCH // dist.get_world_size(), **options)
 batches = Prefetcher(batches, "cpu", mean=0.5, std=0.25)
 step = first_epoch = 0
@@ -35,14 +35,14 @@ if os.path.exists(CHECKPOINT):
     saved = torch.load(CHECKPOINT)
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
-    batches.load_state_dict(saved["batches"])  # a few numbers, the same for all processes, however many there are
+    batches.load_state_dict(saved["batches"])  # a few numbers that all processes share
     step, first_epoch = saved["step"], saved["batches"]["epoch"]
 
 for epoch in range(first_epoch, EPOCHS):
     for images, labels in batches:
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(images), labels)
-        loss.backward()  # gradients become the mean over all processes
+        loss.backward()  # averages the gradients of all processes
         optimizer.step()
         step += 1
         dist.all_reduce(loss.detach_())

@@ -1,6 +1,6 @@
-"""Train a small network with a DALI pipeline over tar shards and the index that shardtool exported for it.
+"""Train a small network with a DALI pipeline that reads tar shards and the index that shardtool exported for DALI.
 
-First run make_shards.py. Here DALI decodes on the CPU; with a GPU, give device_id=0 and device="mixed".
+First run make_shards.py. DALI decodes on the CPU here. With a GPU, use device_id=0 and device="mixed".
 """
 
 import sys
@@ -26,7 +26,7 @@ def photos(split):
     )  # fmt: skip
     images = fn.decoders.image(jpg, device="cpu", output_type=types.RGB)
     images = fn.crop_mirror_normalize(images, std=[255.0] * 3, output_layout="CHW")
-    return images, fn.cast(cls, dtype=types.INT64) - ord("0")  # `cls` is the text of the number: here one digit
+    return images, fn.cast(cls, dtype=types.INT64) - ord("0")  # `cls` is a number as text, here one digit
 
 
 def batches(split):

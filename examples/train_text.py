@@ -1,6 +1,6 @@
-"""Train a small language model on documents that are packed into blocks, none of which sees another of its block.
+"""Train a small language model on documents that are packed into blocks. A document never attends to another one.
 
-It writes the tokens of made-up documents to text/, and learns from them.
+The program generates documents, writes their tokens to text/, and trains with them.
 """
 
 import numpy as np
@@ -16,32 +16,32 @@ torch.manual_seed(0)
 
 
 def document():
-    """Return a document: two animals, one of them, again and again, in sentences as many as there happen to be."""
-    one, other = random.choice(["ant", "bee", "cat", "dog", "elk", "fox"], 2, replace=False)
+    """Return a document with a random number of sentences about two animals."""
+    subject, target = random.choice(["ant", "bee", "cat", "dog", "elk", "fox"], 2, replace=False)
     verbs = random.choice(["sees", "hears", "likes"], min(20, int(random.lognormal(0.8, 0.8)) + 1))
-    return " ".join(f"The {one} {verb} the {other}." for verb in verbs)
+    return " ".join(f"The {subject} {verb} the {target}." for verb in verbs)
 
 
 with shardtool.ShardWriter("text/train-{000000..}.tar", max_count=500, overwrite=True) as writer:
     for number in range(2000):
-        tokens = np.frombuffer(document().encode(), np.uint8)  # a tokenizer of your own gives uint16 or more
+        tokens = np.frombuffer(document().encode(), np.uint8)  # most tokenizers need uint16 or uint32
         writer.write({"__key__": f"{number:06}", "npy": tokens})
 
 
 class Model(nn.Module):
-    """Two layers of attention; a token sees those before it, of its own document."""
+    """Two attention layers. A token attends to earlier tokens of the same document."""
 
     def __init__(self):
         super().__init__()
-        self.tokens, self.places = nn.Embedding(256, WIDTH), nn.Embedding(TOKENS, WIDTH)
+        self.tokens, self.positions = nn.Embedding(256, WIDTH), nn.Embedding(TOKENS, WIDTH)
         layers = [nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, 0.0, batch_first=True) for _ in range(2)]
         self.layers, self.head = nn.ModuleList(layers), nn.Linear(WIDTH, 256)
 
     def forward(self, tokens, positions, segments):
-        """Return logits [batch, token, 256] of blocks [batch, token]."""
-        values = self.tokens(tokens) + self.places(positions)
-        hidden = torch.ones(TOKENS, TOKENS, dtype=torch.bool).triu(1)  # what comes later
-        hidden = hidden | (segments[:, :, None] != segments[:, None, :])  # other documents, and the padding
+        """Return logits [batch, token, 256] for blocks [batch, token]."""
+        values = self.tokens(tokens) + self.positions(positions)
+        hidden = torch.ones(TOKENS, TOKENS, dtype=torch.bool).triu(1)  # later tokens
+        hidden = hidden | (segments[:, :, None] != segments[:, None, :])  # other documents and padding
         for layer in self.layers:
             values = layer(values, src_mask=hidden.repeat_interleave(4, 0))
         return self.head(values)
@@ -61,4 +61,4 @@ for epoch in range(3):  # in each epoch, other documents are packed together
         loss.backward()
         optimizer.step()
     full = (segments > 0).float().mean()
-    print(f"epoch {epoch}: {len(blocks)} steps, loss {loss:.3f}, of the last blocks {full:.1%} are tokens", flush=True)
+    print(f"epoch {epoch}: {len(blocks)} steps, loss {loss:.3f}, {full:.1%} of the last batch are tokens", flush=True)

@@ -14,7 +14,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def batches(split):
-    """Return batches on the device: uint8 images of the loader become floats there, [batch, channel, height, width]."""
+    """Return batches on the device. There, uint8 images become floats [batch, channel, height, width]."""
     dataset = shardtool.open(f"photos/{split}.json").decode().tuple("jpg", "cls")
     return Prefetcher(loader(dataset, 16, shuffle=split == "train", seed=0), device, mean=0.5, std=0.25)
 
@@ -25,7 +25,7 @@ model = nn.Sequential(
 ).to(device)  # fmt: skip
 optimizer = torch.optim.Adam(model.parameters(), 3e-3)
 train = batches("train")
-for _ in range(15):  # each pass is the next epoch, in another order
+for _ in range(15):  # each epoch has a new order
     for images, labels in train:
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(images), labels).backward()

@@ -1,4 +1,4 @@
-"""Train a small network with webdataset, from the same shards that shardtool reads.
+"""Train a small network with webdataset, which reads the shards of shardtool.
 
 First run make_shards.py.
 """

@@ -1,13 +1,13 @@
 # ruff: noqa: CPY001, RUF100
-"""Make the sample photographs and their manifests (everything in this folder but README.md).
+"""Create the sample photographs and their manifests: all files in this folder except README.md.
 
-The pictures are crops, scaled copies and mirror images of photographs that ship inside the scikit-image
-wheel, all of them CC0 or public domain (see README.md). Run it with::
+The pictures are crops, scaled copies and mirror images of photographs in the scikit-image wheel. All of them are CC0 or
+public domain (see README.md). Run the program with::
 
     pip install scikit-image pillow pandas pyarrow && python sample_data/make.py
 
-Each picture is drawn from its own seed, so the same picture comes out whatever else is in the table;
-the bytes may still differ between versions of Pillow and pyarrow.
+The seed of a picture depends only on its key, so a picture does not depend on the other rows. The bytes may differ
+between versions of Pillow and pyarrow.
 """
 
 import json
@@ -33,7 +33,7 @@ Box = tuple[int, int, int, int]  # left, top, right, bottom in the source pictur
 
 @dataclass(frozen=True)
 class Source:
-    """One source photograph, and the regions of it worth a picture."""
+    """A source photograph, and the regions to crop from it."""
 
     label: str
     bi: str

@@ -99,7 +99,7 @@ def test_a_language_model_learns_from_packed_documents(tmp_path: Path) -> None:
     """Its loss falls far below that of letter frequencies, and nearly all of the blocks are tokens."""
     done = _run([sys.executable, EXAMPLES / "train_text.py"], tmp_path)
     assert done.returncode == 0, done.stderr
-    epochs = re.findall(r"epoch \d: \d+ steps, loss (\d\.\d+), of the last blocks (\d+\.\d)% are tokens", done.stdout)
+    epochs = re.findall(r"epoch \d: \d+ steps, loss (\d\.\d+), (\d+\.\d)% of the last batch are tokens", done.stdout)
     assert len(epochs) == 3
     assert float(epochs[-1][0]) < 0.4
     assert min(float(share) for _, share in epochs) > 90
