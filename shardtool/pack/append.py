@@ -54,7 +54,7 @@ def read_taken_keys(run: Run, listing: Listing, outputs: Sequence[Output]) -> Pa
 def prepare_append(listed: Listed) -> Listed:
     """Raise an error if a dataset already contains a key of the new samples.
 
-    If an earlier run has already appended these samples, the destination gets a `FinishedAppend`.
+    If an earlier run has already appended the same samples, return a destination with a `FinishedAppend`.
     """
     listed = _drop_label_columns(listed)
     new_keys, entries, outputs = list[PackedStrings](), listed.entries, list[Output]()
@@ -155,7 +155,7 @@ def _describe_example(plan: Plan, name: str, type_name: str) -> str:
 
 
 def append_notes(planned: Planned) -> Iterator[str]:
-    """Yield notes about fields, columns and classes that differ between old and new samples, and outdated indexes."""
+    """Yield notes about outdated indexes, and about fields, columns and classes that differ from the old samples."""
     run, listed = planned.run, planned.listed
     destinations = planned.destinations
     for output in planned.outputs:

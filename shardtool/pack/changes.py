@@ -1,4 +1,7 @@
-"""Compare a planned run with an earlier run: with its dataset file, or with its sidecars if it has not finished."""
+"""Compare a planned run with an earlier run that wrote the same dataset.
+
+If the earlier run has not finished, there is no dataset file, and its sidecars are compared instead.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ def count_earlier_shards(output: Destination) -> int | None:
 
 
 def find_changes(planned: Planned) -> ResumeChanges | None:
-    """Return how many samples the run adds to and removes from the existing shards, or None if none exist."""
+    """Return how many samples the run adds to and removes from the existing shards, or None if no shards exist."""
     earlier_shards = [
         (output.destination, *earlier)
         for output in planned.outputs
@@ -115,7 +118,7 @@ def other_plan_notes(planned: Planned) -> Iterator[str]:
 
 
 def lost_columns_notes(planned: Planned) -> Iterator[str]:
-    """Yield a note for each dataset whose sidecars lose columns that `index` has added."""
+    """Yield a note for each dataset whose sidecars this run replaces without the columns that `index` has added."""
     transform, metadata = planned.listed.transform, planned.listed.entries.metadata
     names = {
         "source_paths",
@@ -132,7 +135,7 @@ def lost_columns_notes(planned: Planned) -> Iterator[str]:
 
 
 def find_refusal(planned: Planned, changes: ResumeChanges, max_removed: Fraction) -> OutputExists | None:
-    """Return an error if resuming would replace a dataset by a different one, else None.
+    """Return an error if resuming would replace an existing dataset by a different dataset, else None.
 
     `max_removed` is the largest share of the existing samples that the run may remove.
     """

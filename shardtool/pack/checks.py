@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 def check_listed(listed: Listed) -> None:
     """Raise an error if the source has no samples."""
     options, entries = listed.run.options, listed.entries
-    if not len(entries) and isinstance(options, CreateOptions) and (options.include or options.exclude):
+    is_empty = not len(entries) and not listed.listing.skipped
+    if is_empty and isinstance(options, CreateOptions) and (options.include or options.exclude):
         from shardtool.source.source_checks import refuse_globs
 
-        if not listed.listing.skipped:
-            folder = to_text(entries.root.rstrip(b"/") or entries.root)
-            refuse_globs(folder, options.include, options.exclude, hidden=options.hidden)
+        folder = to_text(entries.root.rstrip(b"/") or entries.root)
+        refuse_globs(folder, options.include, options.exclude, hidden=options.hidden)
     check_not_empty(listed.listing)
 
 
@@ -82,7 +82,7 @@ def check_export_targets(planned: Planned) -> None:
 def check_metadata_size(output: PlannedOutput) -> None:
     """Raise an error if the metadata of a shard is too large for its sidecar.
 
-    To save time, only the largest sidecar relative to its limit is encoded.
+    To save time, only the sidecar that is largest relative to its limit is encoded.
     """
     plan, metadata, excess = output.plan, output.plan.entries.metadata, []
     if metadata is None or not plan.shards:
@@ -98,7 +98,7 @@ def check_metadata_size(output: PlannedOutput) -> None:
     if excess[largest] > 0:
         samples = build_shard_samples(plan, largest)
         paths = samples.paths if plan.entries.source_paths else b""
-        # use pseudorandom bytes, which compress as badly as checksums
+        # pseudorandom bytes take as much space as the real checksums, because neither can be compressed
         crcs = shake_128(b"").digest(2 * len(samples.content.codes))
         index = sidecar_write.written_index(plan.format, samples.content, plan.metadata(largest), crcs, (), paths)
         name, size = to_output_name(output.shard_name(largest)), int(plan.sizes[largest])

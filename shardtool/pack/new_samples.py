@@ -1,4 +1,4 @@
-"""Choose the samples to pack: not those that an earlier run has packed or skipped, or `remove` has deleted."""
+"""Choose the samples to pack: samples that an earlier run has not packed or skipped, and `remove` has not deleted."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _hash_samples(
     rows = (codes.astype(np.uint64) << np.uint64(48)) ^ np.where(np.isin(codes, inline_fields), 0, sizes).astype(
         np.uint64
     )
-    total = np.cumsum(np.concatenate((np.zeros(1, np.uint64), random_at(0, rows))))  # sums are modulo 2^64
+    total = np.cumsum(np.concatenate((np.zeros(1, np.uint64), random_at(0, rows))))  # modulo 2^64
     sample_hashes: NDArray[np.uint64] = np.diff(total[first])
     return sample_hashes
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 def make_shard_work(plan: Plan, shard: int, work: TransformWork) -> TransformWork:
-    """Return `work` with the metadata columns of a shard that its condition needs."""
+    """Return `work` for one shard, with the metadata columns that the condition of the transform needs."""
     where = work.transform.where
     if where is None or (metadata := plan.metadata(shard)) is None:
         return work
@@ -176,7 +176,7 @@ class Packing:
             )
             if action == "write":
                 if isinstance(self.destination.append, FinishedAppend):
-                    # this shard is already in the dataset, so the new file is only compared
+                    # this shard is already in the dataset, so the new file is only compared with it
                     folder = folder.temporary
                 else:
                     self.publication.prepare_shard(name)
@@ -220,7 +220,7 @@ class Packing:
             numbers.append(np.arange(first + self._consumed[shard], last))
         return np.concatenate(numbers)
 
-    def _count_failed(self, shard: str, left_out: Sequence[Skipped], samples: int) -> None:
+    def _check_failed_urls(self, shard: str, left_out: Sequence[Skipped], samples: int) -> None:
         """Raise an error if too many URLs fail, because the network is then the likely cause."""
         if self.listed.transform is None or self.listed.transform.fetch is None:
             return
@@ -351,7 +351,7 @@ class Packing:
                 columns = with_measured_columns(columns, self.listed.transform.measured_columns, made.found)
             left_out = tuple(row for _, row in result.skipped)
             failed = failed_rows(left_out)
-            self._count_failed(planned.name, failed, consumed)
+            self._check_failed_urls(planned.name, failed, consumed)
             if failed and not self.run.fetches:
                 left_out = ()  # list no samples as skipped, because the next run tries them again
             transform_facts = sidecar_schema.TransformFacts(

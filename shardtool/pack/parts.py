@@ -82,7 +82,7 @@ def _encode_plan(plan: Plan, record: RunRecord) -> Iterator[bytes | memoryview]:
 
 
 def start_parts(planned: Planned, own_part: RunPart) -> Planned:
-    """Delete the record of an earlier run of this part. Return `planned` with fingerprints."""
+    """Delete the record of an earlier run of this part. Return `planned` with plan fingerprints."""
     outputs = [replace(output, plan_fingerprint=_start_part(planned, output, own_part)) for output in planned.outputs]
     return replace(planned, outputs=tuple(outputs))
 
@@ -109,7 +109,7 @@ def _start_part(planned: Planned, output: PlannedOutput, own_part: RunPart) -> s
 
 
 def finish_part(run_plan: Planned, output: PackedOutput, part: RunPart) -> DatasetFile:
-    """Write the record of a finished part, and return the part as a dataset.
+    """Write the record of a finished part, and return a dataset that contains only this part.
 
     An existing dataset file is deleted unless it contains this part.
     """

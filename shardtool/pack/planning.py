@@ -10,15 +10,8 @@ import numpy as np
 from shardtool.errors import InvalidRequest, format_list, printable, reporting_memory_errors
 from shardtool.interop.readers import READERS_BY_PROBLEM, find_reader_problems
 from shardtool.messages import flag_text, option_text
-from shardtool.pack import changes
+from shardtool.pack import changes, checks
 from shardtool.pack.append import append_notes, check_append_schema
-from shardtool.pack.checks import (
-    check_export_targets,
-    check_listed,
-    check_metadata_size,
-    check_shard_sizes,
-    unused_option_notes,
-)
 from shardtool.pack.pack_shards import make_shard_work
 from shardtool.pack.run import Listed, Output, Planned, PlannedOutput
 from shardtool.plan.plan import Plan, make_plan
@@ -50,7 +43,7 @@ if TYPE_CHECKING:
 def plan_shards(listed: Listed) -> Planned:
     """Assign samples to shards, check the plan, and add notes about it."""
     run, entries = listed.run, listed.entries
-    check_listed(listed)
+    checks.check_listed(listed)
     if not listed.outputs:
         return Planned(listed, ())
     estimate = None if listed.transform is None else estimate_sizes(listed, listed.transform)
@@ -69,7 +62,7 @@ def plan_shards(listed: Listed) -> Planned:
             plan = replace(plan, skipped=(*listed.listing.skipped, *plan.skipped))
         destination = output.destination.with_shard_count(plan.shards)
         outputs.append(PlannedOutput(output.split, destination, output.sample_numbers, plan=plan))
-        check_shard_sizes(outputs[-1])
+        checks.check_shard_sizes(outputs[-1])
     planned = Planned(listed, tuple(outputs))
     for planned_output in planned.outputs:
         if (old := planned_output.destination.old) is not None:
@@ -77,10 +70,10 @@ def plan_shards(listed: Listed) -> Planned:
     run.notes.add(*append_notes(planned))
     planned = _with_changes(planned)
     _add_plan_notes(planned)
-    check_export_targets(planned)
+    checks.check_export_targets(planned)
     if listed.transform is None and not listed.is_binary:
         for planned_output in planned.outputs:
-            check_metadata_size(planned_output)
+            checks.check_metadata_size(planned_output)
     return planned
 
 
@@ -136,7 +129,7 @@ def _add_plan_notes(planned: Planned) -> None:
     notes.add(*skipped_notes(planned.listed.listing.skipped))
     if run.options.is_given("seed") and "seed" not in run.options.recorded():
         notes.add(f"{option_text('seed')} has no effect without {flag_text('shuffle')} or {option_text('split')}")
-    notes.add(*unused_option_notes(run.options), *_small_shard_notes(planned))
+    notes.add(*checks.unused_option_notes(run.options), *_small_shard_notes(planned))
     if run.verb == "create" and not run.options.shuffle and not planned.listed.appends:
         from shardtool.entries.classes import sorted_labels_note
 

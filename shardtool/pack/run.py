@@ -295,7 +295,7 @@ def make_run(
     started: float,
     expected: DatasetFile | None = None,
 ) -> Run:
-    """Return a run. Raise an error if the options and the output do not fit together."""
+    """Create a run. Raise an error if its options and shard names contradict each other."""
     shuffle, split_options = options if isinstance(options, ReshardOptions) else None, options.make_split_options()
     if shuffle is None and options.on_duplicate != "error":
         updates = options.if_exists == "update"

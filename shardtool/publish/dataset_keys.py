@@ -15,7 +15,7 @@ from shardtool.table.keys import contains_hashes, hash_keys
 from shardtool.units import already_exist_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from shardtool.dataset.dataset_file import ShardEntry
     from shardtool.storage.folders import OutputFolder
@@ -30,19 +30,15 @@ def read_dataset_keys(folder: OutputFolder, shards: Iterable[ShardEntry]) -> Pac
 
 
 def check_new_keys(keys: PackedStrings, existing_keys: PackedStrings, where: str) -> None:
-    """Raise an error if `existing_keys` contain a new key. Hashes are compared first, which needs less memory."""
+    """Raise an error if `existing_keys` contain any of `keys`. To save memory, hashes are compared first."""
     existing_hashes, new_hashes = hash_keys(existing_keys), hash_keys(keys)
     candidates = np.flatnonzero(contains_hashes(new_hashes, np.sort(existing_hashes)))
-
-    def find_duplicates() -> Iterator[bytes]:
-        for index in candidates.tolist():
-            if any(
-                existing_keys[existing_index] == keys[index]
-                for existing_index in np.flatnonzero(existing_hashes == new_hashes[index]).tolist()
-            ):
-                yield keys[index]
-
-    duplicates = [printable(key) for key in islice(find_duplicates(), _MAX_LISTED_KEYS)]
+    duplicate_keys = (
+        keys[index]
+        for index in candidates.tolist()
+        if any(existing_keys[i] == keys[index] for i in np.flatnonzero(existing_hashes == new_hashes[index]).tolist())
+    )
+    duplicates = [printable(key) for key in islice(duplicate_keys, _MAX_LISTED_KEYS)]
     if not duplicates:
         return
     count = len(duplicates) if len(duplicates) < _MAX_LISTED_KEYS else len(candidates)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def open_subfolder(folder: OutputFolder, names: str) -> OutputFolder:
-    """Return a subfolder. Raise an error if its path contains a file."""
+    """Return the subfolder with the path `names`. Raise an error if the path contains a file."""
     for name in names.split("/") if names else ():
         file_info = folder.find_entries([name]).get(name)
         if file_info is not None and not file_info.is_folder:

@@ -22,20 +22,7 @@ from shardtool.execute import start_pool
 from shardtool.messages import flag_text
 from shardtool.names import to_output_name
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern, sidecar_name
-from shardtool.publish.index_checks import (
-    DifferingSidecar,
-    check_format,
-    check_listed_shards,
-    check_not_interleaved,
-    check_rivals,
-    compare_sidecar,
-    get_subfolder,
-    is_same_shard,
-    missing_shard_error,
-    read_if_exists,
-    read_old_dataset,
-    sort_as_listed,
-)
+from shardtool.publish import index_checks
 from shardtool.publish.publication import Publication
 from shardtool.publish.totals import DatasetTotals, build_dataset_file
 from shardtool.request.observer import Notes, Observer
@@ -63,31 +50,33 @@ class Indexer:
 
     def __init__(self, dataset: DatasetLike, options: IndexOptions, observer: Observer) -> None:
         self.options, self.observer = options, observer
-        stored = self.dataset = sort_as_listed(find_dataset(dataset))
-        check_format(stored)
+        stored = self.dataset = index_checks.sort_as_listed(find_dataset(dataset))
+        index_checks.check_format(stored)
         sizes = plain_sizes(stored.paths)
         if None in sizes:
-            raise missing_shard_error(stored.paths[sizes.index(None)])
+            raise index_checks.missing_shard_error(stored.paths[sizes.index(None)])
         names = [shard.file_name for shard in stored.shards]
         if duplicates := [name for name, count in Counter(map(sidecar_name, names)).items() if count > 1]:
             raise InvalidRequest(stored.folder or ".", f"shards with the same sidecar name: {format_list(duplicates)}")
         self.pattern, self.size = parse_pattern(names), sum(filter(None, sizes))
         self.folder = open_folder(stored.folder if options.output is None else os.fspath(options.output))
-        self.shards_folder = get_subfolder(self.folder.path, stored.folders())
-        check_rivals(self.folder, names, set() if self.shards_folder else {*names})
+        self.shards_folder = index_checks.get_subfolder(self.folder.path, stored.folders())
+        index_checks.check_rivals(self.folder, names, set() if self.shards_folder else {*names})
         file = stored.dataset_file or find_damaged_file(stored)
         self.dataset_file = base_name(file) if file else self.pattern.dataset_file
         self.publication = Publication(self.folder, self.dataset_file, "keep")
         path = self.folder.full_path(self.dataset_file)
-        data = read_if_exists(path)
+        data = index_checks.read_if_exists(path)
         if data is None:
             self.old = read_valid_dataset(stored.dataset_file or path)
             if self.old is None:
                 require_finished(stored)
         else:
-            self.old = read_old_dataset(stored, path, data, overwrite=options.overwrite)
+            self.old = index_checks.read_old_dataset(stored, path, data, overwrite=options.overwrite)
             if self.old is not None:
-                check_listed_shards(self.old, stored, path, self.shards_folder, overwrite=options.overwrite)
+                index_checks.check_listed_shards(
+                    self.old, stored, path, self.shards_folder, overwrite=options.overwrite
+                )
         self.is_own_file = data is not None and self.old is not None
         self.dots = options.dots or (recorded_dots(stored) if self.old is None else self.old.made.dots)
         self.notes, self.kept = Notes(observer), set[int]()
@@ -125,12 +114,12 @@ class Indexer:
 
         if scan.error is not None:
             raise scan.error
-        check_not_interleaved(scan)
+        index_checks.check_not_interleaved(scan)
         scanned, name = scanned_index(scan), self.dataset.shards[number].file_name
         new_index, data, where = scanned, None, self.folder.full_path(sidecar_name(name))
-        if (existing_data := read_if_exists(where)) is not None:
-            comparison = compare_sidecar(scan.path, scanned, where, existing_data)
-            if not isinstance(comparison, DifferingSidecar):
+        if (existing_data := index_checks.read_if_exists(where)) is not None:
+            comparison = index_checks.compare_sidecar(scan.path, scanned, where, existing_data)
+            if not isinstance(comparison, index_checks.DifferingSidecar):
                 new_index, data = comparison
             elif not self._may_replace(sidecar_name(name), comparison):
                 return
@@ -153,7 +142,7 @@ class Indexer:
         self.observer.advance(samples, scan.size, 1)
         self.observer.shard(name, status, samples, scan.size)
 
-    def _may_replace(self, name: str, differing: DifferingSidecar) -> bool:
+    def _may_replace(self, name: str, differing: index_checks.DifferingSidecar) -> bool:
         self.differing.append(f"{name} ({differing.found})")
         self.lost |= differing.lost
         if self.options.overwrite:
@@ -165,7 +154,8 @@ class Indexer:
         old, is_unchanged, count = self.old, False, len(self.dataset.shards)
         if old is not None and len(self.entries) == len(old.shards) == count:
             is_unchanged = all(
-                is_same_shard(old_entry, self.entries[number]) for number, old_entry in enumerate(old.shards)
+                index_checks.is_same_shard(old_entry, self.entries[number])
+                for number, old_entry in enumerate(old.shards)
             )
         if self.is_own_file and not is_unchanged and not self.differing:
             self.differing.append(f"{self.dataset_file} (of other shards)")

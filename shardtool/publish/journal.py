@@ -79,12 +79,10 @@ def _encode(line: Mapping[str, object]) -> bytes:
 
 def _parse(lines: Iterable[bytes]) -> list[dict[str, Any]]:
     documents = []
-    for line in lines:
-        try:
+    with suppress(ValueError, RecursionError):
+        for line in lines:
             document = json.loads(line) if line.endswith(b"\n") else None
-        except (ValueError, RecursionError):
-            break
-        if not isinstance(document, dict):
-            break
-        documents.append(document)
+            if not isinstance(document, dict):
+                break
+            documents.append(document)
     return documents
