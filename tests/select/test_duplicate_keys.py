@@ -41,10 +41,10 @@ def test_later_duplicates_are_renamed(samples: list[Sample], taken: list[str] | 
             renamed.append(f"'{sample.key}' -> '{name}'")
         seen[sample.key] = number
         expected.append(replace(sample, key=name))
-    found, skipped, note = resolve_duplicate_keys(entries_of(samples), "rename", SHARDS, names(taken))
+    result, skipped, note = resolve_duplicate_keys(entries_of(samples), "rename", SHARDS, names(taken))
     assert skipped == ()
-    assert samples_of(found) == expected
-    keys = [sample.key for sample in samples_of(found)]
+    assert samples_of(result) == expected
+    keys = [sample.key for sample in samples_of(result)]
     assert len({*keys, *held}) == len(keys) + len({*held})
     some = ", ".join(renamed[:3]) + (f" and {len(renamed) - 3} more" if len(renamed) > 3 else "")
     plural = "" if len(renamed) == 1 else "s"
@@ -63,10 +63,10 @@ def test_one_sample_per_key_is_kept(
             stays[sample.key] = at
     stays = {key: at for key, at in stays.items() if key not in (held or [])}
     where = {key: SHARDS[samples[at].file] for key, at in stays.items()}
-    found, skipped, note = resolve_duplicate_keys(entries_of(samples), rule, SHARDS, names(held))
+    result, skipped, note = resolve_duplicate_keys(entries_of(samples), rule, SHARDS, names(held))
     kept = sorted(stays.values())
     lost = [sample.key for at, sample in enumerate(samples) if at not in kept]
-    assert samples_of(found) == [samples[at] for at in kept]
+    assert samples_of(result) == [samples[at] for at in kept]
     messages = [f"another sample with this key is in {where.get(key, 'the existing dataset')}" for key in lost]
     rows = [Skipped(key, "", "duplicate", message) for key, message in zip(lost, messages, strict=True)]
     assert (skipped, note) == (tuple(rows), "")
@@ -108,9 +108,9 @@ def test_the_error_names_shards() -> None:
     many = [_sample(key, 0, "jpg") for key in "dcbadcba"]
     assert "4 keys more than once: 'd' (2 times in x-0.tar), 'c' (2 times in x-0.tar)" in _refused(many)
     assert "and 1 more; expected" in _refused(many)
-    found = _refused([_sample("a", 0, "jpg"), _sample("b", 1, "jpg")], ["b", "c"])
-    assert "1 key more than once: 'b' (x-1.tar, and the existing dataset)" in found
-    assert "rename', or skip them with first." in found
+    error = _refused([_sample("a", 0, "jpg"), _sample("b", 1, "jpg")], ["b", "c"])
+    assert "1 key more than once: 'b' (x-1.tar, and the existing dataset)" in error
+    assert "rename', or skip them with first." in error
 
 
 def test_interleaved_fields_are_recognised() -> None:
@@ -150,6 +150,6 @@ def test_chunk_boundaries_change_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     expected, _, _ = resolve_duplicate_keys(entries_of(samples), "rename", SHARDS)
     for size in range(1, 10):
         monkeypatch.setattr("shardtool.values.CHUNK_ROWS", size)
-        found, _, _ = resolve_duplicate_keys(entries_of(samples), "rename", SHARDS)
-        assert found.keys.data == expected.keys.data == b"a\0b\0a-2\0a-3\0c\0b-2\0a-4\0d\0a-5\0"
-        assert np.array_equal(found.keys.starts, expected.keys.starts)
+        result, _, _ = resolve_duplicate_keys(entries_of(samples), "rename", SHARDS)
+        assert result.keys.data == expected.keys.data == b"a\0b\0a-2\0a-3\0c\0b-2\0a-4\0d\0a-5\0"
+        assert np.array_equal(result.keys.starts, expected.keys.starts)

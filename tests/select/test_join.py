@@ -76,7 +76,7 @@ def _contents(entries: SampleTable) -> dict[str, dict[str, Any]]:
     """Return each sample's fields: the inline text, or the offset and the checksum in a shard."""
     kinds = {"code": "uint16", "kind": "uint8", "file": "uint32"}
     for name in ("first", "code", "kind", "size", "mtime_ns", "changed_ns", "offset", "expected", "file"):
-        block = next(one for one in (entries, entries.rows, entries.known_spans) if hasattr(one, name))
+        block = next(item for item in (entries, entries.rows, entries.known_spans) if hasattr(item, name))
         values = getattr(block, name)
         assert values.dtype == kinds.get(name, "int64")
         if name not in {"first", "file"}:
@@ -86,13 +86,13 @@ def _contents(entries: SampleTable) -> dict[str, dict[str, Any]]:
     assert {*entries.values.numbers} <= {*entries.values.inline} <= {*entries.fields}
     assert {*entries.values.classes} <= {*entries.fields}
     texts = {name: column.span(0, len(entries)).split(b"\0") for name, column in entries.values.inline.items()}
-    found: dict[str, dict[str, Any]] = {}
+    result: dict[str, dict[str, Any]] = {}
     rows, spans = entries.rows, entries.known_spans
     for sample in range(len(entries)):
-        fields = found[entries.key(sample)] = {}
+        fields = result[entries.key(sample)] = {}
         for row in range(int(entries.first[sample]), int(entries.first[sample + 1])):
             name = entries.fields[entries.rows.code[row]]
-            rest = [int(one[row]) for one in (spans.offset, spans.expected, rows.changed_ns, rows.mtime_ns)]
+            rest = [int(item[row]) for item in (spans.offset, spans.expected, rows.changed_ns, rows.mtime_ns)]
             if entries.rows.kind[row] == INLINE:
                 assert rest == [0, -1, 0, 0]
                 assert int(entries.rows.size[row]) == len(texts[name][sample])
@@ -100,7 +100,7 @@ def _contents(entries: SampleTable) -> dict[str, dict[str, Any]]:
             else:
                 fields[name] = (int(entries.known_spans.file[sample]), *rest, int(entries.rows.size[row]))
         assert list(fields) == sorted(fields, key=to_bytes)
-    return found
+    return result
 
 
 def _error(call: Any, *args: Any, **options: Any) -> str:
@@ -145,7 +145,7 @@ def test_join_looks_up_rows_by_key(data: st.DataObject, chunk: int) -> None:
         table = pa.concat_tables([table.slice(0, half), table.slice(half)])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("shardtool.values.CHUNK_ROWS", chunk)
-        if not any(one in by_key for one in which):
+        if not any(item in by_key for item in which):
             assert "no row matches a sample" in _error(join.join_table, entries, table, "who")
             return
         joined = join.join_table(entries, table, "who")
@@ -153,9 +153,9 @@ def test_join_looks_up_rows_by_key(data: st.DataObject, chunk: int) -> None:
     expected = [
         by_key.get(one, (before, None)) if one else (before, None) for one, before in zip(which, had, strict=True)
     ]
-    found = metadata_of(joined.entries).to_pydict()
-    assert list(zip(found["n"], found["t"], strict=True)) == expected
-    assert joined.unmatched == sum(one not in by_key for one in which)
+    result = metadata_of(joined.entries).to_pydict()
+    assert list(zip(result["n"], result["t"], strict=True)) == expected
+    assert joined.unmatched == sum(item not in by_key for item in which)
     assert joined.unused == len({*rows} - {*which})
     changed_some = not bare and [one for one, _ in expected] != had
     assert len(joined.notes) == (joined.unmatched > 0) + (joined.unused > 0) + changed_some
@@ -191,8 +191,8 @@ def test_every_table_format_can_be_joined(tmp_path: Path, form: str) -> None:
         table = frame.astype({"key": "category", "label": "category"}) if form == "categories" else frame
         table = pa.Table.from_pandas(frame) if form == "arrow" else table
     joined = join.join_table(_labelled(), table if form in {"frame", "arrow", "categories"} else str(table), "key")
-    found = metadata_of(joined.entries).to_pydict()
-    assert found == {"label": ["dog", "old", "cat", "old"], "width": [None, None, 3, None]}
+    result = metadata_of(joined.entries).to_pydict()
+    assert result == {"label": ["dog", "old", "cat", "old"], "width": [None, None, 3, None]}
     named = {"frame": "DataFrame", "categories": "DataFrame", "arrow": "Table"}
     assert joined.name == named.get(form, "labels.csv.gz" if form == "gz" else f"labels.{form}")
     assert (joined.unmatched, joined.unused) == (2, 1)
@@ -234,8 +234,8 @@ def test_notes_count_all_and_show_three() -> None:
 def test_whole_numbers_can_be_keys(column: Any) -> None:
     """A whole number matches its decimal text, on both sides."""
     entries = _entries({"8": {"jpg": None}, "07": {"jpg": None}, "7": {"jpg": None}})
-    found = join.join_table(entries, pa.table({"k": column, "n": [1, 2]}), "k").entries
-    assert metadata_of(found).to_pydict() == {"n": [2, None, 1]}
+    result = join.join_table(entries, pa.table({"k": column, "n": [1, 2]}), "k").entries
+    assert metadata_of(result).to_pydict() == {"n": [2, None, 1]}
     by_column = replace(entries, metadata=pa.table({"k": pa.concat_arrays([column, pa.nulls(1, column.type)])}))
     for other in (pa.table({"k": ["8", "7"], "n": [2, 1]}), pa.table({"k": pa.array([8, 7]), "n": [2, 1]})):
         assert metadata_of(join.join_table(by_column, other, "k").entries)["n"].to_pylist() == [1, 2, None]
@@ -261,9 +261,9 @@ def test_text_stays_text(tmp_path: Path) -> None:
     path.write_text("key,label,code,n\n007,1,007,1\n008,NA,8,2\n")
     samples: dict[str, Fields] = {"007": {}, "7": {}, "008": {}}
     entries = _entries(samples, pa.table({"label": ["x", "y", "z"]}))
-    found = metadata_of(join.join_table(entries, str(path), "key").entries)
-    assert found.to_pydict() == {"label": ["1", "y", "NA"], "code": ["007", None, "8"], "n": [1, None, 2]}
-    assert found.schema.field("n").type == pa.int64()
+    result = metadata_of(join.join_table(entries, str(path), "key").entries)
+    assert result.to_pydict() == {"label": ["1", "y", "NA"], "code": ["007", None, "8"], "n": [1, None, 2]}
+    assert result.schema.field("n").type == pa.int64()
 
 
 @pytest.mark.parametrize(
@@ -305,9 +305,9 @@ def test_compatible_types_are_unified(old: Any, new: Any, united: Any) -> None:
     joined = join.join_table(
         _entries({"a": {}, "b": {}}, columns), pa.table({"key": ["a"], "v": values(new, 3)}), "key"
     )
-    found = metadata_of(joined.entries)["v"]
-    assert found.type == united
-    assert found.to_pylist() == [*values(new, 3).to_pylist(), *values(old, 2).to_pylist()]
+    result = metadata_of(joined.entries)["v"]
+    assert result.type == united
+    assert result.to_pylist() == [*values(new, 3).to_pylist(), *values(old, 2).to_pylist()]
 
 
 @pytest.mark.parametrize(
@@ -331,8 +331,8 @@ def test_compatible_types_are_unified(old: Any, new: Any, united: Any) -> None:
 def test_incompatible_types_are_refused(old: Any, new: Any) -> None:
     """Types without a common type, or whose values would change, are refused, naming both types."""
     columns = pa.table({"v": pa.concat_arrays([old, old])})
-    said = _error(join.join_table, _entries({"a": {}, "b": {}}, columns), pa.table({"key": ["a"], "v": new}), "key")
-    assert said == (
+    message = _error(join.join_table, _entries({"a": {}, "b": {}}, columns), pa.table({"key": ["a"], "v": new}), "key")
+    assert message == (
         f"Table: column 'v' holds {new.type}; expected {old.type}, the type of the dataset's column of that name. "
         "Convert or rename the column."
     )
@@ -342,7 +342,7 @@ _NO_KEY = "column 'key': no key (empty, null or NaN) in "
 
 
 @pytest.mark.parametrize(
-    ("table", "said"),
+    ("table", "message"),
     [
         ({"id": ["a"], "n": [1]}, ("on: no column 'key'; expected one of id, n",)),
         ({"Key": ["a"], "n": [1]}, ("on: no column 'key'", "Did you mean 'Key'?")),
@@ -393,10 +393,10 @@ _NO_KEY = "column 'key': no key (empty, null or NaN) in "
         ({"key": ["a"], " ": [1]}, ("Table: column 2 without a name; ",)),
     ],
 )
-def test_tables_that_cannot_be_joined(table: dict[str, Any], said: tuple[str, ...]) -> None:
+def test_tables_that_cannot_be_joined(table: dict[str, Any], message: tuple[str, ...]) -> None:
     """Errors of a table name the rows and what to do."""
-    found = _error(join.join_table, _labelled(), pa.table(table), "key")
-    assert all(one in found for one in said), found
+    error = _error(join.join_table, _labelled(), pa.table(table), "key")
+    assert all(item in error for item in message), error
 
 
 def test_the_column_key_joins_by_default() -> None:
@@ -405,8 +405,8 @@ def test_the_column_key_joins_by_default() -> None:
     joined = join.join_table(entries, {"key": ["a", "7"], "n": [1, 2]}, "")
     assert metadata_of(joined.entries).to_pydict() == {"n": [1, 2]}
     assert joined.notes == ("using key as the key column (change with on='COLUMN')",)
-    said = _error(join.join_table, entries, {"name": ["a"], "n": [1]}, "")
-    assert "no column 'key' among name, n; expected a key column. Name the key column with on='COLUMN'." in said
+    message = _error(join.join_table, entries, {"name": ["a"], "n": [1]}, "")
+    assert "no column 'key' among name, n; expected a key column. Name the key column with on='COLUMN'." in message
 
 
 def test_file_names_match_keys() -> None:
@@ -415,8 +415,8 @@ def test_file_names_match_keys() -> None:
     joined = join.join_table(entries, pa.table({"file": ["d/b.tar.jpg", "a.png", "x.png"], "n": [1, 2, 3]}), "file")
     assert metadata_of(joined.entries)["n"].to_pylist() == [2, 1, None]
     assert joined.notes[0].endswith("rows were matched by the key, with an ending")
-    found = _error(join.join_table, entries, pa.table({"file": ["a.png", "a.jpg"], "n": [1, 2]}), "file")
-    assert "no row matches a sample" in found
+    error = _error(join.join_table, entries, pa.table({"file": ["a.png", "a.jpg"], "n": [1, 2]}), "file")
+    assert "no row matches a sample" in error
 
 
 def test_bytes_are_not_joined() -> None:
@@ -456,9 +456,9 @@ def test_the_index_of_pandas_is_not_joined(tmp_path: Path) -> None:
     frame = pd.DataFrame({"key": ["a", "b"], "n": [3, 4]}, index=[5, 2])
     frame.to_parquet(tmp_path / "t.parquet")
     assert "__index_level_0__" in pq.read_schema(tmp_path / "t.parquet").names
-    found = metadata_of(join.join_table(_entries(_SAMPLES), str(tmp_path / "t.parquet"), "key").entries)
-    assert found.to_pydict() == {"n": [3, 4, None, None]}
-    assert metadata_of(join.join_table(_entries(_SAMPLES), frame.set_index("key"), "key").entries).equals(found)
+    result = metadata_of(join.join_table(_entries(_SAMPLES), str(tmp_path / "t.parquet"), "key").entries)
+    assert result.to_pydict() == {"n": [3, 4, None, None]}
+    assert metadata_of(join.join_table(_entries(_SAMPLES), frame.set_index("key"), "key").entries).equals(result)
 
 
 def test_keys_that_are_not_utf8_match_nothing() -> None:
@@ -509,18 +509,18 @@ def test_values_replace_fields(data: st.DataObject) -> None:
     if "lab" in at_hand:
         before = changed(before, classes={"lab": ["x", "y"]})
     named = st.sampled_from([*_COLUMNS] if may else ["text", "list"])
-    wanted = data.draw(
+    expected_result = data.draw(
         st.dictionaries(_FIELD if may else st.sampled_from(["txt", "z", "é"]), named, min_size=1, max_size=4)
     )
-    classes = data.draw(st.sets(st.sampled_from([*wanted]) if may else st.nothing()))
-    classes -= {name for name, one in wanted.items() if one == "list"}
+    classes = data.draw(st.sets(st.sampled_from([*expected_result]) if may else st.nothing()))
+    classes -= {name for name, one in expected_result.items() if one == "list"}
 
     expected: dict[str, dict[str, Any]] = _contents(before)
     wrong, labels = False, {}
-    for name, column in wanted.items():
-        texts = [None if one is None or one != one else _text(one) for one in table[column]]  # noqa: PLR0124 - NaN
+    for name, column in expected_result.items():
+        texts = [None if item is None or item != item else _text(item) for item in table[column]]  # noqa: PLR0124 - NaN
         if name in classes:
-            labels[name] = sorted({one for one in texts if one is not None})
+            labels[name] = sorted({item for item in texts if item is not None})
         alike = column in {"int", "float", "truth"} or name in {*classes, *numbers} or name in before.values.classes
         for key, text in zip(keys, texts, strict=True):
             if text is not None:
@@ -528,21 +528,21 @@ def test_values_replace_fields(data: st.DataObject) -> None:
             elif alike or name not in samples[key]:
                 wrong = True
     if wrong:
-        assert "no value (null or NaN)" in _error(set_value_fields, before, (*wanted.items(),), (*classes,))
+        assert "no value (null or NaN)" in _error(set_value_fields, before, (*expected_result.items(),), (*classes,))
         return
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("shardtool.values.CHUNK_ROWS", 2)
-        after, notes = set_value_fields(before, (*wanted.items(),), (*classes,))
+        after, notes = set_value_fields(before, (*expected_result.items(),), (*classes,))
     assert _contents(after) == expected
-    assert len(notes) == sum(any(name in one for one in samples.values()) for name in wanted)
+    assert len(notes) == sum(any(name in item for item in samples.values()) for name in expected_result)
     kinds: dict[str, NumberType] = {"int": "int64", "float": "float", "truth": "int64"}
-    of_values = {name: kinds[column] for name, column in wanted.items() if column in kinds}
-    kept = {name: number for name, number in numbers.items() if name not in wanted}
+    of_values = {name: kinds[column] for name, column in expected_result.items() if column in kinds}
+    kept = {name: number for name, number in numbers.items() if name not in expected_result}
     assert after.values.numbers == {**kept, **of_values, **dict.fromkeys(classes, "int64")}
     assert {
-        name: [to_bytes(one) for one in names] for name, names in after.values.classes.items() if name in classes
+        name: [to_bytes(item) for item in names] for name, names in after.values.classes.items() if name in classes
     } == labels
-    assert {*after.values.classes} == classes | ({*before.values.classes} - {*wanted})
+    assert {*after.values.classes} == classes | ({*before.values.classes} - {*expected_result})
     assert after.known_spans.files == before.known_spans.files
     assert after.keys == before.keys
     assert after.metadata is not None
@@ -552,7 +552,7 @@ def test_values_replace_fields(data: st.DataObject) -> None:
     new = after.metadata.column_names[before.metadata.num_columns :]
     assert {*new} == {*classes, *of_values}, "a number field is a column, too"
     for name in new:
-        shown = [str(int(one) if isinstance(one, bool) else one) for one in after.metadata.column(name).to_pylist()]
+        shown = [str(int(item) if isinstance(item, bool) else item) for item in after.metadata.column(name).to_pylist()]
         assert shown == [expected[key][name].decode() for key in keys if name in expected[key]]
 
 
@@ -568,8 +568,8 @@ def test_fields_equal_those_of_a_manifest() -> None:
     )  # fmt: skip
     fields = tuple((f"{name}.x", name) for name in table.column_names[1:])
     classes = ("label.x", "rank.x")
-    asked = manifest_options(key="key", fields=fields, classes=classes, meta="none")
-    made = list_manifest(ManifestSource(table, asked)).entries
+    options = manifest_options(key="key", fields=fields, classes=classes, meta="none")
+    made = list_manifest(ManifestSource(table, options)).entries
     after, _ = set_value_fields(join.join_table(_entries(_SAMPLES), table, "key").entries, fields, classes)
     assert (after.values.numbers, after.values.classes) == (made.values.numbers, made.values.classes)
     assert after.values.classes == {"label.x": ["cat", "dog", "é"], "rank.x": ["10", "8", "9"]}
@@ -591,10 +591,10 @@ def test_replaced_and_kept_payloads_are_planned() -> None:
     samples = build_shard_samples(plan, 0)
     keys = samples.content.keys.decode().split("\0")[:-1]
     assert sorted(keys) == sorted(_SAMPLES)
-    wanted = [b"" if field == "jpg" or key == "007" else b"old" for key in keys for field in ("cls", "jpg")]
-    assert samples.content.inline.split(b"\0")[:-1] == wanted
+    expected = [b"" if field == "jpg" or key == "007" else b"old" for key in keys for field in ("cls", "jpg")]
+    assert samples.content.inline.split(b"\0")[:-1] == expected
     sizes = np.frombuffer(samples.content.sizes, np.int64).tolist()
-    assert sizes == [3 if text else 7 for text in wanted]
+    assert sizes == [3 if text else 7 for text in expected]
 
 
 def test_field_notes_count_samples() -> None:
@@ -657,7 +657,7 @@ _NO_VALUE = "column 'label': no value (null or NaN) in 2 samples, such as 'b', '
 
 
 @pytest.mark.parametrize(
-    ("name", "column", "said"),
+    ("name", "column", "message"),
     [
         ("txt", "label", f"{_NO_VALUE} that has no field 'txt'. Exclude them with where \"label.notna()\"."),
         ("cls!", "label", f"{_NO_VALUE}. "),
@@ -681,14 +681,14 @@ _NO_VALUE = "column 'label': no value (null or NaN) in 2 samples, such as 'b', '
         ("a,b", "n", "field 'a,b': not a valid field name; "),
     ],
 )
-def test_invalid_value_columns_are_refused(name: str, column: str, said: str) -> None:
+def test_invalid_value_columns_are_refused(name: str, column: str, message: str) -> None:
     """Errors of a column name the samples' keys and what to do; `cls!` are labels."""
     samples: dict[str, Fields] = {key: {"cls": None, "num": b"1", "lab": None} for key in "abzc"}
     entries = _entries(samples, _VALUES, {"num": "int64"}, classes={"lab": ["one"]})
     field = name.removesuffix("!")
-    found = _error(set_value_fields, entries, ((field, column),), (field,) if field != name else ())
-    assert said in found
-    assert found.startswith(("field: ", "field '"))
+    error = _error(set_value_fields, entries, ((field, column),), (field,) if field != name else ())
+    assert message in error
+    assert error.startswith(("field: ", "field '"))
 
 
 def test_suggested_queries_are_valid() -> None:

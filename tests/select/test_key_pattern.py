@@ -53,8 +53,8 @@ _PACKED = [
 )
 def test_a_pattern_splits_paths(pattern: str, name: str, key: str, left: str) -> None:
     """The first group is the key, the rest of the name goes into the field; without a match the path is the key."""
-    found, known, which = KeyPattern(pattern).split(PackedStrings.of([name.encode()]))
-    assert (found[0].decode(), known[which[0]].decode()) == (key, left)
+    result, known, which = KeyPattern(pattern).split(PackedStrings.of([name.encode()]))
+    assert (result[0].decode(), known[which[0]].decode()) == (key, left)
 
 
 @given(
@@ -64,25 +64,25 @@ def test_a_pattern_splits_paths(pattern: str, name: str, key: str, left: str) ->
 )
 def test_no_file_is_lost_or_moved(stems: list[tuple[str, str]]) -> None:
     """Each file is in the sample of its key, once; samples are in key order, and fields in field order."""
-    names = sorted("".join(one).encode() for one in stems)
+    names = sorted("".join(item).encode() for item in stems)
     entries = flat_entries(names, [2] * len(names), ("jpg", "png"), root=b"/x/", code=[0, 1] * len(names))
     try:
-        found = apply_key_pattern(entries, KeyPattern("(.+)_[ab]*"))
+        result = apply_key_pattern(entries, KeyPattern("(.+)_[ab]*"))
     except InvalidRequest:
         assert any(
             name.endswith(b"_") or b"/_" in name for name in names
         )  # nothing remains for the field, or for the key
         return
-    assert sorted(found.path(row) for row in range(len(found.rows.code))) == sorted(
+    assert sorted(result.path(row) for row in range(len(result.rows.code))) == sorted(
         name + ending for name in names for ending in (b".jpg", b".png")
     )
-    keys = [found.keys[at] for at in range(len(found))]
+    keys = [result.keys[at] for at in range(len(result))]
     assert keys == sorted({*keys})
     for sample, key in enumerate(keys):
-        rows = range(int(found.first[sample]), int(found.first[sample + 1]))
-        assert [*found.rows.code[rows.start : rows.stop]] == sorted({*found.rows.code[rows.start : rows.stop]})
+        rows = range(int(result.first[sample]), int(result.first[sample + 1]))
+        assert [*result.rows.code[rows.start : rows.stop]] == sorted({*result.rows.code[rows.start : rows.stop]})
         for row in rows:
-            field, path = found.fields[found.rows.code[row]].encode(), found.path(row)
+            field, path = result.fields[result.rows.code[row]].encode(), result.path(row)
             assert path.startswith(key)
             assert path.endswith(field.rpartition(b".")[2])
             assert path[len(key) :].strip(b"_").replace(b"_.", b".") in (field, b"." + field)
@@ -122,7 +122,7 @@ def test_a_sample_with_a_failed_file_is_skipped_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "said"),
+    ("pattern", "message"),
     [
         ("(.+)_msk", "no file matches; expected a pattern for whole paths without their endings, such as '1'"),
         (".+_mask", "no group; expected a group for the key"),
@@ -135,12 +135,12 @@ def test_a_sample_with_a_failed_file_is_skipped_whole(tmp_path: Path) -> None:
         ("(.*/)?.*", "the key 'a/' of 'a/2'"),
     ],
 )
-def test_invalid_patterns_are_refused(pattern: str, said: str, tmp_path: Path) -> None:
+def test_invalid_patterns_are_refused(pattern: str, message: str, tmp_path: Path) -> None:
     """Invalid patterns, and patterns that match nothing or merge files, are refused with an example."""
     write_tree(tmp_path / "pairs", _PAIRS | {"a/3.png": b""})
     with pytest.raises(InvalidRequest) as caught:
         create(tmp_path / "pairs", f"{tmp_path}/o-{{0..}}.tar", CreateOptions(key_pattern=pattern))
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["pairs"]
 
 

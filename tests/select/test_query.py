@@ -178,9 +178,9 @@ TAKEN: list[tuple[str, list[int]]] = [
 @pytest.mark.parametrize(("query", "rows"), TAKEN)
 def test_queries(query: str, rows: list[int]) -> None:
     """Each form of a query selects these rows: null is unequal to everything, and `not` inverts."""
-    found = match_rows(MADE, query)
-    assert found.dtype == np.int64
-    assert found.tolist() == rows
+    result = match_rows(MADE, query)
+    assert result.dtype == np.int64
+    assert result.tolist() == rows
 
 
 @pytest.mark.parametrize(("query", "rows"), TAKEN)
@@ -404,8 +404,8 @@ def test_blocks_change_nothing() -> None:
     parts = [
         pa.table({"bi": words[at : at + 40_000], "width": width[at : at + 40_000]}) for at in range(0, 150_000, 40_000)
     ]
-    found = match_rows(pa.concat_tables(parts), "bi in ['dog', 'eel'] and width % 7 > 2")
-    assert found.tolist() == np.flatnonzero((words != "cat") & (width % 7 > 2)).tolist()
+    rows = match_rows(pa.concat_tables(parts), "bi in ['dog', 'eel'] and width % 7 > 2")
+    assert rows.tolist() == np.flatnonzero((words != "cat") & (width % 7 > 2)).tolist()
 
 
 def test_whole_numbers_stay_exact_with_nulls() -> None:

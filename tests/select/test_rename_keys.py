@@ -82,8 +82,8 @@ def test_a_rename_is_one_to_one(keys: list[str], rename: str) -> None:
 
 def test_long_keys_are_refused() -> None:
     """A replacement cannot make keys that are too long, and a key that is not UTF-8 cannot be renamed."""
-    for key, said in ((b"k" * 100, "the new key of 'k+' is too long"), (b"\xff", "not UTF-8")):
-        with pytest.raises(InvalidRequest, match=said):
+    for key, message in ((b"k" * 100, "the new key of 'k+' is too long"), (b"\xff", "not UTF-8")):
+        with pytest.raises(InvalidRequest, match=message):
             rename_keys(flat_entries([key], [1], ["txt"]), f"s/.+/{'&' * 99}/", _no_column, has_paths=True)
 
 
@@ -127,7 +127,7 @@ def test_keys_from_a_column(source: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rename", "said"),
+    ("rename", "message"),
     [
         ("s#.*/##", "4 keys for several samples, such as '0' for 'train/cat/0', 'train/dog/0', 'val/cat/0' and 1 more"),
         ("s#.*/##", "expected a unique new key for each sample. Keep a part of the key that differs."),
@@ -145,7 +145,7 @@ def test_keys_from_a_column(source: Path, tmp_path: Path) -> None:
         ("ratio", "column 'ratio': not a whole number for 'train/cat/0', "),
     ],
 )  # fmt: skip
-def test_renames_that_are_refused(rename: str, said: str, source: Path, tmp_path: Path) -> None:
+def test_renames_that_are_refused(rename: str, message: str, source: Path, tmp_path: Path) -> None:
     """Errors name both old keys, or the sample; nothing is written, from a folder and from a dataset."""
     for number, key in enumerate(_KEYS):
         (source / f"{key}.json").write_text(f'{{"ratio": 0.5, "kind": {number}}}' if "cat" in key else '{"ratio": 1}')
@@ -155,10 +155,10 @@ def test_renames_that_are_refused(rename: str, said: str, source: Path, tmp_path
         jobs: list[Any] = [lambda: create(source, tmp_path / "out" / "o.tar", rename_keys=rename)]
     else:
         jobs = [lambda: create(source, tmp_path / "out" / "o.tar", rename_keys=rename, **columns)]
-        said = said.replace("key, path, folder, size", "[a-z_, ]+") if rename == "number" else re.escape(said)
+        message = message.replace("key, path, folder, size", "[a-z_, ]+") if rename == "number" else re.escape(message)
         jobs.append(lambda: reshard(kept, tmp_path / "out" / "o.tar", rename_keys=rename))
     for job in jobs:
-        with pytest.raises(InvalidRequest, match=said):
+        with pytest.raises(InvalidRequest, match=message):
             job()
     assert not (tmp_path / "out").exists()
 
@@ -220,8 +220,8 @@ def test_labels_and_splits_of_folders(source: Path, tmp_path: Path) -> None:
         create(source, f"{tmp_path}/{{split}}.tar", options)
     options = CreateOptions(label_from_folder=True, split_by="folder", rename_keys="s#/#-#g")
     create(source, f"{tmp_path}/{{split}}.tar", options)
-    found = dict(members(tmp_path / "val.tar"))
-    assert {name: data for name, data in found.items() if name.endswith("cls")} == {
+    result = dict(members(tmp_path / "val.tar"))
+    assert {name: data for name, data in result.items() if name.endswith("cls")} == {
         f"val-{kind}-{number}.cls": b"%d" % (kind == "dog") for kind in ("cat", "dog") for number in range(4)
     }
     assert verify(tmp_path / "val.json", VerifyOptions(source=source)).sound

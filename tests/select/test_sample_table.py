@@ -77,9 +77,9 @@ def test_order_equals_pythons_stable_sort(name: str, data: st.DataObject) -> Non
     typed = np.float16 if name == "half" else lambda value: value
     parts = [[None if value is None else typed(value) for value in part] for part in (rows[:cut], rows[cut:])]
     column = pa.chunked_array([pa.array(part, kind) for part in parts])
-    found = sort_order(column, name, descending=descending)
-    assert found.dtype == np.int64
-    assert found.tolist() == _model(rows, descending=descending)
+    result = sort_order(column, name, descending=descending)
+    assert result.dtype == np.int64
+    assert result.tolist() == _model(rows, descending=descending)
 
 
 def test_order_is_stable_in_large_columns() -> None:
@@ -87,9 +87,9 @@ def test_order_is_stable_in_large_columns() -> None:
     values = np.random.default_rng(5).integers(0, 7, 100_000)
     for column in (values, values.astype(np.int8), values.astype(np.float64), values.astype(str)):
         parts = pa.chunked_array([pa.array(column[at : at + 9_000]) for at in range(0, len(column), 9_000)])
-        for one in (parts, parts.slice(5), pa.chunked_array([parts.combine_chunks()])):
-            offset = len(values) - len(one)
-            up, down = sort_order(one, "n"), sort_order(one, "n", descending=True)
+        for item in (parts, parts.slice(5), pa.chunked_array([parts.combine_chunks()])):
+            offset = len(values) - len(item)
+            up, down = sort_order(item, "n"), sort_order(item, "n", descending=True)
             assert up.tolist() == np.argsort(values[offset:], kind="stable").tolist()
             assert down.tolist() == np.argsort(-values[offset:], kind="stable").tolist()
 
@@ -195,8 +195,8 @@ def test_unknown_columns_are_refused() -> None:
     assert table_column(table, "number", "sort_by").to_pylist() == [7]
     with pytest.raises(InvalidRequest) as caught:
         table_column(table, "Sise", "group_by")
-    said = "group_by: no column 'Sise'; expected one of number, key, shard, size, fields. Did you mean 'size'?"
-    assert str(caught.value) == said
+    message = "group_by: no column 'Sise'; expected one of number, key, shard, size, fields. Did you mean 'size'?"
+    assert str(caught.value) == message
     with pytest.raises(InvalidRequest, match="2 columns 'number'"):
         table_column(table.append_column("number", table.column(0)), "number", "sort_by")
 

@@ -23,9 +23,9 @@ SHARES = (
 
 
 def _sampled(keys: list[bytes], share: float | str) -> list[bytes]:
-    found = sample_by_key(PackedStrings.of(keys), share)
-    assert found.dtype == np.int64
-    return [keys[at] for at in found.tolist()]
+    samples = sample_by_key(PackedStrings.of(keys), share)
+    assert samples.dtype == np.int64
+    return [keys[at] for at in samples.tolist()]
 
 
 @given(KEYS, SHARES)
@@ -49,10 +49,10 @@ def test_a_share_has_its_size() -> None:
     """Of 200,000 similar keys, each share is within five standard deviations of its size, in every range."""
     keys = PackedStrings.of(b"imgs/%06d" % at for at in range(200_000))
     for share in (0.001, 0.01, 0.1, 0.5, 0.9):
-        found = sample_by_key(keys, share)
-        assert abs(len(found) - 200_000 * share) < 5 * math.sqrt(200_000 * share * (1 - share))
-        assert (np.diff(found) > 0).all()
-        bins = np.bincount(found // 20_000, minlength=10)
+        samples = sample_by_key(keys, share)
+        assert abs(len(samples) - 200_000 * share) < 5 * math.sqrt(200_000 * share * (1 - share))
+        assert (np.diff(samples) > 0).all()
+        bins = np.bincount(samples // 20_000, minlength=10)
         expected = 20_000 * share
         assert ((bins - expected) ** 2 / (expected * (1 - share))).sum() < 35  # 10 degrees of freedom: p = 1e-4
 
@@ -60,8 +60,8 @@ def test_a_share_has_its_size() -> None:
 def test_a_share_is_independent_of_the_split() -> None:
     """A share of the samples has the same split proportions as all samples, because the hashes differ."""
     keys = PackedStrings.of(b"imgs/%06d" % at for at in range(50_000))
-    found = assign_splits(keys.take(sample_by_key(keys, 0.2)), SplitOptions(parse_shares("train=0.8,val=0.2")))
-    val = np.count_nonzero(found.number == 1) / len(found.number)
+    samples = assign_splits(keys.take(sample_by_key(keys, 0.2)), SplitOptions(parse_shares("train=0.8,val=0.2")))
+    val = np.count_nonzero(samples.number == 1) / len(samples.number)
     assert abs(val - 0.2) < 5 * math.sqrt(0.2 * 0.8 / 10_000)
 
 

@@ -67,9 +67,9 @@ def test_fields_are_chosen_as_from_dicts(samples: list[Sample], fields: list[str
         with pytest.raises(InvalidRequest, match="no sample keeps a field"):
             select_fields(entries, *change)
         return
-    found, skipped = select_fields(entries, *change)
-    assert samples_of(found) == kept
-    for sample in samples_of(found):
+    result, skipped = select_fields(entries, *change)
+    assert samples_of(result) == kept
+    for sample in samples_of(result):
         assert [*sample.fields] == sorted(sample.fields, key=to_bytes)
     lost = [sample.key for sample in expected if not sample.fields]
     message = "none of the selected fields"
@@ -81,13 +81,13 @@ def test_only_used_fields_remain(samples: list[Sample], change: Change) -> None:
     """Unused names are removed from `fields`, and the properties of a field are removed or renamed with it."""
     used = {name for sample in _expected(samples, change) for name in sample.fields}
     assume(any(change) and used)
-    found, _ = select_fields(entries_of(samples), *change)
-    assert found.fields == tuple(sorted(used, key=to_bytes))
+    result, _ = select_fields(entries_of(samples), *change)
+    assert result.fields == tuple(sorted(used, key=to_bytes))
     label = {change.becomes().get("cls")} & used
-    assert set(found.values.inline) == set(found.values.numbers) == set(found.values.classes) == label
+    assert set(result.values.inline) == set(result.values.numbers) == set(result.values.classes) == label
     for name in label:
-        assert found.values.classes[str(name)] == ["cat", "dog"]
-        assert found.values.numbers[str(name)] == "int64"
+        assert result.values.classes[str(name)] == ["cat", "dog"]
+        assert result.values.numbers[str(name)] == "int64"
 
 
 def test_no_options_change_nothing() -> None:
@@ -103,10 +103,10 @@ def _one(**fields: Payload) -> SampleTable:
 def test_fields_swap_names() -> None:
     """Fields are renamed simultaneously: two fields can swap names, and three can rotate."""
     entries = _one(cls=Payload(1, 1, 1), jpg=Payload(2, 2, 2), json=Payload(3, 3, 3))
-    (found,) = samples_of(select_fields(entries, rename=(("cls", "jpg"), ("jpg", "cls")))[0])
-    assert [(name, payload.size) for name, payload in found.fields.items()] == [("cls", 2), ("jpg", 1), ("json", 3)]
-    (found,) = samples_of(select_fields(entries, rename=(("jpg", "cls"), ("json", "jpg"), ("cls", "json")))[0])
-    assert [(name, payload.size) for name, payload in found.fields.items()] == [("cls", 3), ("jpg", 1), ("json", 2)]
+    (result,) = samples_of(select_fields(entries, rename=(("cls", "jpg"), ("jpg", "cls")))[0])
+    assert [(name, payload.size) for name, payload in result.fields.items()] == [("cls", 2), ("jpg", 1), ("json", 3)]
+    (result,) = samples_of(select_fields(entries, rename=(("jpg", "cls"), ("json", "jpg"), ("cls", "json")))[0])
+    assert [(name, payload.size) for name, payload in result.fields.items()] == [("cls", 3), ("jpg", 1), ("json", 2)]
 
 
 def test_the_name_of_a_dropped_field_can_be_reused() -> None:
@@ -114,12 +114,12 @@ def test_the_name_of_a_dropped_field_can_be_reused() -> None:
     entries = _one(cls=Payload(1, 1, 1), jpg=Payload(2, 2, 2))
     changes: list[tuple[tuple[str, ...], tuple[str, ...]]] = [((), ("jpg",)), (("cls",), ())]
     for select, drop in changes:
-        (found,) = samples_of(select_fields(entries, select, drop, (("jpg", "cls"),))[0])
-        assert {name: payload.size for name, payload in found.fields.items()} == {"jpg": 1}
+        (result,) = samples_of(select_fields(entries, select, drop, (("jpg", "cls"),))[0])
+        assert {name: payload.size for name, payload in result.fields.items()} == {"jpg": 1}
 
 
 @pytest.mark.parametrize(
-    ("change", "where", "said"),
+    ("change", "where", "message"),
     [
         (
             {"select": ("jgp",)},
@@ -154,19 +154,19 @@ def test_the_name_of_a_dropped_field_can_be_reused() -> None:
         ({"drop": ("cls",)}, "drop_fields", "no sample keeps a field"),
     ],
 )
-def test_invalid_field_names_are_refused(change: dict[str, Any], where: str, said: str) -> None:
+def test_invalid_field_names_are_refused(change: dict[str, Any], where: str, message: str) -> None:
     """Unknown, contradictory and invalid names are refused, naming the option."""
     with pytest.raises(InvalidRequest) as caught:
         select_fields(_one(cls=Payload(1, 1, 1)), **change)
     assert caught.value.where == where
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_two_fields_merge_if_no_sample_has_both() -> None:
     """Shards with jpeg and shards with jpg can be merged; a sample that has both is named."""
     apart = [Sample("a", {"jpeg": Payload(1, 1, 1)}, 0, 0), Sample("b", {"jpg": Payload(1, 2, 1)}, 0, 1)]
-    found, _ = select_fields(entries_of(apart, ("jpeg", "jpg")), rename=(("jpg", "jpeg"),))
-    assert [[*sample.fields] for sample in samples_of(found)] == [["jpg"], ["jpg"]]
+    result, _ = select_fields(entries_of(apart, ("jpeg", "jpg")), rename=(("jpg", "jpeg"),))
+    assert [[*sample.fields] for sample in samples_of(result)] == [["jpg"], ["jpg"]]
     both = [*apart, Sample("c", {"jpeg": Payload(1, 3, 1), "jpg": Payload(1, 4, 1)}, 0, 2)]
     with pytest.raises(InvalidRequest, match="'jpeg', 'jpg' of 'c' would all be renamed to 'jpg'"):
         select_fields(entries_of(both, ("jpeg", "jpg")), rename=(("jpg", "jpeg"),))
@@ -184,10 +184,10 @@ def test_source_paths_stay_with_their_fields(chunks: int) -> None:
     rows = pa.array([["unseen"], ["", "a.JPG", "a.JSON"], [""], ["", "c.JSON"]], pa.list_(pa.string()))
     paths = pa.chunked_array([rows[1:]] if chunks == 1 else [rows[1:2], rows[2:]])
     entries = replace(entries, metadata=metadata_of(entries).append_column("source_paths", paths))
-    found, _ = select_fields(entries, drop=("cls",), rename=(("z", "jpg"),))
-    assert [[*sample.fields] for sample in samples_of(found)] == [["json", "z"], ["json"]]
-    assert metadata_of(found).column("source_paths").to_pylist() == [["a.JSON", "a.JPG"], ["c.JSON"]]
-    assert metadata_of(found).schema == metadata_of(entries).schema
+    result, _ = select_fields(entries, drop=("cls",), rename=(("z", "jpg"),))
+    assert [[*sample.fields] for sample in samples_of(result)] == [["json", "z"], ["json"]]
+    assert metadata_of(result).column("source_paths").to_pylist() == [["a.JSON", "a.JPG"], ["c.JSON"]]
+    assert metadata_of(result).schema == metadata_of(entries).schema
 
 
 def test_other_columns_of_source_paths_stay() -> None:
@@ -198,5 +198,5 @@ def test_other_columns_of_source_paths_stay() -> None:
     )
     for column in (masked, pa.array([["1"], ["2"]]), pa.array(["1", "2"]), pa.array([[1], [2, 3, 4]])):
         entries = replace(entries_of(samples), metadata=pa.table({"number": [0, 0], "source_paths": column}))
-        found, _ = select_fields(entries, drop=("cls",))
-        assert metadata_of(found).column("source_paths").to_pylist() == column.to_pylist()
+        result, _ = select_fields(entries, drop=("cls",))
+        assert metadata_of(result).column("source_paths").to_pylist() == column.to_pylist()

@@ -195,9 +195,9 @@ def test_groups_stay_whole(groups: list[int], parts: tuple[tuple[str, Decimal], 
     """All samples of a group are in one split, which does not depend on other groups."""
     options = SplitOptions(parts, group_by="patient", seed=seed)
     splits = assign_splits(made_keys(len(groups)), options, column(groups, pa.int64()))
-    found = dict(zip(groups, splits.number.tolist(), strict=True))
-    assert [found[group] for group in groups] == splits.number.tolist()
-    for group, split in found.items():
+    result = dict(zip(groups, splits.number.tolist(), strict=True))
+    assert [result[group] for group in groups] == splits.number.tolist()
+    for group, split in result.items():
         assert assign_splits(PackedStrings.of([b"another"]), options, column([group])).number.tolist() == [split]
 
 
@@ -212,7 +212,7 @@ def test_groups_do_not_depend_on_types(kind: Any) -> None:
     """The group 7 is in the same split as an integer, a float, text, bytes or a category."""
     numbers, options = list(range(10)), SplitOptions(HALVES, group_by="g")
     text = "dictionary<values=string" in str(kind) or kind in (pa.string(), pa.large_string())
-    values: list[Any] = [str(one) if text else b"%d" % one if "binary" in str(kind) else one for one in numbers]
+    values: list[Any] = [str(item) if text else b"%d" % item if "binary" in str(kind) else item for item in numbers]
     expected = assign_splits(made_keys(10), options, column(numbers)).number
     assert sorted(set(expected.tolist())) == [0, 1]
     assert assign_splits(made_keys(10), options, column(values, kind)).number.tolist() == expected.tolist()
@@ -223,8 +223,8 @@ def test_times_do_not_depend_on_unit_and_zone() -> None:
     times = [dt.datetime(2020, 1, day, 12, 30, day, tzinfo=dt.timezone.utc) for day in range(1, 20)]
     kinds = [pa.timestamp(unit, zone) for unit in ("s", "us", "ns") for zone in ("UTC", "Europe/Berlin")]
     options = SplitOptions(HALVES, group_by="g")
-    found = {tuple(assign_splits(made_keys(19), options, column(times, kind)).number.tolist()) for kind in kinds}
-    assert len(found) == 1
+    result = {tuple(assign_splits(made_keys(19), options, column(times, kind)).number.tolist()) for kind in kinds}
+    assert len(result) == 1
 
 
 LABELS = st.lists(st.integers(0, 7), max_size=80)
@@ -259,8 +259,8 @@ def test_remainders_go_to_the_largest(sizes: list[int], counts: list[list[int]])
     """Remaining samples of a label go to the largest remainders, and many tiny labels do not all go to one split."""
     labels = [f"{label:02}" for label, size in enumerate(sizes) for _ in range(size)]
     splits = assign_splits(made_keys(len(labels)), SplitOptions(THREE, stratify="x"), column(labels))
-    found = Counter(zip(labels, splits.number.tolist(), strict=True))
-    assert [[found[f"{label:02}", split] for split in range(3)] for label in range(len(sizes))] == counts
+    result = Counter(zip(labels, splits.number.tolist(), strict=True))
+    assert [[result[f"{label:02}", split] for split in range(3)] for label in range(len(sizes))] == counts
 
 
 def test_ten_thousand_tiny_labels_keep_the_totals() -> None:
@@ -289,8 +289,8 @@ def test_splits_are_a_partition(labels: list[int], parts: tuple[tuple[str, Decim
     options = SplitOptions(**{"shares": parts if how != "column" else (), how: parts if how == "shares" else "x"})  # type: ignore[arg-type]
     splits = assign_splits(made_keys(len(labels)), options, column(labels, pa.int64()))
     samples = [splits.samples(split).tolist() for split in range(len(splits.names))]
-    assert all(one == sorted(one) for one in samples)
-    assert sorted(at for one in samples for at in one) == list(range(len(labels)))
+    assert all(sample == sorted(sample) for sample in samples)
+    assert sorted(at for sample in samples for at in sample) == list(range(len(labels)))
 
 
 @pytest.mark.parametrize(
@@ -309,8 +309,8 @@ def test_a_column_names_the_split(values: Any, names: tuple[str, ...]) -> None:
     rows = pa.chunked_array([values]) if isinstance(values, pa.Array) else column(values)
     splits = assign_splits(made_keys(len(rows)), SplitOptions(column="part"), rows)
     assert splits.names == names
-    said = [splits.names[number].lower() for number in splits.number.tolist()]
-    assert said == [str(one).lower().removesuffix(".0") for one in rows.to_pylist()]
+    messages = [splits.names[number].lower() for number in splits.number.tolist()]
+    assert messages == [str(item).lower().removesuffix(".0") for item in rows.to_pylist()]
     assert splits.notes == ()
 
 

@@ -62,8 +62,8 @@ def test_coco_accepts_unusual_numbers(tmp_path: Path) -> None:
     images = [{"id": "2", "file_name": "2.jpg", "width": 9.5}, {"id": 5, "file_name": "5.jpg", "width": 9}]
     (tmp_path / "t.json").write_bytes(_coco(images=images, annotations=_with(category_id=18.0)))
     table = open_table(tmp_path / "t.json", ())
-    found = table.read(["coco_id", "width", "labels"], ()).to_pydict()
-    assert found == {"coco_id": ["2", "5"], "width": [9.5, 9.0], "labels": [[], [1]]}
+    result = table.read(["coco_id", "width", "labels"], ()).to_pydict()
+    assert result == {"coco_id": ["2", "5"], "width": [9.5, 9.0], "labels": [[], [1]]}
 
 
 def _with(**part: Any) -> list[dict[str, Any]]:
@@ -71,7 +71,7 @@ def _with(**part: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"annotations": _with(category_id=7)}, "annotation 1: category 7; expected one of the 3 categories in"),
         (
@@ -105,12 +105,12 @@ def _with(**part: Any) -> list[dict[str, Any]]:
         ({"categories": [{"id": "x", "name": "dog"}]}, "categories with ids 'x'; expected whole numbers"),
     ],
 )
-def test_invalid_coco_is_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_invalid_coco_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     """The error for missing or wrong values gives the location in the file."""
     (tmp_path / "t.json").write_bytes(_coco(**changes))
     with pytest.raises(InvalidRequest) as caught:
         open_table(tmp_path / "t.json", ())
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_coco_classes_as_a_field(tmp_path: Path) -> None:
@@ -122,8 +122,8 @@ def test_coco_classes_as_a_field(tmp_path: Path) -> None:
         "labels.json": ["car", "cat", "dog"]
     }
     assert not [note for note in made.notes if "holds paths" in note]
-    found = dict(members(tmp_path / "a-0.tar"))
-    assert [found[f"{at}.labels.json"] for at in (2, 3, 5)] == [b"[2]", b"[]", b"[1,2]"]
+    result = dict(members(tmp_path / "a-0.tar"))
+    assert [result[f"{at}.labels.json"] for at in (2, 3, 5)] == [b"[2]", b"[]", b"[1,2]"]
     options = CreateOptions(field={"labels.json": "labels"}, root=tmp_path / "imgs", meta="none")
     create(tmp_path / "coco.json", f"{tmp_path}/b-{{0..}}.tar", options)
     assert members(tmp_path / "b-0.tar") == members(tmp_path / "a-0.tar")
@@ -169,7 +169,7 @@ def test_new_coco_categories_are_appended(tmp_path: Path) -> None:
     assert data.classes == {"labels.json": ["dog", "car", "cat"]}
     assert {sample["__key__"]: sample["labels.json"] for sample in data} == {"2": b"[0]", "3": b"[]", "5": b"[2,0]"}
     tables = [pq.read_table(path) for path in sorted(tmp_path.glob("a-*.index"))]
-    assert [row for one in tables for row in one.column("labels").to_pylist()] == [[0], [], [2, 0]]
+    assert [row for item in tables for row in item.column("labels").to_pylist()] == [[0], [], [2, 0]]
     assert verify(tmp_path / "a.json", source=tmp_path / "imgs", workers=0).sound
 
 

@@ -120,7 +120,7 @@ def test_a_collected_dataset_runs_again(source: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({}, ("2 keys more than once: 'b' (rows 1, 3, 5), 'a' (rows 2, 4); expected one row for each value of column "
          "'image'. Collect the rows of each key into lists with collect='all'.")),
@@ -130,11 +130,11 @@ def test_a_collected_dataset_runs_again(source: Path, tmp_path: Path) -> None:
         ({"collect": "image"}, "collect: no column 'image'"),
     ],
 )  # fmt: skip
-def test_rows_that_cannot_be_joined(options: dict[str, Any], said: str, source: Path, tmp_path: Path) -> None:
+def test_rows_that_cannot_be_joined(options: dict[str, Any], message: str, source: Path, tmp_path: Path) -> None:
     """Repeated keys name the option; single columns must have one value; unknown columns are refused."""
     with pytest.raises(InvalidRequest) as caught:
         create(source, tmp_path / "o.tar", join=tmp_path / "boxes.csv", on="image", **options)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert not (tmp_path / "o.json").exists()
 
 
@@ -158,9 +158,9 @@ def test_manifests_that_cannot_be_collected(source: Path, tmp_path: Path) -> Non
         (data[["n"]], {"collect": "all", "field": "txt=n"}, "no column of keys or paths"),
         (paths.assign(key=[None, "a", "b"]), {"collect": "all"}, "column 'key': no key in row 1"),
     ]  # fmt: skip
-    for table, options, said in cases:
+    for table, options, message in cases:
         with pytest.raises(InvalidRequest) as caught:
             create(table, tmp_path / "o.tar", root=source, **options)
-        assert said in str(caught.value)
+        assert message in str(caught.value)
     ran = typed("create", source, tmp_path / "o.tar", "--collect", "all")
     assert (ran.code, "--collect: no table; expected a manifest, or --join TABLE" in ran.err) == (2, True), ran.err

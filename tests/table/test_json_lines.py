@@ -60,7 +60,7 @@ def test_the_first_invalid_line_is_reported(rows: list[object], spaces: int) -> 
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("null", "a json null"),
         ('{"a":1} null', "extra data"),
@@ -75,12 +75,12 @@ def test_the_first_invalid_line_is_reported(rows: list[object], spaces: int) -> 
         ('{"a":{}\n{"b":1}}', "expecting"),
     ],
 )
-def test_lines_without_exactly_one_object_are_refused(line: str, said: str) -> None:
+def test_lines_without_exactly_one_object_are_refused(line: str, message: str) -> None:
     """A line that is not a single object is refused before pyarrow sees it, in any position."""
     for before in (0, 1, 40_000):
-        found = _read('{"a":1}\n' * before + line)
-        assert found.startswith(f"t.jsonl: row {before + 1:,}: ")
-        assert said in found.lower()
+        result = _read('{"a":1}\n' * before + line)
+        assert result.startswith(f"t.jsonl: row {before + 1:,}: ")
+        assert message in result.lower()
 
 
 @pytest.mark.parametrize("pair", ["[]", '{"a":}'])
@@ -105,5 +105,5 @@ def test_sparse_names_are_limited() -> None:
     assert "3,000 different names in objects of the first " in _check("\n".join(map(json.dumps, sparse)))
     inner = [{"d": [{f"k{at % 3000}": 1}]} for at in range(60_000)]
     assert "3,001 different names in objects of the first " in _check("\n".join(map(json.dumps, inner)))
-    said = [{"text": json.dumps({f"k{at}": 1, f"\\l{at}": "a : b"})} for at in range(60_000)]
-    assert _check("\n".join(map(json.dumps, said))) == ""  # names in texts are none
+    messages = [{"text": json.dumps({f"k{at}": 1, f"\\l{at}": "a : b"})} for at in range(60_000)]
+    assert _check("\n".join(map(json.dumps, messages))) == ""  # names in texts are none

@@ -60,11 +60,11 @@ def test_bytes_that_python_cannot_parse_are_refused(data: bytes, step: int) -> N
         expected = []
     try:
         stream = _stream(data, step)
-        found = [stream.value()]
+        result = [stream.value()]
         stream.end()
     except InvalidRequest:
-        found = []
-    assert json.dumps(found) == json.dumps(expected)
+        result = []
+    assert json.dumps(result) == json.dumps(expected)
 
 
 def test_a_json_array_equals_json_lines(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_a_json_array_equals_json_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("[]", "no rows"),
         ('[{"a": 1}, 3]', "row 2: '3'; expected an object for each row"),
@@ -98,9 +98,9 @@ def test_a_json_array_equals_json_lines(tmp_path: Path) -> None:
         ('{"a": [1, 2], "b": {}}', "a JSON object; expected an array of objects, one per row, or COCO"),
     ],
 )
-def test_invalid_json_files_are_refused(text: str, said: str, tmp_path: Path) -> None:
+def test_invalid_json_files_are_refused(text: str, message: str, tmp_path: Path) -> None:
     """The error for an invalid file gives the location."""
     (tmp_path / "t.json").write_text(text, "utf-8", "surrogateescape")
     with pytest.raises(InvalidRequest) as caught:
         open_table(tmp_path / "t.json", ())
-    assert said in str(caught.value)
+    assert message in str(caught.value)

@@ -116,14 +116,14 @@ def test_other_delimiters(form: DelimitedFormat, tmp_path: Path) -> None:
         rows = 'LJ1;"""Yes,"" he said; No. 2";007\n"LJ2";in being comparatively "modern.";\nLJ3;"a\nb";1\n'
     (tmp_path / "t.txt").write_text(("" if not form.header else "1|2|3\n") + rows)
     read = open_table(tmp_path / "t.txt", (), form)
-    found = read.read(read.schema.names, ("1",)).to_pydict()
-    assert found["1"] == ["LJ1", "LJ2", "LJ3"]
-    assert found["2"] == (
+    result = read.read(read.schema.names, ("1",)).to_pydict()
+    assert result["1"] == ["LJ1", "LJ2", "LJ3"]
+    assert result["2"] == (
         ['"Yes," he said; No. 2', 'in being comparatively "modern."', "a\nb"]
         if quoted
         else ['"Yes," he said, No. 2', 'in being comparatively "modern."', '"open at the end']
     )
-    assert found["3"] == ["007", "", "1"]
+    assert result["3"] == ["007", "", "1"]
 
 
 def test_row_numbers_without_a_header(tmp_path: Path) -> None:
@@ -176,9 +176,9 @@ def test_invalid_delimiters_are_refused(given: str) -> None:
 )
 def test_tables_in_memory(source: Any) -> None:
     """A table in memory is read unchanged; a named index is a column, an unnamed one is dropped."""
-    found = _read(source)
-    assert sorted(found.column_names) == sorted(_SCHEMA.names)
-    assert found.select(_SCHEMA.names).to_pylist() == _ROWS
+    result = _read(source)
+    assert sorted(result.column_names) == sorted(_SCHEMA.names)
+    assert result.select(_SCHEMA.names).to_pylist() == _ROWS
 
 
 def test_a_batch_stream_is_a_table() -> None:
@@ -259,7 +259,7 @@ def test_a_changed_table_is_an_error(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "said"),
+    ("name", "data", "message"),
     [
         ("t.csv", b"", "t.csv: empty; expected a first row with column names"),
         ("t.csv", b"a;b\n1;2\n", "one column, 'a;b': semicolons between the values; expected commas"),
@@ -289,12 +289,12 @@ def test_a_changed_table_is_an_error(name: str, tmp_path: Path) -> None:
         ("t.arrow", b"", "cannot be read"),
     ],
 )  # fmt: skip
-def test_broken_tables_are_refused(name: str, data: bytes, said: str, tmp_path: Path) -> None:
+def test_broken_tables_are_refused(name: str, data: bytes, message: str, tmp_path: Path) -> None:
     """The error for a broken table names the file, the problem and the rows."""
     path = tmp_path / name
     path.write_bytes(data)
     assert f"{path}: " in _error(path)
-    assert said in _error(path)
+    assert message in _error(path)
 
 
 def test_missing_tables_are_refused(tmp_path: Path) -> None:
@@ -381,8 +381,8 @@ def test_paths_must_be_utf8(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_frame_of_mixed_types() -> None:
     """The error for a column of several Python types lists the rows of each type."""
-    said = _error(pd.DataFrame({"id": [1, 2, 3, 4], "x": ["a", 1, None, "b"]}))
-    assert said == "DataFrame: column 'x' mixes types: str in 2 rows, int in row 2; expected values of one type"
+    message = _error(pd.DataFrame({"id": [1, 2, 3, 4], "x": ["a", 1, None, "b"]}))
+    assert message == "DataFrame: column 'x' mixes types: str in 2 rows, int in row 2; expected values of one type"
     assert "column 'x' holds object in 1 row" in _error(pd.DataFrame({"x": [object()]}))
     twice = pd.DataFrame([[1, 2]], columns=["a", "a"])
     assert "several columns with the same name: 'a'" in _error(twice)
@@ -399,10 +399,10 @@ def test_a_frame_of_path_objects() -> None:
 def test_a_frame_of_mixed_lists() -> None:
     """The error for lists of different types says how to convert them to JSON."""
     kinds = [[{"segmentation": [[1.0, 2.0]]}], [{"segmentation": {"counts": [1], "size": [1, 1]}}]]
-    said = _error(pd.DataFrame({"id": [1, 2], "objects": kinds}))
+    message = _error(pd.DataFrame({"id": [1, 2], "objects": kinds}))
     expected = "column 'objects' holds list in 2 rows with elements of different types: cannot mix list and non-list"
-    assert expected in said
-    assert "frame['objects'].map(json.dumps), then use field={'json': 'objects'} with meta='none'" in said
+    assert expected in message
+    assert "frame['objects'].map(json.dumps), then use field={'json': 'objects'} with meta='none'" in message
 
 
 def test_numbers_in_text() -> None:
@@ -424,8 +424,8 @@ def test_numbers_in_text() -> None:
 def test_a_long_cell(size: int, tmp_path: Path) -> None:
     """Blocks grow until a cell of several megabytes fits."""
     (tmp_path / "t.csv").write_text(f"path,c\na,x\nb,{'x' * size}\nc,y\n")
-    found = open_table(str(tmp_path / "t.csv"), ()).read(["c"], ())
-    assert [len(text) for text in found.column("c").to_pylist()] == [1, size, 1]
+    result = open_table(str(tmp_path / "t.csv"), ()).read(["c"], ())
+    assert [len(text) for text in result.column("c").to_pylist()] == [1, size, 1]
 
 
 def test_invalid_rows_that_are_not_utf8(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -72,12 +72,12 @@ def test_lists_of_numbers_are_npy_files(data: st.DataObject) -> None:
     which = np.array(data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=6)), np.int64)
     taken, first = texts.take(which), data.draw(st.integers(0, len(rows) - 1))
     assert texts.span(first, len(rows)) == b"".join(
-        [one + b"\0" for one in texts.span(0, len(rows)).split(b"\0")[first:-1]]
+        [item + b"\0" for item in texts.span(0, len(rows)).split(b"\0")[first:-1]]
     )
-    for some, wanted in ((texts, rows), (taken, [rows[at] for at in which.tolist()])):
+    for some, expected in ((texts, rows), (taken, [rows[at] for at in which.tolist()])):
         payloads = [inline_payload(text) for text in some.span(0, len(some)).split(b"\0")[:-1]]
         assert [*map(len, payloads)] == some.lengths().tolist()
-        for payload, row in zip(payloads, wanted, strict=True):
+        for payload, row in zip(payloads, expected, strict=True):
             if row is None:  # nothing reads it
                 continue
             stream = BytesIO()
@@ -88,7 +88,7 @@ def test_lists_of_numbers_are_npy_files(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "kind", "said"),
+    ("values", "kind", "message"),
     [
         (
             [[1, 2], None, [3], [4]],
@@ -105,21 +105,21 @@ def test_lists_of_numbers_are_npy_files(data: st.DataObject) -> None:
         ([1.5], None, "holds double; expected lists of numbers"),
     ],
 )
-def test_other_values_are_not_arrays(values: list[Any], kind: pa.DataType | None, said: str) -> None:
+def test_other_values_are_not_arrays(values: list[Any], kind: pa.DataType | None, message: str) -> None:
     """Other lists, text and numbers are refused; the error names the column, field, rows and a suitable field."""
-    found = _error(pa.array(values, kind))
-    assert "column 'v' (field npy)" in found
-    assert said in found
-    assert "field={" in found
+    error = _error(pa.array(values, kind))
+    assert "column 'v' (field npy)" in error
+    assert message in error
+    assert "field={" in error
 
 
 @pytest.mark.parametrize("ending", sorted(BINARY_ENDINGS))
 def test_text_is_refused_for_binary_formats(ending: str) -> None:
     """Text, numbers and objects are refused for fields of binary formats, and accepted for text formats."""
     for column, other in ((pa.array(["a"]), "txt"), (pa.array([1]), "txt"), (pa.array([{"a": 1}]), "json")):
-        found = _error(column, f"x.{ending.upper()}")
-        assert f"column 'v' (field x.{ending.upper()}) holds {column.type}; expected " in found
-        assert found.endswith(f"Use another field: field={{'{other}': 'v'}}.")
+        error = _error(column, f"x.{ending.upper()}")
+        assert f"column 'v' (field x.{ending.upper()}) holds {column.type}; expected " in error
+        assert error.endswith(f"Use another field: field={{'{other}': 'v'}}.")
         _check(column, other)
         assert field_type(other, column.type) is not None
 

@@ -94,9 +94,9 @@ def test_floats_equal_python_repr(values: list[float]) -> None:
 def test_float32_text_is_shortest(values: list[float]) -> None:
     """A float32 has the fewest digits that read back as itself."""
     array = np.array(values, np.float32)
-    found = _values(pa.array(array))
-    assert [np.float32(text) for text in found] == array.tolist()
-    assert all(_digits(text) <= _digits(repr(float(value))) for text, value in zip(found, array, strict=True))
+    result = _values(pa.array(array))
+    assert [np.float32(text) for text in result] == array.tolist()
+    assert all(_digits(text) <= _digits(repr(float(value))) for text, value in zip(result, array, strict=True))
 
 
 def _digits(text: str) -> int:
@@ -184,13 +184,13 @@ def test_texts_do_not_depend_on_the_step(values: list[str], data: st.DataObject,
         assert column.lengths().tolist() == [len(value.encode()) for value in values]
         assert _parts(column.span(0, len(values))) == values
         which = np.array(data.draw(st.lists(st.integers(0, len(values) - 1)) if values else st.just([])), np.int64)
-        wanted = [values[at] for at in which.tolist()]
-        assert _parts(column.gather(which)) == wanted
+        expected = [values[at] for at in which.tolist()]
+        assert _parts(column.gather(which)) == expected
         taken = column.take(which)
-        assert len(taken) == len(wanted)
-        assert taken.lengths().tolist() == [len(value.encode()) for value in wanted]
-        again = np.arange(len(wanted))[::2]
-        assert _parts(taken.take(again).span(0, len(again))) == wanted[::2]
+        assert len(taken) == len(expected)
+        assert taken.lengths().tolist() == [len(value.encode()) for value in expected]
+        again = np.arange(len(expected))[::2]
+        assert _parts(taken.take(again).span(0, len(again))) == expected[::2]
 
 
 @pytest.mark.parametrize(

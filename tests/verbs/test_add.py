@@ -28,14 +28,14 @@ NAMES = ("a", "b", "m", "z")
 HAVING = st.sets(st.sampled_from(NAMES), min_size=1)
 
 
-def _create(root: Path, name: str, files: dict[str, bytes], ending: str = "tar", **asked: Any) -> Path:
+def _create(root: Path, name: str, files: dict[str, bytes], ending: str = "tar", **options: Any) -> Path:
     source = write_tree(root / f"in-{name}", files)
-    create(source, root / name / f"out-{{0..}}.{ending}", CreateOptions(**{"workers": 0, "max_count": 3, **asked}))
+    create(source, root / name / f"out-{{0..}}.{ending}", CreateOptions(**{"workers": 0, "max_count": 3, **options}))
     return root / name / "out.json"
 
 
-def _reshard(dataset: Path, output: Path, ending: str = "tar", **asked: Any) -> Any:
-    return reshard(dataset, output / f"out-{{0..}}.{ending}", ReshardOptions(workers=0, max_count=4, **asked))
+def _reshard(dataset: Path, output: Path, ending: str = "tar", **options: Any) -> Any:
+    return reshard(dataset, output / f"out-{{0..}}.{ending}", ReshardOptions(workers=0, max_count=4, **options))
 
 
 @pytest.mark.slow
@@ -124,10 +124,15 @@ def test_the_same_again(apart: tuple[Path, Path], tmp_path: Path) -> None:
     """With transforms, splits, shuffling and resume, it is an ordinary dataset; no source is changed."""
     first, second = apart
     before = read_tree(first.parent) | read_tree(second.parent)
-    asked: dict[str, Any] = {"add": (str(second),), "on_error": "skip", "shuffle": True, "map": "tests.mapped:doubled"}
-    made = _reshard(first, tmp_path / "o", **asked)
+    options: dict[str, Any] = {
+        "add": (str(second),),
+        "on_error": "skip",
+        "shuffle": True,
+        "map": "tests.mapped:doubled",
+    }
+    made = _reshard(first, tmp_path / "o", **options)
     assert made.samples == 10
-    again = _reshard(first, tmp_path / "o", resume=True, **asked)
+    again = _reshard(first, tmp_path / "o", resume=True, **options)
     assert again.fingerprint == made.fingerprint
     assert read_tree(first.parent) | read_tree(second.parent) == before
     with pytest.raises(InvalidRequest, match="needs all fields of a sample in one file"):

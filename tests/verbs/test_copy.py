@@ -197,7 +197,7 @@ def test_trusted_shards_are_not_read(
     trust: Trust, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Existing shards are recognised by size or time without reading; another size, time or sidecar is not trusted."""
-    asked, there = CopyOptions(trust=trust), tmp_path / "copy"
+    options, there = CopyOptions(trust=trust), tmp_path / "copy"
     copy(packed, there)
     read = list[str]()
 
@@ -207,7 +207,7 @@ def test_trusted_shards_are_not_read(
 
     monkeypatch.setattr("shardtool.verbs.copy.destination.read_crc", noted)
     names = [path.name for path in shards(there)]
-    assert copy(packed, there, asked).datasets[0].kept == 4
+    assert copy(packed, there, options).datasets[0].kept == 4
     assert {*names}.isdisjoint(read)
     with (there / names[0]).open("ab") as shard:
         shard.write(b"x")
@@ -216,10 +216,10 @@ def test_trusted_shards_are_not_read(
     fact = (there / names[3]).stat()
     flip(there / names[3], 100)  # what only reading shows, where the time is the old one
     os.utime(there / names[3], ns=(fact.st_mtime_ns, fact.st_mtime_ns))
-    assert copy(packed, there, asked).datasets[0].copied == 3
+    assert copy(packed, there, options).datasets[0].copied == 3
     assert (there / names[3]).read_bytes() != (packed / names[3]).read_bytes()
     os.utime(there / names[3], ns=(fact.st_mtime_ns, fact.st_mtime_ns + 1))
-    assert copy(packed, there, asked).datasets[0].copied == (trust == "time")
+    assert copy(packed, there, options).datasets[0].copied == (trust == "time")
     copy(packed, there)
     assert read_tree(there) == read_tree(packed)
 
@@ -403,8 +403,8 @@ def test_copy_on_the_command_line(packed: Path, tmp_path: Path) -> None:
     told = [line.split(": copied, 3 samples, ")[0] for line in ran.err.splitlines()]
     assert (ran.code, told) == (0, [path.name for path in shards(packed)])
     ran = typed("copy", packed, tmp_path / "copy", "--json")
-    found = json.loads(ran.out)
-    assert (found["totals"]["kept"], found["totals"]["copied"], found["datasets"][0]["shards"]) == (4, 0, 4)
+    result = json.loads(ran.out)
+    assert (result["totals"]["kept"], result["totals"]["copied"], result["datasets"][0]["shards"]) == (4, 0, 4)
     flip(tmp_path / "copy/out.json", 50)
     ran = typed("copy", packed, tmp_path / "copy")
     assert (ran.code, "--overwrite" in ran.err) == (5, True)

@@ -38,8 +38,8 @@ def test_each_task_is_yielded_once(threads: int) -> None:
             running[0] -= 1
         return task * task
 
-    found = dict(run_in_threads(work, range(40), CopyOptions(workers=threads), observer))
-    assert found == {task: task * task for task in range(40)}
+    result = dict(run_in_threads(work, range(40), CopyOptions(workers=threads), observer))
+    assert result == {task: task * task for task in range(40)}
     assert observer.size == sum(range(40))
     assert most[0] <= threads
 
@@ -60,7 +60,7 @@ def test_without_threads() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "gains", "numbers"),
+    ("options", "gains", "numbers"),
     [
         (None, 16, [4, 8, 16, 16, 16]),  # the bytes a second grow with the number, up to this one
         (None, 8, [4, 8, 16, 8, 8]),
@@ -71,15 +71,17 @@ def test_without_threads() -> None:
     ],
 )
 @pytest.mark.parametrize("size", [0, 10**6])
-def test_the_number_of_threads_follows_throughput(asked: int | None, gains: int, numbers: list[int], size: int) -> None:
+def test_the_number_of_threads_follows_throughput(
+    options: int | None, gains: int, numbers: list[int], size: int
+) -> None:
     """The number grows as long as throughput grows, also for tasks without bytes; a fixed number stays."""
-    pace, now, found = ThreadCount(asked), time.monotonic(), list[int]()
+    pace, now, result = ThreadCount(options), time.monotonic(), list[int]()
     for _ in numbers:
-        found.append(pace.limit)
+        result.append(pace.limit)
         ended = 40 * pace.limit
         now += ended / min(pace.limit, gains)  # each takes a second
         pace.note(ended * size, ended, now)
-    assert found == numbers
+    assert result == numbers
 
 
 def test_short_measurements_change_nothing() -> None:
@@ -105,8 +107,8 @@ def test_eight_tasks_run_after_four_finished(monkeypatch: pytest.MonkeyPatch) ->
             together.wait()
         return task
 
-    found = dict(run_in_threads(work, range(40), CopyOptions(), Observer()))
-    assert found == {task: task for task in range(40)}
+    result = dict(run_in_threads(work, range(40), CopyOptions(), Observer()))
+    assert result == {task: task for task in range(40)}
 
 
 @pytest.mark.parametrize(("limit", "most"), [("50KB/s", 1), ("250KB/s", 2), ("1MB/s", 4)])

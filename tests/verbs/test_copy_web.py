@@ -34,8 +34,8 @@ def test_listed_files_are_copied_from_the_web(http_files: Server, packed: Path, 
     write_tree(http_files.local(prefix), read_tree(packed))
     address = f"{prefix}/a%20b%23%25.json?token=secret"
     copy(address, tmp_path / "copy")
-    wanted = {name: data for name, data in read_tree(packed).items() if not name.endswith(".idx")}
-    assert read_tree(tmp_path / "copy") == wanted
+    expected = {name: data for name, data in read_tree(packed).items() if not name.endswith(".idx")}
+    assert read_tree(tmp_path / "copy") == expected
     result = copy(address, tmp_path / "copy")
     assert result.datasets[0].kept == 4
     assert "secret" not in str(result)

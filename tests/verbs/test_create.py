@@ -40,8 +40,8 @@ _SECOND_NS = 10**9
 def _pack(source: Path, folder: Path, **options: Any) -> dict[str, Any]:
     """Pack with one worker into tar, three samples a shard, unless told otherwise; return what `--json` would print."""
     ending = options.pop("ending", "tar")
-    asked: dict[str, Any] = {"workers": 0, "max_count": 3, **options}
-    return create(source, f"{folder}/{STEM}.{ending}", CreateOptions(**asked)).to_json()
+    changes: dict[str, Any] = {"workers": 0, "max_count": 3, **options}
+    return create(source, f"{folder}/{STEM}.{ending}", CreateOptions(**changes)).to_json()
 
 
 @pytest.fixture(scope="session")
@@ -54,9 +54,9 @@ def whole(awkward: Path, ending: str, tmp_path_factory: pytest.TempPathFactory) 
 
 def test_every_byte_comes_back(awkward: Path, whole: Path) -> None:
     """Every file of the source is in the shards, whole, once, in the order of the bytes of key and field."""
-    found, source = members(*shards(whole)), read_tree(awkward)
-    assert dict(found) == source
-    assert [name for name, _ in found] == sorted(source, key=_key_and_field)
+    files, source = members(*shards(whole)), read_tree(awkward)
+    assert dict(files) == source
+    assert [name for name, _ in files] == sorted(source, key=_key_and_field)
 
 
 def _key_and_field(name: str) -> tuple[bytes, bytes]:
@@ -82,15 +82,15 @@ def test_a_dry_run_tells_what_is_then_written(
     options: dict[str, Any], ending: str, awkward: Path, tmp_path: Path
 ) -> None:
     """A dry run writes nothing, and tells name, samples and bytes of each shard that is then written."""
-    asked = CreateOptions(workers=0, **options)
-    plan = create(awkward, f"{tmp_path}/{STEM}.{ending}", asked, dry_run=True)
+    changes = CreateOptions(workers=0, **options)
+    plan = create(awkward, f"{tmp_path}/{STEM}.{ending}", changes, dry_run=True)
     assert os.listdir(tmp_path) == []
-    create(awkward, f"{tmp_path}/{STEM}.{ending}", asked)
+    create(awkward, f"{tmp_path}/{STEM}.{ending}", changes)
     listed = json.loads((tmp_path / "out.json").read_bytes())["shardlist"]
-    assert [(one.name, one.samples, one.size, one.first_key, one.last_key) for one in plan.planned] == [
-        (one["url"], one["nsamples"], one["filesize"], one["first_key"], one["last_key"]) for one in listed
+    assert [(item.name, item.samples, item.size, item.first_key, item.last_key) for item in plan.planned] == [
+        (item["url"], item["nsamples"], item["filesize"], item["first_key"], item["last_key"]) for item in listed
     ]
-    assert [one.size for one in plan.planned] == [shard.stat().st_size for shard in shards(tmp_path)]
+    assert [item.size for item in plan.planned] == [shard.stat().st_size for shard in shards(tmp_path)]
 
 
 @pytest.mark.parametrize("left", ["everything", "a shard", "a sidecar", "out.json", "out.skipped"])
@@ -128,7 +128,7 @@ def test_overwrite_where_nothing_is(small: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("age", ["young", "aged"])
 @pytest.mark.parametrize(
-    "gone",
+    "deleted",
     [
         ["out-001.shard"],
         ["out-001.shard", "out-001.index"],
@@ -140,22 +140,22 @@ def test_overwrite_where_nothing_is(small: Path, tmp_path: Path) -> None:
     ],
     ids="+".join,
 )
-def test_resume_writes_missing_files(gone: list[str], age: str, ending: str, small: Path, tmp_path: Path) -> None:
+def test_resume_writes_missing_files(deleted: list[str], age: str, ending: str, small: Path, tmp_path: Path) -> None:
     """`--resume` writes missing files with the same bytes, and changes no finished file."""
-    gone = [name.replace("shard", ending) for name in gone]
+    deleted = [name.replace("shard", ending) for name in deleted]
     _pack(small, tmp_path / "out", ending=ending)
     if age == "aged":
         _age(tmp_path / "out", small)
     right, before = read_tree(tmp_path / "out"), identity(tmp_path / "out")
-    for name in gone:
+    for name in deleted:
         (tmp_path / "out" / name).unlink()
     told = _pack(small, tmp_path / "out", resume=True, ending=ending)
     assert read_tree(tmp_path / "out") == right
     after = identity(tmp_path / "out")
     rewritten = {name for name in after if after[name] != before[name]}
-    allowed = {*gone, *(["out.json"] if gone else []), *map(sidecar, gone)}
-    assert {name for name in gone if name.endswith(ending)} <= rewritten <= allowed
-    assert told["kept"] == 4 - sum(name.endswith(ending) for name in gone)
+    allowed = {*deleted, *(["out.json"] if deleted else []), *map(sidecar, deleted)}
+    assert {name for name in deleted if name.endswith(ending)} <= rewritten <= allowed
+    assert told["kept"] == 4 - sum(name.endswith(ending) for name in deleted)
 
 
 def _age(folder: Path, source: Path) -> int:
@@ -393,14 +393,14 @@ def test_the_fingerprint_does_not_depend_on_the_format(
     options: dict[str, Any], size: int, small: Path, tmp_path: Path
 ) -> None:
     """The same samples have one fingerprint as tar and as TFRecord, also after late skips and a resume."""
-    asked = CreateOptions(workers=0, max_count=3, on_error="skip", resume=True, **options)
+    changes = CreateOptions(workers=0, max_count=3, on_error="skip", resume=True, **options)
     (small / "b" / "005.bin").write_bytes(bytes(size))
-    gone, prints = small / "b" / "005.txt", set()
-    text = gone.read_bytes()
+    deleted, prints = small / "b" / "005.txt", set()
+    text = deleted.read_bytes()
     for ending in ("tar", "tfrecord"):
         for kept in (0, 4):
-            gone.write_bytes(text)
-            result = create(small, f"{tmp_path / ending}/{STEM}.{ending}", asked, observer=_Remover(gone))
+            deleted.write_bytes(text)
+            result = create(small, f"{tmp_path / ending}/{STEM}.{ending}", changes, observer=_Remover(deleted))
             assert (result.samples, result.skipped, result.kept) == (11, 1, kept)
             prints |= {result.fingerprint, _fingerprint(*shards(tmp_path / ending))}
     assert len(prints) == 1
@@ -419,10 +419,10 @@ def test_a_record_over_2_gib_is_refused_by_name(oversize: str, small: Path, tmp_
     with pytest.raises(InvalidRequest, match=r"1 sample too large for a TFRecord: a/film.*oversize='skip'"):
         _pack(small, tmp_path / "out", ending="tfrecord", oversize=oversize, max_size="5GB")
     assert not (tmp_path / "out").exists()
-    asked = CreateOptions(workers=0, max_size="5GB", oversize="skip")
-    plan = create(small, f"{tmp_path}/{STEM}.tfrecord", asked, dry_run=True)
+    options = CreateOptions(workers=0, max_size="5GB", oversize="skip")
+    plan = create(small, f"{tmp_path}/{STEM}.tfrecord", options, dry_run=True)
     assert (plan.skipped, sum(shard.samples for shard in plan.planned)) == (1, 13)
-    assert create(small, f"{tmp_path}/{STEM}.tar", asked, dry_run=True).skipped == 0
+    assert create(small, f"{tmp_path}/{STEM}.tar", options, dry_run=True).skipped == 0
 
 
 def test_a_shuffle_moves_samples_and_keeps_them(ending: str, small: Path, tmp_path: Path) -> None:
@@ -430,9 +430,9 @@ def test_a_shuffle_moves_samples_and_keeps_them(ending: str, small: Path, tmp_pa
     orders = []
     for at, seed in enumerate((1, 1, 2)):
         _pack(small, tmp_path / str(at), shuffle=True, seed=seed, ending=ending)
-        found = members(*shards(tmp_path / str(at)))
-        assert dict(found) == read_tree(small)
-        keys = [_key_and_field(name)[0] for name, _ in found]
+        result = members(*shards(tmp_path / str(at)))
+        assert dict(result) == read_tree(small)
+        keys = [_key_and_field(name)[0] for name, _ in result]
         assert keys[::2] == keys[1::2]
         orders.append(keys[::2])
     assert orders[0] == orders[1]

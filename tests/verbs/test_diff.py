@@ -36,7 +36,7 @@ def write(pattern: Path, samples: Samples) -> str:
 
 def compared(found: DiffResult) -> tuple[set[str], set[str], dict[str, tuple[str, ...]]]:
     """Return added, removed and changed keys."""
-    return {*found.added}, {*found.removed}, {one.key: one.fields for one in found.changed}
+    return {*found.added}, {*found.removed}, {item.key: item.fields for item in found.changed}
 
 
 @given(first=_SAMPLES, second=_SAMPLES, ending=st.sampled_from(["tar", "tfrecord"]), bare=st.booleans())
@@ -48,16 +48,16 @@ def test_differences_match_those_in_memory(
     one, other = write(folder / "a-{0..}.tar", first), write(folder / f"b-{{0..}}.{ending}", second)
     for file in [*folder.glob("b*.index"), *folder.glob("b.json")] if bare else []:
         file.unlink()
-    found = shardtool.diff(one, other, workers=0)
+    result = shardtool.diff(one, other, workers=0)
     changed = {
         key: fields
         for key in first.keys() & second.keys()
         if (fields := tuple(sorted({name for name, _ in first[key].items() ^ second[key].items()})))
     }
-    assert compared(found) == ({*second} - {*first}, {*first} - {*second}, changed)
-    assert found.same == (first == second)
-    assert found.samples == (len(first), len(second))
-    assert not found.moved
+    assert compared(result) == ({*second} - {*first}, {*first} - {*second}, changed)
+    assert result.same == (first == second)
+    assert result.samples == (len(first), len(second))
+    assert not result.moved
 
 
 def test_order_sharding_and_format_are_no_difference(tmp_path: Path) -> None:
@@ -67,9 +67,9 @@ def test_order_sharding_and_format_are_no_difference(tmp_path: Path) -> None:
     shardtool.create(rows, tmp_path / "a-{0..}.tar", options)
     shardtool.create(rows, tmp_path / "b-{0..}.tfrecord", options)
     shardtool.reshard(tmp_path / "b.json", tmp_path / "c-{0..}.tar", shuffle=True, max_count=3, workers=0)
-    for one in "abc":
+    for item in "abc":
         for other in "abc":
-            assert shardtool.diff(tmp_path / f"{one}.json", tmp_path / f"{other}.json", workers=0).same
+            assert shardtool.diff(tmp_path / f"{item}.json", tmp_path / f"{other}.json", workers=0).same
 
 
 def test_metadata_columns_are_compared(tmp_path: Path) -> None:
@@ -78,8 +78,8 @@ def test_metadata_columns_are_compared(tmp_path: Path) -> None:
     other = rows.assign(w=rows["w"].astype("float64"), x=[1.5, None, 9.0, 1.0], new=[None, "n", None, None])
     for name, table in (("a", rows), ("b", other)):
         shardtool.create(table, tmp_path / f"{name}-{{0..}}.tar", bytes={}, field={"txt": "t"}, workers=0)
-    found = shardtool.diff(tmp_path / "a.json", tmp_path / "b.json", workers=0)
-    assert {one.key for one in found.changed if "(metadata)" in one.fields} == {"b", "c", "d"}
+    result = shardtool.diff(tmp_path / "a.json", tmp_path / "b.json", workers=0)
+    assert {item.key for item in result.changed if "(metadata)" in item.fields} == {"b", "c", "d"}
 
 
 def test_metadata_is_reported_separately(tmp_path: Path) -> None:
@@ -97,15 +97,15 @@ def test_metadata_is_reported_separately(tmp_path: Path) -> None:
             for key, text, metadata in zip("abcd", texts, columns, strict=True):
                 writer.write({"__key__": key, "txt": text.encode()}, metadata=metadata)
     files = {name: tmp_path / f"{name}.json" for name in "abcd"}
-    found = shardtool.diff(files["a"], files["c"], workers=0)
-    assert found.metadata == {"w": ("changed", 1), "old": ("removed", 4), "cls": ("added", 3)}
-    assert (found.same, found.content_same, len(found.changed), found.metadata_only) == (False, True, 4, 4)
-    assert found.fields == {"(metadata)": 4}
+    result = shardtool.diff(files["a"], files["c"], workers=0)
+    assert result.metadata == {"w": ("changed", 1), "old": ("removed", 4), "cls": ("added", 3)}
+    assert (result.same, result.content_same, len(result.changed), result.metadata_only) == (False, True, 4, 4)
+    assert result.fields == {"(metadata)": 4}
     assert shardtool.diff(files["a"], files["c"], ignore_metadata=True, workers=0).same
-    found = shardtool.diff(files["a"], files["d"], workers=0)
-    assert (found.content_same, len(found.changed), found.metadata_only) == (False, 4, 3)
-    found = shardtool.diff(files["a"], files["d"], ignore_metadata=True, workers=0)
-    assert compared(found) == (set(), set(), {"d": ("txt",)})
+    result = shardtool.diff(files["a"], files["d"], workers=0)
+    assert (result.content_same, len(result.changed), result.metadata_only) == (False, 4, 3)
+    result = shardtool.diff(files["a"], files["d"], ignore_metadata=True, workers=0)
+    assert compared(result) == (set(), set(), {"d": ("txt",)})
     ran = typed("diff", files["a"], files["b"])
     assert (ran.code, "~" in ran.out) == (3, False)
     assert "content equal; metadata: column old removed (4 samples), " in ran.out
@@ -124,16 +124,16 @@ def test_a_sample_in_another_split_has_moved(tmp_path: Path) -> None:
         pattern = tmp_path / name / "{split}-{0..}.tar"
         shardtool.create(source, pattern, split="train=0.5,val=0.5", seed=seed, workers=0)
     splits = {name: shardtool.diff(tmp_path / name, tmp_path / name, workers=0) for name in "ab"}
-    assert all(one.same for one in splits.values())
+    assert all(item.same for item in splits.values())
     keys = {(name, split): {*shardtool.open(tmp_path / name / f"{split}.json").keys}
             for name in "ab" for split in ("train", "val")}  # fmt: skip
-    found = shardtool.diff(tmp_path / "a" / "{split}.json", tmp_path / "b" / "{split}.json", workers=0)
-    assert {one.key: one.now for one in found.moved} == {
+    result = shardtool.diff(tmp_path / "a" / "{split}.json", tmp_path / "b" / "{split}.json", workers=0)
+    assert {item.key: item.now for item in result.moved} == {
         **dict.fromkeys(keys["a", "train"] & keys["b", "val"], "val"),
         **dict.fromkeys(keys["a", "val"] & keys["b", "train"], "train"),
     }
-    assert (found.moved[:0], found.same, len(found.changed)) == ([], False, 0)
-    assert all(one.before != one.now for one in found.moved)
+    assert (result.moved[:0], result.same, len(result.changed)) == ([], False, 0)
+    assert all(item.before != item.now for item in result.moved)
 
 
 def test_diff_with_a_source_predicts_create(tmp_path: Path) -> None:
@@ -149,9 +149,9 @@ def test_diff_with_a_source_predicts_create(tmp_path: Path) -> None:
     for name in "ab":
         (source / f"dog/8.{name}").rename(source / f"dog/new.{name}")
     shardtool.create(source, tmp_path / "b-{0..}.tar", options)
-    found = shardtool.diff(tmp_path / "a.json", source, workers=2)
-    assert compared(found) == compared(shardtool.diff(tmp_path / "a.json", tmp_path / "b.json", workers=0))
-    assert compared(found) == ({"dog/new"}, {"dog/8"}, {"cat/1": ("a",), "cat/2": ("a",), "dog/3": ("b",)})
+    result = shardtool.diff(tmp_path / "a.json", source, workers=2)
+    assert compared(result) == compared(shardtool.diff(tmp_path / "a.json", tmp_path / "b.json", workers=0))
+    assert compared(result) == ({"dog/new"}, {"dog/8"}, {"cat/1": ("a",), "cat/2": ("a",), "dog/3": ("b",)})
 
 
 def test_splits_are_compared_with_their_manifest(tmp_path: Path) -> None:
@@ -161,10 +161,10 @@ def test_splits_are_compared_with_their_manifest(tmp_path: Path) -> None:
     splits = str(tmp_path / "{split}.json")
     assert shardtool.diff(splits, rows, workers=0).same
     changed = rows.assign(part=["train", "train", *rows["part"][2:]], t=["p", "q", "other", *rows["t"][3:]])
-    found = shardtool.diff(splits, changed, workers=0)
-    assert [*found.moved] == [("b", "val", "train")]
-    assert found.changed[0].key == "c"
-    assert "txt" in found.changed[0].fields
+    result = shardtool.diff(splits, changed, workers=0)
+    assert [*result.moved] == [("b", "val", "train")]
+    assert result.changed[0].key == "c"
+    assert "txt" in result.changed[0].fields
 
 
 def test_appended_samples_are_not_added_by_the_source(tmp_path: Path) -> None:
@@ -174,9 +174,9 @@ def test_appended_samples_are_not_added_by_the_source(tmp_path: Path) -> None:
     second = write_tree(tmp_path / "two", files | {"new.txt": b"5"})
     for source in (first, second):
         shardtool.create(source, tmp_path / "a-{0..}.tar", update=True, workers=0)
-    found = shardtool.diff(tmp_path / "a.json", second, workers=0)
-    assert (found.same, found.samples) == (True, (4, 4))
-    assert any("1 sample appended from other sources" in note for note in found.notes)
+    result = shardtool.diff(tmp_path / "a.json", second, workers=0)
+    assert (result.same, result.samples) == (True, (4, 4))
+    assert any("1 sample appended from other sources" in note for note in result.notes)
     (second / "later.txt").write_bytes(b"6")
     assert [*shardtool.diff(tmp_path / "a.json", second, workers=0).added] == ["later"]
 
@@ -200,9 +200,9 @@ def test_only_the_first_run_is_compared_with_its_source(tmp_path: Path) -> None:
     first, more = (write_tree(tmp_path / name, {f"{name}.txt": b"a"}) for name in ("one", "two"))
     shardtool.create(first, tmp_path / "a-{0..}.tar", workers=0)
     shardtool.create(more, tmp_path / "a-{0..}.tar", append=True, workers=0)
-    found = shardtool.diff(tmp_path / "a.json", first, workers=0)
-    assert found.same
-    assert found.notes == ("not compared: 1 sample appended from other sources",)
+    result = shardtool.diff(tmp_path / "a.json", first, workers=0)
+    assert result.same
+    assert result.notes == ("not compared: 1 sample appended from other sources",)
 
 
 def test_diff_prints_ten_lines_of_each_kind(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_renamed_classes_are_a_difference(tmp_path: Path) -> None:
         options = CreateOptions(field={"cls": "label", "txt": "t"}, classes=("cls",), classes_from=names, meta="none")
         shardtool.create(rows, tmp_path / f"{name}-{{0..}}.tar", options)
     assert shardtool.diff(tmp_path / "a.json", tmp_path / "c.json", workers=0).same
-    found = shardtool.diff(tmp_path / "a.json", tmp_path / "b.json", workers=0)
-    assert (found.classes, found.same, len(found.changed)) == (("cls",), False, 0)
+    result = shardtool.diff(tmp_path / "a.json", tmp_path / "b.json", workers=0)
+    assert (result.classes, result.same, len(result.changed)) == (("cls",), False, 0)
     ran = typed("diff", tmp_path / "a.json", tmp_path / "b.json")
     assert (ran.code, "class numbers of cls have different names" in ran.out) == (3, True)

@@ -83,8 +83,8 @@ class _Bucket:
             return 403, "AccessDenied"
         if what == "LIST":
             [prefix] = parse_qs(query).get("prefix", [""])
-            found = [(one, data) for one, data in sorted(self.objects.items()) if one.startswith(prefix)]
-            entries = "".join(_ENTRY.format(one, len(data)) for one, data in found)
+            result = [(one, data) for one, data in sorted(self.objects.items()) if one.startswith(prefix)]
+            entries = "".join(_ENTRY.format(one, len(data)) for one, data in result)
             return 200, f"<ListBucketResult><Name>b</Name><IsTruncated>false</IsTruncated>{entries}</ListBucketResult>"
         return self._of_object(method, key, headers, body)
 
@@ -119,14 +119,14 @@ def _served(bucket: _Bucket) -> Iterator[None]:
             headers = {name.lower(): value for name, value in self.headers.items()}
             status, text = bucket.answer(self.command, parts.path, parts.query, headers, body)
             tag, size = _tag(text.encode() if self.command == "GET" else body), len(text)
-            found = re.fullmatch("bytes=([0-9]+)-([0-9]+)", headers.get("range", ""))
+            result = re.fullmatch("bytes=([0-9]+)-([0-9]+)", headers.get("range", ""))
             if status >= 300:
                 text = f"<Error><Code>{text}</Code><Message>{_SECRET}</Message></Error>"
-            elif found:
-                status, text = 206, text[int(found[1]) : int(found[2]) + 1]
+            elif result:
+                status, text = 206, text[int(result[1]) : int(result[2]) + 1]
             self.send_response_only(status)
-            if found and status == 206:
-                self.send_header("Content-Range", f"bytes {found[1]}-{int(found[1]) + len(text) - 1}/{size}")
+            if result and status == 206:
+                self.send_header("Content-Range", f"bytes {result[1]}-{int(result[1]) + len(text) - 1}/{size}")
             self.send_header("Date", formatdate(time.time() + bucket.off_s, usegmt=True))
             self.send_header("ETag", tag)
             for name, value in bucket.extra_headers.items():
@@ -168,24 +168,24 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Bucket]:
 
 
 def _wrong(place: str) -> dict[str, shardtool.Check]:
-    found = shardtool.doctor(place)
-    assert found.well == all(one.state != "wrong" for one in found.checks)
-    assert _SECRET not in repr(found)
-    return {one.name: one for one in found.checks if one.state == "wrong"}
+    result = shardtool.doctor(place)
+    assert result.well == all(check.state != "wrong" for check in result.checks)
+    assert _SECRET not in repr(result)
+    return {check.name: check for check in result.checks if check.state == "wrong"}
 
 
 def test_an_allowed_store_passes_all_checks(bucket: _Bucket) -> None:
     """If everything is allowed, each check passes, whether or not objects exist, and no object remains."""
     for there in ({}, {"x/cat/1.jpg": b"jpg", "x/dog": b""}):
         bucket.objects = dict(there)
-        found = shardtool.doctor("s3://b/x")
-        assert {one.name: one for one in found.checks if one.state != "ok"} == {}
+        result = shardtool.doctor("s3://b/x")
+        assert {check.name: check for check in result.checks if check.state != "ok"} == {}
         assert bucket.objects == there
-    said = {one.name: one.found for one in found.checks}
-    assert said["server"] == bucket.url
-    assert said["credentials"] == "key (environment: AWS_ACCESS_KEY_ID)"
-    assert said["list"] == "allowed; the first is cat/1.jpg"
-    assert [*said] == ["server", "proxy", "certificate", "clock", "credentials", "bucket", "list", "read", "write",
+    checks = {check.name: check.found for check in result.checks}
+    assert checks["server"] == bucket.url
+    assert checks["credentials"] == "key (environment: AWS_ACCESS_KEY_ID)"
+    assert checks["list"] == "allowed; the first is cat/1.jpg"
+    assert [*checks] == ["server", "proxy", "certificate", "clock", "credentials", "bucket", "list", "read", "write",
                        "conditions", "delete"]  # fmt: skip
 
 
@@ -196,22 +196,22 @@ def test_any_prefix_or_dataset_names_a_location(place: str, bucket: _Bucket) -> 
     """A bucket is accepted like its prefixes; a dataset stands for its folder."""
     bucket.objects = {"a b/#1%41/cat": b"1", "cat": b"1", "x/cat": b"1"}
     there = dict(bucket.objects)
-    found = shardtool.doctor(place)
-    assert {one.name: one for one in found.checks if one.state != "ok"} == {}
+    result = shardtool.doctor(place)
+    assert {check.name: check for check in result.checks if check.state != "ok"} == {}
     assert bucket.objects == there
-    assert "cat" in {one.name: one.found for one in found.checks}["list"]
+    assert "cat" in {check.name: check.found for check in result.checks}["list"]
 
 
 def test_read_only_writes_nothing(bucket: _Bucket) -> None:
     """With `read_only`, nothing is written or deleted, and write checks are not listed."""
     bucket.denied = {"PUT", "DELETE"}
     bucket.objects = {"x/1": b"1"}
-    found = shardtool.doctor("s3://b/x/out.json", read_only=True)
-    assert found.well
-    assert found.place == "s3://b/x"
+    result = shardtool.doctor("s3://b/x/out.json", read_only=True)
+    assert result.well
+    assert result.place == "s3://b/x"
     assert {"PUT", "DELETE", "POST"}.isdisjoint(bucket.requests)
-    assert [one.name for one in found.checks if one.state == "unknown"] == []
-    assert {"write", "conditions", "delete"}.isdisjoint(one.name for one in found.checks)
+    assert [check.name for check in result.checks if check.state == "unknown"] == []
+    assert {"write", "conditions", "delete"}.isdisjoint(check.name for check in result.checks)
 
 
 @pytest.mark.parametrize(
@@ -222,23 +222,23 @@ def test_read_only_writes_nothing(bucket: _Bucket) -> None:
 def test_a_missing_permission_is_named(denied: str, wrong: str, cure: str, bucket: _Bucket) -> None:
     """A refused step fails under its own name with the permission as its fix; the other steps are still checked."""
     bucket.denied, bucket.objects = {denied}, {"x/1": b"1"}
-    found = _wrong("s3://b/x")
-    assert [*found] == [wrong]
-    assert cure in found[wrong].cure
-    assert "AccessDenied" in found[wrong].found
+    failed_checks = _wrong("s3://b/x")
+    assert [*failed_checks] == [wrong]
+    assert cure in failed_checks[wrong].cure
+    assert "AccessDenied" in failed_checks[wrong].found
     assert bucket.objects == {"x/1": b"1"}
     if denied == "DELETE":
         assert "PUT" not in bucket.requests  # nobody could remove it
-        said = {one.name: one.found for one in shardtool.doctor("s3://b/x").checks}
-        assert (said["write"], said["conditions"]) == ("not checked: delete failed",) * 2
+        checks = {check.name: check.found for check in shardtool.doctor("s3://b/x").checks}
+        assert (checks["write"], checks["conditions"]) == ("not checked: delete failed",) * 2
 
 
 def test_an_unknown_step_names_the_failed_step(bucket: _Bucket) -> None:
     """A step that could not run names the step that it needs."""
     bucket.denied = {"LIST", "PUT"}
-    said = {one.name: one.found for one in shardtool.doctor("s3://b/x").checks}
-    assert said["read"] == "not checked: list failed"
-    assert said["conditions"] == "not checked: write failed"
+    checks = {check.name: check.found for check in shardtool.doctor("s3://b/x").checks}
+    assert checks["read"] == "not checked: list failed"
+    assert checks["conditions"] == "not checked: write failed"
 
 
 def test_a_remaining_object_is_named(bucket: _Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,20 +250,20 @@ def test_a_remaining_object_is_named(bucket: _Bucket, monkeypatch: pytest.Monkey
         return put(*of)  # type: ignore[arg-type]
 
     monkeypatch.setattr(bucket, "_of_object", then_denied)
-    found = _wrong("s3://b/x")
+    failed_checks = _wrong("s3://b/x")
     [key] = bucket.objects
-    assert [*found] == ["delete"]
-    assert found["delete"].cure == f"Delete s3://b/{key}, which still exists."
+    assert [*failed_checks] == ["delete"]
+    assert failed_checks["delete"].cure == f"Delete s3://b/{key}, which still exists."
 
 
 @pytest.mark.parametrize("keeps", ["If-None-Match", "If-Match"])
 def test_ignored_conditions_are_found(keeps: str, bucket: _Bucket) -> None:
     """A store that ignores one of the conditional writes, which locks need, is found."""
     bucket.supported -= {keeps}
-    found = _wrong("s3://b/x")
-    assert [*found] == ["conditions"]
-    assert keeps in found["conditions"].found
-    assert "SHARDTOOL_UNLOCKED" in found["conditions"].cure
+    failed_checks = _wrong("s3://b/x")
+    assert [*failed_checks] == ["conditions"]
+    assert keeps in failed_checks["conditions"].found
+    assert "SHARDTOOL_UNLOCKED" in failed_checks["conditions"].cure
     assert not bucket.objects
 
 
@@ -288,9 +288,9 @@ def test_error_codes_of_s3_select_the_failed_step(
 ) -> None:
     """The store's error code selects the step and its fix; then nothing else is requested."""
     bucket.fixed_answer = says
-    found = _wrong("s3://b/x")
-    assert [*found] == [wrong]
-    assert cure in found[wrong].cure
+    failed_checks = _wrong("s3://b/x")
+    assert [*failed_checks] == [wrong]
+    assert cure in failed_checks[wrong].cure
     assert {*bucket.requests} == {"GET"}
 
 
@@ -307,10 +307,10 @@ def test_error_codes_of_azure_are_known(
         monkeypatch.setenv(f"AZURE_STORAGE_ACCOUNT_{name}", value)
     monkeypatch.setenv("AZURE_SKIP_SIGNATURE", "false")
     bucket.fixed_answer = says
-    found = _wrong("az://b/x")
-    assert next(iter(found)) == wrong
-    assert ("the role Storage Blob Data" in found[wrong].cure) == (wrong == "list")
-    kind = {one.name: one.found for one in shardtool.doctor("az://b/x").checks}["credentials"]
+    failed_checks = _wrong("az://b/x")
+    assert next(iter(failed_checks)) == wrong
+    assert ("the role Storage Blob Data" in failed_checks[wrong].cure) == (wrong == "list")
+    kind = {check.name: check.found for check in shardtool.doctor("az://b/x").checks}["credentials"]
     assert wrong == "credentials" or kind == "account key (environment: AZURE_STORAGE_ACCOUNT_KEY)"
 
 
@@ -318,20 +318,22 @@ def test_error_codes_of_azure_are_known(
 def test_a_wrong_clock_is_found(off_s: int, wrong: bool, bucket: _Bucket) -> None:  # noqa: FBT001 - a parameter
     """The clock must match the server's within the tolerance of stores; the message says which one is ahead."""
     bucket.off_s = off_s
-    found = _wrong("s3://b/x")
-    assert ("clock" in found) == wrong
+    failed_checks = _wrong("s3://b/x")
+    assert ("clock" in failed_checks) == wrong
     if wrong:
-        assert ("ahead of" in found["clock"].found) == (off_s < 0)
-        assert "Set the clock" in found["clock"].cure
+        assert ("ahead of" in failed_checks["clock"].found) == (off_s < 0)
+        assert "Set the clock" in failed_checks["clock"].cure
 
 
-@pytest.mark.parametrize(("more", "said"), [({"Age": "1000"}, "matches the server's clock"), ({"Age": "x"}, "no time")])
-def test_a_cached_date_is_corrected_by_its_age(more: dict[str, str], said: str, bucket: _Bucket) -> None:
+@pytest.mark.parametrize(
+    ("more", "message"), [({"Age": "1000"}, "matches the server's clock"), ({"Age": "x"}, "no time")]
+)
+def test_a_cached_date_is_corrected_by_its_age(more: dict[str, str], message: str, bucket: _Bucket) -> None:
     """A cached response has an old date and its age."""
     bucket.off_s, bucket.extra_headers = -1000, more
-    clock = {one.name: one for one in shardtool.doctor("s3://b/x").checks}["clock"]
+    clock = {check.name: check for check in shardtool.doctor("s3://b/x").checks}["clock"]
     assert clock.state == "ok"
-    assert said in clock.found
+    assert message in clock.found
 
 
 def test_missing_credentials_are_named(bucket: _Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,16 +344,16 @@ def test_missing_credentials_are_named(bucket: _Bucket, monkeypatch: pytest.Monk
     assert not bucket.requests
     monkeypatch.setenv("SHARDTOOL_ANONYMOUS", "1")
     bucket.objects = {"x/1": b"1"}
-    found = {one.name: one for one in shardtool.doctor("s3://b/x", read_only=True).checks}
-    assert found["credentials"].found == "none: requests are not signed"
-    assert found["read"].state == "ok"
+    checks = {check.name: check for check in shardtool.doctor("s3://b/x", read_only=True).checks}
+    assert checks["credentials"].found == "none: requests are not signed"
+    assert checks["read"].state == "ok"
 
 
 def test_anonymous_on_the_command_line(bucket: _Bucket) -> None:
     """`--anonymous` signs no request, even if there are keys."""
     bucket.objects = {"x/1": b"1"}
-    said = tool("doctor", "s3://b/x", "--read-only", "--anonymous", SHARDTOOL_ENDPOINT=bucket.url)
-    assert "none: requests are not signed" in said.out, said
+    run = tool("doctor", "s3://b/x", "--read-only", "--anonymous", SHARDTOOL_ENDPOINT=bucket.url)
+    assert "none: requests are not signed" in run.out, run
 
 
 @pytest.mark.slow
@@ -363,9 +365,9 @@ def test_an_unreachable_server_or_proxy_is_named_soon(bucket: _Bucket, monkeypat
         patched.setenv("SHARDTOOL_ENDPOINT", "http://127.0.0.1:9")
         assert "127.0.0.1:9" in _wrong("s3://b/x")["server"].found
     monkeypatch.setenv("HTTP_PROXY", f"http://me:{_SECRET}@127.0.0.1:9")
-    found = _wrong("s3://b/x")
-    assert [*found] == ["server"]
-    assert "the proxy 127.0.0.1:9" in found["server"].found
+    failed_checks = _wrong("s3://b/x")
+    assert [*failed_checks] == ["server"]
+    assert "the proxy 127.0.0.1:9" in failed_checks["server"].found
     assert time.monotonic() - begun < 10
     assert not bucket.requests
 
@@ -377,8 +379,8 @@ def test_a_refusing_proxy_is_named(scheme: str, status: int, bucket: _Bucket, mo
     bucket.fixed_answer = (status, "x")
     monkeypatch.setenv("SHARDTOOL_ENDPOINT", f"{scheme}://127.0.0.1:9")
     monkeypatch.setenv(f"{scheme.upper()}_PROXY", bucket.url)
-    found = _wrong("s3://b/x")
-    [(name, wrong)] = [(name, one) for name, one in found.items() if name in ("server", "bucket", "list")][:1]
+    failed_checks = _wrong("s3://b/x")
+    [(name, wrong)] = [(name, one) for name, one in failed_checks.items() if name in ("server", "bucket", "list")][:1]
     if scheme == "https":
         assert (name, wrong.found) == ("server", f"the proxy {bucket.url[7:]}: status {status}")
         assert len(bucket.requests) == 1
@@ -389,10 +391,10 @@ def test_the_proxy_is_shown_without_credentials(bucket: _Bucket, monkeypatch: py
     """The proxy of the requests is listed, without its user and password."""
     with forwarding() as between:
         monkeypatch.setenv("HTTP_PROXY", f"http://me:{_SECRET}@127.0.0.1:{between.port}")
-        found = shardtool.doctor("s3://b/x")
-        assert found.well
-        assert {one.name: one.found for one in found.checks}["proxy"] == f"http://127.0.0.1:{between.port}"
-        assert _SECRET not in repr(found)
+        result = shardtool.doctor("s3://b/x")
+        assert result.well
+        assert {check.name: check.found for check in result.checks}["proxy"] == f"http://127.0.0.1:{between.port}"
+        assert _SECRET not in repr(result)
         assert bucket.requests
 
 
@@ -406,13 +408,13 @@ def test_an_untrusted_certificate_fails(
     (http_files.local(at) / "x").write_bytes(b"here")
     with tls(http_files.port, tmp_path) as between:
         place = at.replace("http:", "https:").replace(str(http_files.port), str(between.port)) + "/x"
-        found = _wrong(place)
-        assert [*found] == ["server"]
-        assert "AWS_CA_BUNDLE" in found["server"].cure
+        failed_checks = _wrong(place)
+        assert [*failed_checks] == ["server"]
+        assert "AWS_CA_BUNDLE" in failed_checks["server"].cure
         monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "authority.pem"))
-        said = {one.name: one for one in shardtool.doctor(place).checks}
-        assert said["certificate"].found.startswith("trusted; expires ")
-        assert said["read"].found == "4 bytes"
+        checks = {check.name: check for check in shardtool.doctor(place).checks}
+        assert checks["certificate"].found.startswith("trusted; expires ")
+        assert checks["read"].found == "4 bytes"
 
 
 def test_a_web_file_is_checked(http_files: Server, proxies: Callable[[Server], FaultyProxy]) -> None:
@@ -421,10 +423,10 @@ def test_a_web_file_is_checked(http_files: Server, proxies: Callable[[Server], F
     at = http_files.new_prefix()
     (http_files.local(at) / "x.json").write_bytes(b"here")
     place = f"{proxy.server.url}/{at.rpartition('/')[2]}/x.json"
-    found = shardtool.doctor(f"{place}?token={_SECRET}")
-    assert found.well
-    assert _SECRET not in json.dumps(found.to_json())
-    assert {one.name: one.found for one in found.checks}["conditions"] == "supported (If-Match)"
+    result = shardtool.doctor(f"{place}?token={_SECRET}")
+    assert result.well
+    assert _SECRET not in json.dumps(result.to_json())
+    assert {check.name: check.found for check in result.checks}["conditions"] == "supported (If-Match)"
     proxy.set(Fault("whole", times=None))
     assert [*_wrong(place)] == ["ranges"]
     proxy.set(Fault("status", status=403, times=None))
@@ -435,18 +437,18 @@ def test_a_web_file_is_checked(http_files: Server, proxies: Callable[[Server], F
 def test_a_web_server_without_conditions_passes(bucket: _Bucket) -> None:
     """A web server that ignores `If-Match` is reported but passes, because ETags are compared."""
     bucket.objects = {"x/1": b"1"}
-    found = shardtool.doctor(f"{bucket.url}/b/x/1")
-    assert found.well
-    assert "ignored" in {one.name: one.found for one in found.checks}["conditions"]
+    result = shardtool.doctor(f"{bucket.url}/b/x/1")
+    assert result.well
+    assert "ignored" in {check.name: check.found for check in result.checks}["conditions"]
 
 
 def test_a_folder_is_checked_by_using_it(tmp_path: Path) -> None:
     """A folder, also a missing one, is checked by real operations; nothing is created, and nothing remains."""
     (tmp_path / "a b").write_bytes(b"")
     for place in (tmp_path, tmp_path / "new", f"{tmp_path}/new/", tmp_path / "out.json"):
-        found = shardtool.doctor(place)
-        assert {one.name: one for one in found.checks if one.state != "ok"} == {}
-    assert [one.name for one in tmp_path.iterdir()] == ["a b"]
+        result = shardtool.doctor(place)
+        assert {check.name: check for check in result.checks if check.state != "ok"} == {}
+    assert [item.name for item in tmp_path.iterdir()] == ["a b"]
     assert [*_wrong(str(tmp_path / "a b"))] == ["folder"]
     assert [*_wrong(str(tmp_path / "a b" / "below"))] == ["folder"]
 
@@ -455,9 +457,9 @@ def test_missing_parent_folders_are_reported(tmp_path: Path) -> None:
     """If `create` would create several levels of folders, the check passes and shows a misspelled name."""
     source = write_tree(tmp_path / "source", {"a.txt": b"a"})
     place = tmp_path / "typo" / "below" / "it"
-    found = {one.name: one for one in shardtool.doctor(place).checks}
-    assert {one.state for one in found.values()} == {"ok"}
-    assert found["folder"].found == f"does not exist yet, nor does {place.parent}; both would be created in {tmp_path}"
+    checks = {check.name: check for check in shardtool.doctor(place).checks}
+    assert {item.state for item in checks.values()} == {"ok"}
+    assert checks["folder"].found == f"does not exist yet, nor does {place.parent}; both would be created in {tmp_path}"
     assert [*tmp_path.iterdir()] == [source]
     assert shardtool.create(source, place / "out-{000000..}.tar").shards == 1
 
@@ -488,9 +490,9 @@ def test_an_unreachable_server_is_tried_twice(bucket: _Bucket) -> None:
     nowhere = "http://127.0.0.1:9"
     ran = tool("doctor", "s3://b/x", SHARDTOOL_ENDPOINT=nowhere, AWS_ACCESS_KEY_ID="a", AWS_SECRET_ACCESS_KEY=_SECRET)
     assert ran.code == 3
-    said = " ".join(ran.out.split())  # wherever its lines are folded
-    assert " (2 attempts in " in said
-    assert "Check the address" in said
+    output = " ".join(ran.out.split())  # wherever its lines are folded
+    assert " (2 attempts in " in output
+    assert "Check the address" in output
 
 
 def test_the_output_fits_the_terminal(bucket: _Bucket) -> None:

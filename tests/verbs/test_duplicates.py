@@ -54,10 +54,10 @@ def test_groups_equal_those_in_memory(samples: Samples, ending: str, tmp_path_fa
     """Groups and their conflicting labels equal those in memory; after dropping, each content exists once."""
     folder = tmp_path_factory.mktemp("twins")
     dataset = write(folder / f"a-{{0..}}.{ending}", samples)
-    found, groups = find_duplicates(dataset), grouped(samples)
-    assert [[one.key for one in group] for group in found.groups] == groups
+    result, groups = find_duplicates(dataset), grouped(samples)
+    assert [[item.key for item in group] for group in result.groups] == groups
     labels = [[samples[key].get("cls") for key in group] for group in groups]
-    assert [[bool(one.differs) for one in group] for group in found.groups] == [
+    assert [[bool(item.differs) for item in group] for group in result.groups] == [
         [None not in (label, group[0]) and label != group[0] for label in group] for group in labels
     ]
     shardtool.reshard(dataset, folder / "b-{0..}.tar", drop_duplicates=True, workers=0)
@@ -80,7 +80,7 @@ def test_equal_checksums_are_no_proof(tmp_path: Path) -> None:
         pytest.fail("no collision")
     write(tmp_path / "a-{0..}.tar", {"x": {"jpg": data}, "y": {"jpg": other}, "z": {"jpg": other}})
     (group,) = find_duplicates(tmp_path / "a.json").groups
-    assert [one.key for one in group] == ["y", "z"]
+    assert [item.key for item in group] == ["y", "z"]
 
     several = {f"{number:02}": {"txt": b"%d" % number, "cls": b"1"} for number in range(30)}
     write(tmp_path / "train-{0..}.tar", several | {"x": {"txt": data}, "y": {"txt": other, "cls": b"1"}})
@@ -97,12 +97,12 @@ def test_splits_and_datasets(tmp_path: Path) -> None:
     """Groups in several splits are marked, across formats; a label or a text that differs is named."""
     write(tmp_path / "train-{0..}.tar", {"a": {"jpg": b"1", "cls": b"1"}, "b": {"jpg": b"2", "txt": b"cat"}})
     write(tmp_path / "val-{0..}.tfrecord", {"c": {"jpg": b"1", "cls": b"2"}, "d": {"jpg": b"2", "txt": b"dog"}})
-    found = find_duplicates([tmp_path / "train.json", tmp_path / "val.json"])
-    assert [[(one.key, one.split, one.differs) for one in group] for group in found.groups] == [
+    result = find_duplicates([tmp_path / "train.json", tmp_path / "val.json"])
+    assert [[(item.key, item.split, item.differs) for item in group] for group in result.groups] == [
         [("a", "train", ()), ("c", "val", ("cls",))],
         [("b", "train", ()), ("d", "val", ("txt",))],
     ]
-    assert (found.leaks, found.unlike, found.surplus, found.size) == (2, 2, 2, 2)
+    assert (result.leaks, result.unlike, result.surplus, result.size) == (2, 2, 2, 2)
     ran = typed("inspect", tmp_path / "train.json", tmp_path / "val.json", "--duplicates")
     assert (ran.code, "train: a = val: c  in several splits  different cls" in ran.out) == (0, True)
     document = json.loads(typed("inspect", tmp_path / "train.json", "--duplicates", "--json").out)
@@ -113,8 +113,8 @@ def test_what_create_leaves_out(tmp_path: Path) -> None:
     """Samples with the same content become one, by any number of workers, in a dry run, and resumed."""
     files = {f"{at:02}.jpg": b"%d" % (at % 7) for at in range(30)} | {"03.cls": b"1", "17.cls": b"2", "99.txt": b"0"}
     source = write_tree(tmp_path / "in", files)
-    asked = {"one": 1, "two": 2}
-    for name, workers in asked.items():
+    changes = {"one": 1, "two": 2}
+    for name, workers in changes.items():
         options = CreateOptions(drop_duplicates=True, workers=workers, max_count=2)
         shardtool.create(source, tmp_path / name / "a-{0..}.tar", options)
     one = read_tree(tmp_path / "one")
@@ -170,7 +170,7 @@ def test_an_update_keeps_existing_samples(tmp_path: Path) -> None:
         shardtool.create(source, tmp_path / "x-{0..}.tar", options)
     assert [*shardtool.open(tmp_path / "x.json").keys] == ["m", "o", "b", "e"]
     listed = [json.loads(line) for line in (tmp_path / "x.skipped").read_text().splitlines()]
-    assert {one["key"]: one["message"][-1] for one in listed} == {"n": "m", "a": "m", "c": "b", "d": "o"}
+    assert {item["key"]: item["message"][-1] for item in listed} == {"n": "m", "a": "m", "c": "b", "d": "o"}
     assert typed("verify", tmp_path / "x.json", "--source", source).code == 0
     assert shardtool.diff(tmp_path / "x.json", source, workers=0).same
 
@@ -181,5 +181,5 @@ def test_labels_that_are_the_same_in_other_forms(tmp_path: Path) -> None:
     for name, table in {"a-{0..}.tar": rows, "b-{0..}.tfrecord": rows, "c-{0..}.tar": rows[["key", "jpg"]]}.items():
         values = {"cls": "n"} if "n" in table else {}
         shardtool.create(table, tmp_path / name, bytes=("jpg=jpg",), field=values, meta="none", workers=0)
-    found = find_duplicates([tmp_path / f"{name}.json" for name in "abc"])
-    assert (len(found.groups), found.surplus, found.unlike) == (2, 4, 0)
+    result = find_duplicates([tmp_path / f"{name}.json" for name in "abc"])
+    assert (len(result.groups), result.surplus, result.unlike) == (2, 4, 0)

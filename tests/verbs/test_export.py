@@ -55,8 +55,8 @@ _ODD = {
 
 def _pack(source: Path, folder: Path, ending: str, **options: Any) -> Path:
     """Pack three samples per shard; return the dataset file."""
-    asked = CreateOptions(**{"workers": 0, "max_count": 3, **options})
-    create(source, f"{folder}/out-{{000..}}.{ending}", asked)
+    changes = CreateOptions(**{"workers": 0, "max_count": 3, **options})
+    create(source, f"{folder}/out-{{000..}}.{ending}", changes)
     return folder / "out.json"
 
 
@@ -113,8 +113,8 @@ def test_a_tfrecord_index_has_every_record(tree: str, small: Path, tmp_path: Pat
     dataset = _pack(source, tmp_path / "out", "tfrecord")
     result = export(dataset, ["dali-tfrecord", "tfrecord"])
     for shard in shards(tmp_path / "out"):
-        found = tfrecords.records(shard.read_bytes())
-        lines = b"".join(b"%d %d\n" % (offset, len(data) + 16) for offset, data in found)
+        actual = tfrecords.records(shard.read_bytes())
+        lines = b"".join(b"%d %d\n" % (offset, len(data) + 16) for offset, data in actual)
         assert shard.with_suffix(".idx").read_bytes() == shard.with_suffix(".tfindex").read_bytes() == lines
     both = [(shard.with_suffix(".idx").name, shard.with_suffix(".tfindex").name) for shard in shards(tmp_path / "out")]
     assert list(result.files) == [name for pair in both for name in pair]
@@ -130,7 +130,7 @@ def test_a_webdataset_index_locates_every_payload(tree: str, small: Path, tmp_pa
         dataset = _pack(source, tmp_path / "out", "tar", label_from_folder=tree == "small")
     export(dataset, "dali-webdataset")
     for shard in shards(tmp_path / "out"):
-        raw, found = shard.read_bytes(), []
+        raw, result = shard.read_bytes(), []
         head, *lines = shard.with_suffix(".idx").read_bytes().decode().removesuffix("\n").split("\n")
         assert head == f"v1.2 {len(lines)}"
         for line in lines:
@@ -138,8 +138,8 @@ def test_a_webdataset_index_locates_every_payload(tree: str, small: Path, tmp_pa
             for field, offset, length, name in zip(*(words[part::4] for part in range(4)), strict=True):
                 key = unquote_to_bytes(name).decode().removesuffix(f".{field.decode()}")
                 assert int(offset) % 512 == 0
-                found.append((f"{key}.{field.decode()}", raw[int(offset) : int(offset) + int(length)]))
-        assert found == members(shard)
+                result.append((f"{key}.{field.decode()}", raw[int(offset) : int(offset) + int(length)]))
+        assert result == members(shard)
 
 
 @pytest.mark.parametrize("tree", ["small", "odd"])
@@ -151,8 +151,8 @@ def test_energons_offsets(tree: str, small: Path, tmp_path: Path) -> None:
     for shard in shards(tmp_path / "out"):
         with tarfile.open(shard) as tar:
             firsts = {member.name.split(".")[0]: member.offset for member in reversed(tar.getmembers())}
-            wanted = [*reversed(firsts.values()), tar.offset]
-        assert array("Q", shard.with_suffix(".tar.idx").read_bytes()).tolist() == wanted
+            expected = [*reversed(firsts.values()), tar.offset]
+        assert array("Q", shard.with_suffix(".tar.idx").read_bytes()).tolist() == expected
 
 
 def test_energons_folder(tars: Path) -> None:
@@ -174,22 +174,22 @@ def _meta(folder: Path) -> tuple[str, ...]:
 
 
 def _split(small: Path, folder: Path, **options: Any) -> list[Path]:
-    asked = CreateOptions(**{"split": "val=0.5,train=0.5", "workers": 0, "max_count": 2, **options})
-    create(small, f"{folder}/{{split}}-{{000..}}.tar", asked)
+    changes = CreateOptions(**{"split": "val=0.5,train=0.5", "workers": 0, "max_count": 2, **options})
+    create(small, f"{folder}/{{split}}-{{000..}}.tar", changes)
     return [folder / "train.json", folder / "val.json"]
 
 
 def test_energons_folder_has_all_splits(small: Path, tmp_path: Path) -> None:
     """The splits of one run share a folder, in any order of exports, and `create` writes the same."""
-    found = []
+    result = []
     for turn in ((0, 1), (1, 0, 0, 1)):
         datasets = _split(small, tmp_path / f"out{turn[0]}")
         for at in turn:
             export(datasets[at], "energon")
             assert f'"{datasets[at].stem}-000.tar"' in _meta(datasets[at].parent)[1]
-        found.append(read_tree(datasets[0].parent))
+        result.append(read_tree(datasets[0].parent))
     _split(small, tmp_path / "made", export=("energon",))
-    assert found[0] == found[1] == read_tree(tmp_path / "made")
+    assert result[0] == result[1] == read_tree(tmp_path / "made")
     info, split, _ = _meta(tmp_path / "made")
     assert list(json.loads(info)["shard_counts"]) == sorted(path.name for path in shards(tmp_path / "made"))
     assert split.index('"train"') < split.index('"train-000.tar"') < split.index('"val"') < split.index('"val-000.tar"')
@@ -248,9 +248,9 @@ def test_energons_folder_of_another_dataset(small: Path, tmp_path: Path) -> None
         with pytest.raises(OutputExists, match=r"info\.json.*out-000\.tar.*one folder per dataset"):
             export(tmp_path / "out" / "b.json", "energon", ExportOptions(overwrite=overwrite))
     for if_exists in ("error", "overwrite"):
-        asked = CreateOptions(workers=0, export=("energon",), **existing(if_exists))
+        options = CreateOptions(workers=0, export=("energon",), **existing(if_exists))
         with pytest.raises(OutputExists, match=r"info\.json.*out-000\.tar"):
-            create(small, f"{tmp_path}/out/c-{{000..}}.tar", asked)
+            create(small, f"{tmp_path}/out/c-{{000..}}.tar", options)
     assert read_tree(tmp_path / "out") == before
     for path in (tmp_path / "out").glob("out*"):
         path.unlink()
@@ -334,12 +334,12 @@ def test_the_hugging_face_index(tree: str, small: Path, tmp_path: Path) -> None:
         raw = shard.read_bytes()
         with tarfile.open(shard) as tar:
             files = {
-                one.name: {
-                    "offset": one.offset_data,
-                    "size": one.size,
-                    "sha256": sha256(raw[one.offset_data : one.offset_data + one.size]).hexdigest(),
+                item.name: {
+                    "offset": item.offset_data,
+                    "size": item.size,
+                    "sha256": sha256(raw[item.offset_data : item.offset_data + item.size]).hexdigest(),
                 }
-                for one in tar
+                for item in tar
             }
         assert json.loads(shard.with_suffix(".json").read_bytes()) == {
             "filesize": len(raw),
@@ -436,11 +436,11 @@ def test_create_exports_again(small: Path, tmp_path: Path) -> None:
         assert read_tree(tmp_path / "out") == right
 
 
-@pytest.mark.parametrize(("name", "found"), [("nope", "'nope'"), ("tfrecord", "the shards are tar")])
-def test_create_refuses_formats_before_it_writes(name: str, found: str, small: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "message"), [("nope", "'nope'"), ("tfrecord", "the shards are tar")])
+def test_create_refuses_formats_before_it_writes(name: str, message: str, small: Path, tmp_path: Path) -> None:
     """An unknown format, or one for other shards, is refused before a folder is created, also in a dry run."""
     for dry_run in (False, True):
-        with pytest.raises(InvalidRequest, match=found):
+        with pytest.raises(InvalidRequest, match=message):
             create(small, f"{tmp_path}/out/out-{{0..}}.tar", workers=0, export=(name,), dry_run=dry_run)
     assert not (tmp_path / "out").exists()
 
@@ -524,7 +524,7 @@ def test_one_run_at_a_time(tars: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("formats", "found"),
+    ("formats", "message"),
     [
         ([], "no format"),
         (["mds"], "'mds'"),
@@ -532,9 +532,9 @@ def test_one_run_at_a_time(tars: Path) -> None:
         (["dali-webdataset", "nope"], "nope"),
     ],
 )
-def test_invalid_formats_are_refused(formats: list[str], found: str, tars: Path) -> None:
+def test_invalid_formats_are_refused(formats: list[str], message: str, tars: Path) -> None:
     """An unknown format, or one for other shards, is refused with the list of formats."""
-    with pytest.raises(InvalidRequest, match=f"{found}.*dali-webdataset"):
+    with pytest.raises(InvalidRequest, match=f"{message}.*dali-webdataset"):
         export(tars, formats)
     assert not list(tars.parent.glob("*.idx"))
 
@@ -623,9 +623,9 @@ _JSON = st.recursive(
 
 
 def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    found = [path] if path else []
+    result = [path] if path else []
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return found + [place for name, one in items for place in _places(one, (*path, name))]
+    return result + [place for name, one in items for place in _places(one, (*path, name))]
 
 
 @given(data=st.data(), value=_JSON)

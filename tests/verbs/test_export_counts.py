@@ -23,12 +23,12 @@ def source(tmp_path: Path) -> Path:
     return write_tree(tmp_path / "source", {f"{at}.txt": b"%d" % at for at in range(7)})
 
 
-def _pack(source: Path, folder: Path, pattern: str = "x-{0..}.tar", **asked: Any) -> Any:
-    return create(source, f"{folder}/{pattern}", CreateOptions(**{"workers": 0, "max_count": 3, **asked}))
+def _pack(source: Path, folder: Path, pattern: str = "x-{0..}.tar", **options: Any) -> Any:
+    return create(source, f"{folder}/{pattern}", CreateOptions(**{"workers": 0, "max_count": 3, **options}))
 
 
-def _split(source: Path, folder: Path, **asked: Any) -> Any:
-    return _pack(source, folder, "{split}-{0..}.tar", split="val=0.5,train=0.5", max_count=2, **asked)
+def _split(source: Path, folder: Path, **options: Any) -> Any:
+    return _pack(source, folder, "{split}-{0..}.tar", split="val=0.5,train=0.5", max_count=2, **options)
 
 
 def _lists(folder: Path) -> tuple[Any, Any]:
@@ -38,7 +38,7 @@ def _lists(folder: Path) -> tuple[Any, Any]:
 def _counts(folder: Path, split: str) -> dict[str, int]:
     """Return the sample counts of a split's shards, from its dataset file."""
     listed = json.loads((folder / f"{split}.json").read_bytes())["shardlist"]
-    return {one["url"]: one["nsamples"] for one in listed}
+    return {item["url"]: item["nsamples"] for item in listed}
 
 
 def test_timm_and_open_clip_read_the_lists(source: Path, tmp_path: Path) -> None:
@@ -161,11 +161,11 @@ def test_clashing_names_are_refused(source: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"sizes\.json, the name of the dataset file"):
         _pack(source, tmp_path / "out", "sizes-{0..}.tar", export=("open-clip",))
     assert not (tmp_path / "out").exists()
-    asked: dict[str, Any] = {"split": "start=0.5,rest=0.5"}
+    options: dict[str, Any] = {"split": "start=0.5,rest=0.5"}
     with pytest.raises(InvalidRequest, match="the split start, which timm would read as a shard name"):
-        _pack(source, tmp_path / "out", "{split}-{0..}.tar", **asked, export=("timm",))
+        _pack(source, tmp_path / "out", "{split}-{0..}.tar", **options, export=("timm",))
     assert not (tmp_path / "out").exists()
-    _pack(source, tmp_path / "out", "{split}-{0..}.tar", **asked)
+    _pack(source, tmp_path / "out", "{split}-{0..}.tar", **options)
     with pytest.raises(InvalidRequest, match="the split start, which timm would read as a shard name"):
         export(tmp_path / "out" / "rest.json", "timm")
 

@@ -44,10 +44,10 @@ def test_create_recreates_the_extracted_dataset(tmp_path: Path, ending: str, mor
     source = write_tree(tmp_path / "source", _TREE)
     made = json.loads(typed("create", source, tmp_path / f"a-{{0..}}.{ending}", *more, "--json").out)
     ran = typed("extract", tmp_path / "a.json", tmp_path / "x", "--workers", "2", "--json")
-    found = json.loads(ran.out)
-    assert (ran.code, found["samples"], found["files"], found["kept"]) == (0, 3, 5, 0)
+    result = json.loads(ran.out)
+    assert (ran.code, result["samples"], result["files"], result["kept"]) == (0, 3, 5, 0)
     assert _files(tmp_path / "x") == _TREE
-    again = create(tmp_path / "x", tmp_path / f"b-{{0..}}.{ending}", **found["create"])
+    again = create(tmp_path / "x", tmp_path / f"b-{{0..}}.{ending}", **result["create"])
     assert again.fingerprint == made["fingerprint"]
 
 
@@ -74,8 +74,8 @@ def test_samples_and_fields_can_be_selected(tmp_path: Path) -> None:
     data, keys = tmp_path / "o.json", tmp_path / "keys"
     keys.write_text("cat/cat-0001\r\nbrick/brick-0001\n\n", encoding="utf-8")
     assert typed("extract", data, tmp_path / "a", "--keys-from", keys, "--fields", "jpg,cls").code == 0
-    wanted = {f"{key}.jpg" for key in ("cat/cat-0001", "brick/brick-0001")}
-    assert {*_files(tmp_path / "a")} == wanted | {name.replace(".jpg", ".cls") for name in wanted}
+    expected = {f"{key}.jpg" for key in ("cat/cat-0001", "brick/brick-0001")}
+    assert {*_files(tmp_path / "a")} == expected | {name.replace(".jpg", ".cls") for name in expected}
     ran = typed("extract", data, tmp_path / "b", "--where", "key < 'b'", "--dry-run")
     assert (ran.code, ran.out.endswith("nothing was written\n"), (tmp_path / "b").exists()) == (0, True, False)
     part = extract(data, tmp_path / "b", where="cls == 'cat'")
@@ -240,7 +240,7 @@ def test_a_killed_run_is_continued(tmp_path: Path) -> None:
     run.signal(signal.SIGKILL, group=True)
     assert run.end().code == -signal.SIGKILL
     assert mark.exists()
-    cut = next(one for one in into.glob("*/*.txt") if one.stat().st_size > 1)
+    cut = next(item for item in into.glob("*/*.txt") if item.stat().st_size > 1)
     cut.write_bytes(cut.read_bytes()[:1])  # as a kill between two writes of one file leaves it
     assert typed("extract", tmp_path / "o.json", into, "--where", "key > '1'").code == 5
     assert typed("extract", tmp_path / "o.json", into).code == 0

@@ -103,11 +103,11 @@ def test_an_index_of_numbered_shards(numbered: Path) -> None:
     assert index(numbered, IndexOptions(workers=0)).kept == 3
     export(made.dataset_file, ["dali-tfrecord", "tfrecord"], ExportOptions(workers=0))
     flip(numbered / f"{base}-00001-of-00003.idx", 0)
-    found = {(one.code, one.file) for one in verify(numbered, ONE).findings}
-    assert found == {("export-stale", f"{base}-00001-of-00003.idx")}
+    findings = {(finding.code, finding.file) for finding in verify(numbered, ONE).findings}
+    assert findings == {("export-stale", f"{base}-00001-of-00003.idx")}
     flip(numbered / f"{base}-00002-of-00003", 30)
-    damage = [one for one in verify(numbered, ONE).findings if one.code == "shard-damaged"]
-    assert ["checksum" in one.found for one in damage] == [True]
+    damage = [finding for finding in verify(numbered, ONE).findings if finding.code == "shard-damaged"]
+    assert ["checksum" in item.found for item in damage] == [True]
 
 
 @pytest.mark.parametrize("lost", [0, 2])
@@ -115,8 +115,8 @@ def test_names_tell_what_is_missing(lost: int, numbered: Path) -> None:
     """Of three numbered shards each that is not there is named, the last one too."""
     name = f"{_base(numbered)}-{lost:05}-of-00003"
     (numbered / name).unlink()
-    found = verify(numbered, ONE).findings
-    assert [(one.code, one.file, one.expected) for one in found] == [
+    findings = verify(numbered, ONE).findings
+    assert [(item.code, item.file, item.expected) for item in findings] == [
         ("numbering-gap", name, "3 shards, according to their names")
     ]
 
@@ -125,9 +125,9 @@ def test_one_finding_a_field(tmp_path: Path) -> None:
     """A field whose name could do harm is named once a shard, with how many samples have it."""
     record = tfrecords.frame(tfrecords.example([(b"../x", BYTES, b"1"), (b"a/b", BYTES, b"2")]))
     (tmp_path / "x.tfrecord").write_bytes(record * 7)
-    (found,) = verify(tmp_path, ONE).findings
-    assert (found.code, found.field) == ("key-unsafe", "../x")
-    assert found.found.endswith("in 7 samples")
+    (finding,) = verify(tmp_path, ONE).findings
+    assert (finding.code, finding.field) == ("key-unsafe", "../x")
+    assert finding.found.endswith("in 7 samples")
 
 
 def test_the_advice_for_names_of_tensorflow_can_be_followed(numbered: Path, tmp_path: Path) -> None:
@@ -203,11 +203,11 @@ def test_a_misleading_name(tmp_path: Path) -> None:
     (tmp_path / "a.tar").write_bytes(gzip.compress(_tar(0)))
     (tmp_path / "b.tfrecord").write_bytes(_tar(0))
     (tmp_path / "c.tar.xz").write_bytes(lzma.compress(os.urandom(99_999))[:-999])
-    found = {one.file: (one.code, one.found) for one in verify([*tmp_path.iterdir()], ONE).findings}
-    assert {code for code, _ in found.values()} == {"shard-damaged"}
-    assert found["a.tar"][1].endswith("those of a tar shard compressed with gzip")
-    assert found["b.tfrecord"][1].endswith("those of a tar shard")
-    assert "not a tar header" in found["c.tar.xz"][1]
+    findings = {finding.file: (finding.code, finding.found) for finding in verify([*tmp_path.iterdir()], ONE).findings}
+    assert {code for code, _ in findings.values()} == {"shard-damaged"}
+    assert findings["a.tar"][1].endswith("those of a tar shard compressed with gzip")
+    assert findings["b.tfrecord"][1].endswith("those of a tar shard")
+    assert "not a tar header" in findings["c.tar.xz"][1]
 
 
 def test_a_blob_without_a_name(tmp_path: Path) -> None:

@@ -50,16 +50,16 @@ def _image(width: int, height: int, mode: str = "RGB", kind: str = "PNG", **deta
 
 
 def _pack(source: Any, folder: Path, **options: Any) -> CreateResult:
-    asked = {"workers": 0, "max_count": 4, **options}
-    return create(source, f"{folder}/{STEM}.tar", CreateOptions(**asked))
+    changes = {"workers": 0, "max_count": 4, **options}
+    return create(source, f"{folder}/{STEM}.tar", CreateOptions(**changes))
 
 
 def _columns(folder: Path) -> dict[str, dict[str, Any]]:
-    return {one.key: one.columns for shard in sound(folder / "out.json") for one in shard}
+    return {item.key: item.columns for shard in sound(folder / "out.json") for item in shard}
 
 
 def _left_out(folder: Path) -> dict[str, str]:
-    return {one["key"]: one["code"] for one in skipped(folder / "out.json")}
+    return {item["key"]: item["code"] for item in skipped(folder / "out.json")}
 
 
 @pytest.fixture(scope="session")
@@ -97,14 +97,14 @@ def test_the_same_words_mean_the_same(
 ) -> None:
     """`create --probe --where` takes the samples that `reshard --where` takes of all; others are listed."""
     folder = tmp_path_factory.mktemp("where")
-    asked: dict[str, Any] = {"where": f"({query})", "workers": 0, "max_count": None, **bound}
+    options: dict[str, Any] = {"where": f"({query})", "workers": 0, "max_count": None, **bound}
     try:
-        reshard(probed / "out.json", f"{folder}/later/{STEM}.tar", ReshardOptions(**asked))
+        reshard(probed / "out.json", f"{folder}/later/{STEM}.tar", ReshardOptions(**options))
     except InvalidRequest:
         with pytest.raises(InvalidRequest, match="no sample matches"):
-            _pack(images, folder / "once", probe=True, label_from_folder=True, **asked)
+            _pack(images, folder / "once", probe=True, label_from_folder=True, **options)
         return
-    result = _pack(images, folder / "once", probe=True, label_from_folder=True, **asked)
+    result = _pack(images, folder / "once", probe=True, label_from_folder=True, **options)
     kept, left_out = _columns(folder / "once"), _left_out(folder / "once")
     assert kept == _columns(folder / "later")
     assert (result.samples, result.skipped) == (len(kept), len(left_out))
@@ -132,48 +132,48 @@ def test_whatever_the_workers(workers: int, images: Path, tmp_path: Path) -> Non
 
 def test_a_second_run_adds_nothing(images: Path, tmp_path: Path) -> None:
     """Resume keeps all shards, update finds nothing new, and the source is sound."""
-    asked: dict[str, Any] = {"probe": True, "where": WIDE, "hash": "sha256"}
-    shards = _pack(images, tmp_path, **asked).shards
+    options: dict[str, Any] = {"probe": True, "where": WIDE, "hash": "sha256"}
+    shards = _pack(images, tmp_path, **options).shards
     age(tmp_path, images)
     before = read_tree(tmp_path)
-    second = _pack(images, tmp_path, resume=True, **asked)
+    second = _pack(images, tmp_path, resume=True, **options)
     assert (second.kept, second.changes and second.changes.samples_added) == (shards, 0)
-    again = _pack(images, tmp_path, update=True, **asked)
+    again = _pack(images, tmp_path, update=True, **options)
     assert (again.appended and again.appended.samples, again.notes) == (0, ())
     assert read_tree(tmp_path) == before
     assert verify(tmp_path / "out.json", source=images).sound
     with pytest.raises(OutputExists, match="differs: "):
-        _pack(images, tmp_path, resume=True, **{**asked, "where": "width > 5"})
+        _pack(images, tmp_path, resume=True, **{**options, "where": "width > 5"})
 
 
 def test_new_samples_that_do_not_match(images: Path, tmp_path: Path) -> None:
     """An update lists them, so the next update does not read them again; the dataset is unchanged."""
     source = write_tree(tmp_path / "in", {name: data for name, data in read_tree(images).items() if name < "b"})
-    asked: dict[str, Any] = {"probe": True, "where": WIDE}
-    first = _pack(source, tmp_path / "out", **asked)
+    options: dict[str, Any] = {"probe": True, "where": WIDE}
+    first = _pack(source, tmp_path / "out", **options)
     write_tree(source, {"c/1.png": _image(6, 6), "c/2.png": _image(9, 9)})
-    second = _pack(source, tmp_path / "out", update=True, **asked)
+    second = _pack(source, tmp_path / "out", update=True, **options)
     assert (second.samples, second.skipped) == (first.samples, first.skipped + 2)
     assert create_text(second).startswith("0 samples in 1 shard appended")
     write_tree(source, {"c/3.png": _image(30, 30)})
-    third = _pack(source, tmp_path / "out", update=True, **asked)
+    third = _pack(source, tmp_path / "out", update=True, **options)
     assert (third.samples, third.skipped) == (first.samples + 1, first.skipped + 2)
     assert verify(tmp_path / "out" / "out.json", source=source).sound
-    last = _pack(source, tmp_path / "out", update=True, **asked)
+    last = _pack(source, tmp_path / "out", update=True, **options)
     assert (last.notes, create_text(last).partition(":")[0]) == ((), "nothing new")
 
 
 @pytest.mark.slow
 def test_an_append_of_another_condition(images: Path, tmp_path: Path) -> None:
     """It takes what the first condition did not take; once more, and no shard is added."""
-    asked: dict[str, Any] = {"probe": True, "on_duplicate": "first", "append": True}
+    options: dict[str, Any] = {"probe": True, "on_duplicate": "first", "append": True}
     first = _pack(images, tmp_path, probe=True, where=WIDE)
     with pytest.raises(OutputExists, match="To add samples with other options"):
         _pack(images, tmp_path, update=True, probe=True, where="width >= 9")
-    second = _pack(images, tmp_path, **asked, where="width >= 9")
+    second = _pack(images, tmp_path, **options, where="width >= 9")
     wide = {key for key, one in _columns(tmp_path).items() if one["width"] >= 9}
     assert second.samples == len(wide) > first.samples
-    again = _pack(images, tmp_path, **asked, where="width >= 9")
+    again = _pack(images, tmp_path, **options, where="width >= 9")
     assert (again.samples, again.shards) == (second.samples, second.shards)
     assert sound(tmp_path / "out.json")
 
@@ -199,17 +199,17 @@ def test_files_of_the_web(web: WebServer, tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     taken = {n for n in range(16) if n % 4 != 3 and hashlib.sha256(body(str(n))).hexdigest() < "9"}
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "url": {"jpg": "u"}, "allow_private": True, "retries": 0, "max_failed": 0.3, "hash": ("sha256", "md5"),
         "where": "sha256 < '9' and (n < 99 or md5 < '5')", "max_count": 1,
     }  # fmt: skip
-    result = _pack(source, tmp_path / "out", **asked)
+    result = _pack(source, tmp_path / "out", **options)
     assert {int(key) for key in _columns(tmp_path / "out")} == taken
     codes = {int(key): code for key, code in _left_out(tmp_path / "out").items()}
     assert codes == {n: "http-404" if n % 4 == 3 else "not-chosen" for n in range(16) if n not in taken}
     assert (result.samples, result.skipped) == (len(taken), 16 - len(taken))
     before, asked_for = read_tree(tmp_path / "out"), dict(web.requests)
-    _pack(source, tmp_path / "out", resume=True, **asked)
+    _pack(source, tmp_path / "out", resume=True, **options)
     assert (read_tree(tmp_path / "out"), dict(web.requests)) == (before, asked_for)
 
 
@@ -223,8 +223,8 @@ def test_progress_of_samples_that_wait_to_be_judged(web: WebServer, tmp_path: Pa
             if samples:
                 counted.append((time.monotonic(), samples))
 
-    asked: dict[str, Any] = {"url": {"jpg": "u"}, "allow_private": True, "per_host": 1, "hash": "md5"}
-    options = CreateOptions(workers=0, where="md5 != ''", **asked)
+    changes: dict[str, Any] = {"url": {"jpg": "u"}, "allow_private": True, "per_host": 1, "hash": "md5"}
+    options = CreateOptions(workers=0, where="md5 != ''", **changes)
     create(source, f"{tmp_path}/out/{STEM}.tar", options, observer=Watch())
     assert sum(samples for _, samples in counted) == 40
     assert counted[-1][0] - counted[0][0] > 0.3
@@ -234,10 +234,10 @@ def test_parts_of_urls(web: WebServer, tmp_path: Path) -> None:
     """Parts produce the dataset and the list of skipped samples of a single run."""
     source = tmp_path / "in.csv"
     source.write_text("u\n" + "".join(f"{web.url(f'ok/{n}')}\n" for n in range(12)))
-    asked: dict[str, Any] = {"url": {"jpg": "u"}, "allow_private": True, "hash": "md5", "where": "md5 < '9'"}
-    _pack(source, tmp_path / "one", **asked)
+    options: dict[str, Any] = {"url": {"jpg": "u"}, "allow_private": True, "hash": "md5", "where": "md5 < '9'"}
+    _pack(source, tmp_path / "one", **options)
     for part in ("2/2", "1/2"):
-        _pack(source, tmp_path / "parts", part=part, **asked)
+        _pack(source, tmp_path / "parts", part=part, **options)
     assert read_tree(tmp_path / "parts") == read_tree(tmp_path / "one")
     assert _left_out(tmp_path / "one")
 
@@ -247,16 +247,16 @@ def test_reshard_computes_the_same_columns(images: Path, probed: Path, tmp_path:
     _pack(images, tmp_path / "in")
     folders = {}
     for name, source in (("new", tmp_path / "in"), ("known", probed)):
-        asked = ReshardOptions(workers=0, where=WIDE, probe=True, hash="md5", shuffle=True)
-        reshard(source / "out.json", f"{tmp_path}/{name}/{STEM}.tar", asked)
+        options = ReshardOptions(workers=0, where=WIDE, probe=True, hash="md5", shuffle=True)
+        reshard(source / "out.json", f"{tmp_path}/{name}/{STEM}.tar", options)
         folders[name] = tmp_path / name
-    found = {name: {key: one["md5"] for key, one in _columns(folder).items()} for name, folder in folders.items()}
-    assert found["new"] == found["known"]
-    assert (len(_left_out(folders["new"])), _left_out(folders["known"])) == (25 - len(found["new"]), {})
+    result = {name: {key: one["md5"] for key, one in _columns(folder).items()} for name, folder in folders.items()}
+    assert result["new"] == result["known"]
+    assert (len(_left_out(folders["new"])), _left_out(folders["known"])) == (25 - len(result["new"]), {})
 
 
 @pytest.mark.parametrize(
-    ("query", "found"),
+    ("query", "message"),
     [
         ("widht > 3", "widht: no such column; expected one of .*width, height, mode. Did you mean width"),
         ("width > 'a'", "different types: width is a number and 'a' is text"),
@@ -269,11 +269,11 @@ def test_reshard_computes_the_same_columns(images: Path, probed: Path, tmp_path:
     ],
 )
 def test_a_wrong_condition_is_refused_before_anything_is_read(
-    query: str, found: str, images: Path, tmp_path: Path
+    query: str, message: str, images: Path, tmp_path: Path
 ) -> None:
     """It is refused with the columns that are known, by a dry run, too."""
     for dry_run in (False, True):
-        with pytest.raises(InvalidRequest, match=found):
+        with pytest.raises(InvalidRequest, match=message):
             create(images, f"{tmp_path}/{STEM}.tar", workers=0, probe=True, where=query, dry_run=dry_run)
     assert not list(tmp_path.iterdir())
 
@@ -291,7 +291,7 @@ def test_no_path_of_the_machine_is_listed(tmp_path: Path) -> None:
     folders = [write_tree(tmp_path / name, {f"a.{end}": _image(5, 5)}) for name, end in (("x", "png"), ("y", "jpg"))]
     write_tree(tmp_path / "x", {"b.png": _image(30, 30)})
     _pack(folders, tmp_path / "out", probe=True, where="width > 9", on_error="raise")
-    assert [(one["key"], one["path"]) for one in skipped(tmp_path / "out" / "out.json")] == [("a", "y/a.jpg")]
+    assert [(item["key"], item["path"]) for item in skipped(tmp_path / "out" / "out.json")] == [("a", "y/a.jpg")]
 
 
 def test_no_sample_matches(images: Path, tmp_path: Path) -> None:
@@ -344,15 +344,15 @@ def test_an_update_with_a_split_without_matches(end: str, tmp_path: Path) -> Non
     for number, width in enumerate((5, 6, 9)):
         write_tree(source, {f"b/{number % 2}/{number}.png": _image(width, 9)})
         create(source, names, options)
-    assert [(one["key"], one["code"]) for one in skipped(file)] == [("b/0/0", "not-chosen"), ("b/1/1", "not-chosen")]
-    assert [one.key for shard in sound(file) for one in shard] == ["b/0/2"]
+    assert [(item["key"], item["code"]) for item in skipped(file)] == [("b/0/0", "not-chosen"), ("b/1/1", "not-chosen")]
+    assert [item.key for shard in sound(file) for item in shard] == ["b/0/2"]
     assert verify(file, source=source).sound
 
 
 def test_sizes_before_a_change(images: Path, probed: Path, tmp_path: Path) -> None:
     """Of images that are resized, a query can name the sizes before; then both are columns."""
-    asked: dict[str, Any] = {"probe": True, "resize": (9, 9), "resize_mode": "crop"}
-    _pack(images, tmp_path, **asked, where="original_width / original_height < 1.5 and height == 9")
+    options: dict[str, Any] = {"probe": True, "resize": (9, 9), "resize_mode": "crop"}
+    _pack(images, tmp_path, **options, where="original_width / original_height < 1.5 and height == 9")
     before = {key: (one["width"], one["height"]) for key, one in _columns(probed).items() if one["width"]}
     assert {key: tuple(one.values()) for key, one in _columns(tmp_path).items()} == {
         key: (9, 9, _columns(probed)[key]["mode"], *size) for key, size in before.items() if size[0] / size[1] < 1.5
@@ -385,13 +385,13 @@ def test_exif(kind: str, tmp_path: Path) -> None:
     files = {"a.png": _image(9, 5, kind=kind, exif=_tags()), "b.png": _image(9, 5, kind=kind), "c.txt": b"no image"}
     source = write_tree(tmp_path / "in", files)
     _pack(source, tmp_path / "out", exif=True, resize=4)
-    found = _columns(tmp_path / "out")
-    assert [[*one] for one in found.values()] == [["exif"]] * 3
-    assert json.loads(found["a"]["exif"]) == {
+    result = _columns(tmp_path / "out")
+    assert [[*item] for item in result.values()] == [["exif"]] * 3
+    assert json.loads(result["a"]["exif"]) == {
         "Make": "Maker", "Orientation": 6, "DateTimeOriginal": "2020:01:02 03:04:05", "ExposureTime": 0.004,
         "ISOSpeedRatings": 100, "latitude": -33.858333, "longitude": 151.211111,
     }  # fmt: skip
-    assert (found["b"], found["c"]) == ({"exif": None}, {"exif": None})
+    assert (result["b"], result["c"]) == ({"exif": None}, {"exif": None})
     _pack(source, tmp_path / "some", exif=True, where="exif.str.contains('Maker')")
     assert [*_columns(tmp_path / "some")] == ["a"]
 
@@ -406,6 +406,6 @@ def test_broken_exif_is_no_failure(flips: list[tuple[int, int]]) -> None:
     start = data.index(b"Exif")
     for at, value in flips:
         data[start + at % (data.index(b"\xff\xdb") - start)] = value
-    found = read_exif(bytes(data))
-    assert found is None or json.loads(found)
-    assert len(found or "") < 100_000
+    result = read_exif(bytes(data))
+    assert result is None or json.loads(result)
+    assert len(result or "") < 100_000

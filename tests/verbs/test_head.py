@@ -49,15 +49,15 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("asked", [{"head": 5}, {"sample": "40%"}, {"sample": 0.5, "head": 3}, {"head": 99}])
-def test_create_takes_what_reshard_takes(asked: dict[str, Any], source: Any, ending: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [{"head": 5}, {"sample": "40%"}, {"sample": 0.5, "head": 3}, {"head": 99}])
+def test_create_takes_what_reshard_takes(options: dict[str, Any], source: Any, ending: str, tmp_path: Path) -> None:
     """The same samples, with the same bytes, as a reshard of all; `verify` with the source finds no others missing."""
     own: dict[str, Any] = {"workers": 0}
     if isinstance(source, pd.DataFrame):
         own |= {"root": tmp_path / "in", "field": {"cls": "kind"}, "classes": ("cls",), "meta": "none"}
     create(source, tmp_path / f"all-{{0..}}.{ending}", CreateOptions(**own))
-    create(source, tmp_path / f"some-{{0..}}.{ending}", CreateOptions(**own, **asked))
-    reshard(tmp_path / "all.json", tmp_path / f"again-{{0..}}.{ending}", ReshardOptions(workers=0, **asked))
+    create(source, tmp_path / f"some-{{0..}}.{ending}", CreateOptions(**own, **options))
+    reshard(tmp_path / "all.json", tmp_path / f"again-{{0..}}.{ending}", ReshardOptions(workers=0, **options))
     assert _keys(tmp_path / "some.json") == _keys(tmp_path / "again.json")
     assert (tmp_path / f"some-0.{ending}").read_bytes() == (tmp_path / f"again-0.{ending}").read_bytes()
     root = own.get("root")
@@ -68,8 +68,8 @@ def test_files_of_other_rows_are_not_looked_at(tmp_path: Path) -> None:
     """A trial of ten rows of a large table does not need all of its files; labels have the numbers that all give."""
     write_tree(tmp_path, {"b.txt": b"x"})
     table = pd.DataFrame({"path": ["b.txt", "gone/a.txt"], "kind": ["dog", "cat"]})
-    asked: dict[str, Any] = {"field": {"cls": "kind"}, "classes": ("cls",), "root": tmp_path, "workers": 0}
-    create(table, tmp_path / "o-{0..}.tar", CreateOptions(head=1, **asked))
+    options: dict[str, Any] = {"field": {"cls": "kind"}, "classes": ("cls",), "root": tmp_path, "workers": 0}
+    create(table, tmp_path / "o-{0..}.tar", CreateOptions(head=1, **options))
     assert shardtool.open(tmp_path / "o.json")[0]["cls"] == b"1"
 
 
@@ -102,14 +102,14 @@ def test_at_most_so_many_of_each_class(labels: dict[str, str], most: int, seed: 
             [*some][at]: [*some.values()][at] for at in sample_per_class(keys, column, count, column="c", seed=seed)
         }
 
-    found = taken(labels, most)
+    result = taken(labels, most)
     for label in set(labels.values()):
-        there, kept = ([key for key in some if some[key] == label] for some in (labels, found))
+        there, kept = ([key for key in some if some[key] == label] for some in (labels, result))
         assert len(kept) == min(most, len(there))
-    assert found.items() <= taken(labels, most + 1).items()
-    assert taken(dict(reversed([*labels.items()])), most) == found
+    assert result.items() <= taken(labels, most + 1).items()
+    assert taken(dict(reversed([*labels.items()])), most) == result
     assert taken({key: label for key, label in labels.items() if label != "x"}, most) == {
-        key: label for key, label in found.items() if label != "x"
+        key: label for key, label in result.items() if label != "x"
     }
 
 
@@ -117,16 +117,16 @@ def test_a_balanced_part_of_a_dataset(tmp_path: Path) -> None:
     """By the labels of its folders unless told otherwise; it is recorded, with the seed, and `verify` does it again."""
     source = write_tree(tmp_path / "in", FILES | {f"emu/{at}.jpg": b"x" for at in range(2)})
     create(source, tmp_path / "all-{0..}.tar", CreateOptions(workers=0, label_from_folder=True))
-    found = []
+    result = []
     for seed in (0, 1):
-        asked = ReshardOptions(workers=0, per_class=3, seed=seed, split="a=0.5,b=0.5", stratify="cls")
-        reshard(tmp_path / "all.json", tmp_path / f"{seed}-{{split}}-{{0..}}.tar", asked)
+        options = ReshardOptions(workers=0, per_class=3, seed=seed, split="a=0.5,b=0.5", stratify="cls")
+        reshard(tmp_path / "all.json", tmp_path / f"{seed}-{{split}}-{{0..}}.tar", options)
         for name in "ab":
             part = tmp_path / f"{seed}-{name}.json"
             assert verify(part, VerifyOptions(workers=0, source=tmp_path / "all.json")).findings == ()
-        found.append(_keys(tmp_path / f"{seed}-a.json") + _keys(tmp_path / f"{seed}-b.json"))
-        assert [sum(key.startswith(kind) for key in found[-1]) for kind in ("cat", "dog", "emu")] == [3, 3, 2]
-    assert sorted(found[0]) != sorted(found[1])
+        result.append(_keys(tmp_path / f"{seed}-a.json") + _keys(tmp_path / f"{seed}-b.json"))
+        assert [sum(key.startswith(kind) for key in result[-1]) for kind in ("cat", "dog", "emu")] == [3, 3, 2]
+    assert sorted(result[0]) != sorted(result[1])
     reshard(tmp_path / "all.json", tmp_path / "f-{0..}.tar", ReshardOptions(workers=0, per_class=1, of="fields"))
     assert len(_keys(tmp_path / "f.json")) == 2
     with pytest.raises(InvalidRequest, match="no column 'clss'; expected one of cls"):

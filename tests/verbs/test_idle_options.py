@@ -33,10 +33,12 @@ def _create(place: Path, *words: str) -> tuple[int, list[str]]:
 @pytest.mark.parametrize("value", ["all", "none", "label"])
 def test_meta_of_a_folder_is_refused(value: str, place: Path) -> None:
     """Each value of `--meta` requires a table; with `--join`, the message names the option that creates a field."""
-    code, said = _create(place, "src", "--join", "t.csv", "--on", "id", "--meta", value)
-    assert (code, len(said)) == (2, 1)
-    assert said[0].startswith("shardtool: --meta: the source is a folder; expected a manifest, or not this option. ")
-    assert said[0].endswith("--join are stored in the sidecars. Use --field FIELD=COLUMN to create a field from one.")
+    code, message = _create(place, "src", "--join", "t.csv", "--on", "id", "--meta", value)
+    assert (code, len(message)) == (2, 1)
+    assert message[0].startswith("shardtool: --meta: the source is a folder; expected a manifest, or not this option. ")
+    assert message[0].endswith(
+        "--join are stored in the sidecars. Use --field FIELD=COLUMN to create a field from one."
+    )
     with pytest.raises(InvalidRequest, match="meta: the source is a folder; expected a manifest, or not this option"):
         create(place / "src", f"{place}/x-{{0..}}.tar", CreateOptions(meta=value))
 
@@ -120,8 +122,8 @@ def test_the_advised_fields_can_be_created(columns: dict[str, object], advice: s
 )
 def test_an_option_without_effect_has_a_note(words: list[str], note: str, place: Path) -> None:
     """Options that act only together with others, or on other tables, are named."""
-    code, said = _create(place, *words)
-    assert (code, f"note: {note}" in said) == (0, True)
+    code, message = _create(place, *words)
+    assert (code, f"note: {note}" in message) == (0, True)
 
 
 def test_max_removed_without_resume_has_a_note(place: Path) -> None:
@@ -135,10 +137,10 @@ def test_max_removed_without_resume_has_a_note(place: Path) -> None:
 def test_a_size_column_that_is_not_read_has_a_note(place: Path) -> None:
     """`--size-column` is for plans that look at no file."""
     (place / "p.csv").write_text("path,n\nsrc/0.jpg,1\nsrc/1.jpg,1\n")
-    code, said = _create(place, "p.csv", "--size-column", "n")
-    assert (code, "note: --size-column has no effect without --no-stat" in said) == (0, True)
-    code, said = _create(place, "p.csv", "--size-column", "n", "--no-stat", "--dry-run")
-    assert (code, [line for line in said if "no effect" in line]) == (0, [])
+    code, message = _create(place, "p.csv", "--size-column", "n")
+    assert (code, "note: --size-column has no effect without --no-stat" in message) == (0, True)
+    code, message = _create(place, "p.csv", "--size-column", "n", "--no-stat", "--dry-run")
+    assert (code, [line for line in message if "no effect" in line]) == (0, [])
 
 
 @pytest.mark.parametrize(("words", "name"), [(["--memory", "1GB"], "--memory"), (["--temp-dir", "."], "--temp-dir")])

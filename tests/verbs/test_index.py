@@ -80,7 +80,7 @@ def test_lost_files_are_restored(dataset: Path, ending: str) -> None:
     after = json.loads((dataset / "out.json").read_bytes())
     for key in ("fingerprint", "fields", "format", "totals", "features"):
         assert after["shardtool"].get(key) == before["shardtool"].get(key)
-    assert [one["crc32c"] for one in after["shardlist"]] == [one["crc32c"] for one in before["shardlist"]]
+    assert [item["crc32c"] for item in after["shardlist"]] == [item["crc32c"] for item in before["shardlist"]]
     assert verify(dataset).sound
 
 
@@ -92,7 +92,7 @@ def test_without_reading_payloads(dataset: Path) -> None:
     assert not result.notes
     for path, known in zip(shards(dataset), rows, strict=True):
         for found, right in zip(pq.read_table(path.with_suffix(".index")).to_pylist(), known, strict=True):
-            assert {**found, "__fields__": [{**one, "crc32c": None} for one in right["__fields__"]]} == {
+            assert {**found, "__fields__": [{**item, "crc32c": None} for item in right["__fields__"]]} == {
                 **right, "__fields__": found["__fields__"]
             }  # fmt: skip
     assert json.loads((dataset / "out.json").read_bytes())["shardtool"]["fingerprint"] == ""
@@ -136,7 +136,9 @@ def test_shards_of_gnu_tar(tmp_path: Path) -> None:
     assert [row["__key__"] for row in rows] == ["a/1", "a/" + "n" * 150]
     assert [[field["name"] for field in row["__fields__"]] for row in rows] == [["jpg", "json"], ["jpg"]]
     raw = (tmp_path / "x-0.tar").read_bytes()
-    assert {raw[one["offset"] : one["offset"] + one["length"]] for row in rows for one in row["__fields__"]} == {b"abc"}
+    assert {raw[item["offset"] : item["offset"] + item["length"]] for row in rows for item in row["__fields__"]} == {
+        b"abc"
+    }
     assert any("3 members outside of samples" in note for note in result.notes)
 
 
@@ -199,7 +201,7 @@ def test_a_reformatted_dataset_file_is_damaged(tmp_path: Path) -> None:
     """JSON on one line is a damaged dataset file, and not a wids index."""
     file = _made(tmp_path)
     file.write_text(json.dumps(json.loads(file.read_bytes())))
-    assert {one.code for one in verify(file).findings} == {"dataset-file-damaged"}
+    assert {finding.code for finding in verify(file).findings} == {"dataset-file-damaged"}
     with pytest.raises(OutputExists, match="another program rewrote"):
         index(file)
     index(file, IndexOptions(overwrite=True))
@@ -227,8 +229,8 @@ def test_an_unlisted_shard_is_added(tmp_path: Path) -> None:
     create(more, f"{tmp_path}/p/x-{{04..}}.tar", CreateOptions(workers=0))
     for name in ("x-04.tar", "x-04.index"):
         (tmp_path / "p" / name).rename(file.parent / name)
-    found = verify(f"{file.parent}/x-{{00..}}.tar").findings
-    assert sorted(one.code for one in found) == ["shard-extra", "sidecar-extra"]
+    findings = verify(f"{file.parent}/x-{{00..}}.tar").findings
+    assert sorted(item.code for item in findings) == ["shard-extra", "sidecar-extra"]
     assert "'FOLDER/*.tar' --overwrite" in typed("verify", file).out
     assert typed("index", f"{file.parent}/*.tar", "--overwrite").code == 0
     assert verify(file).sound
@@ -260,7 +262,7 @@ def test_sidecars_determine_the_dots_rule(tmp_path: Path, verb: str) -> None:
     (tmp_path / "o" / "x.json").unlink()
     folder = tmp_path / "o"
     if verb == "verify":
-        assert {one.code for one in verify(folder).findings} == {"dataset-file-missing"}
+        assert {finding.code for finding in verify(folder).findings} == {"dataset-file-missing"}
     elif verb == "index":
         assert index(folder).kept == 1
         assert verify(folder).sound
@@ -286,7 +288,7 @@ def test_a_truncated_dataset_file_is_reported_as_damaged(tmp_path: Path, left: i
     """Reports call a truncated dataset file damaged; `index --overwrite` repairs it."""
     file = _made(tmp_path)
     file.write_bytes(file.read_bytes()[:left])
-    messages = [one.found for one in verify(file.parent).findings if one.code == "dataset-file-missing"]
+    messages = [finding.found for finding in verify(file.parent).findings if finding.code == "dataset-file-missing"]
     assert len(messages) == 1, messages
     assert f"a damaged {file.name}" in messages[0]
     with pytest.raises(CorruptShard, match=rf"a damaged .*file of {left} bytes.*`shardtool index"):

@@ -137,12 +137,12 @@ _WRONG: dict[str, tuple[dict[str, bytes], Any, type[ShardError], str]] = {
 @pytest.mark.parametrize("name", _WRONG)
 def test_fields_without_columns_are_refused(name: str, tmp_path: Path) -> None:
     """An error names the field and the first samples, and nothing changes."""
-    files, fields, kind, said = _WRONG[name]
+    files, fields, kind, message = _WRONG[name]
     dataset = _create(tmp_path, "tar", files)
     before = read_tree(dataset.parent)
     with pytest.raises(kind) as refused:
         index(dataset, columns_from=fields, workers=0)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert read_tree(dataset.parent) == before
 
 
@@ -152,8 +152,8 @@ def test_columns_with_other_values_are_refused(tmp_path: Path) -> None:
     before = read_tree(dataset.parent)
     with pytest.raises(OutputExists) as refused:
         index(dataset, columns_from="b.json", workers=0)
-    found = "x-0.index: column 'width' exists, with other values than the field in 3 samples, such as 00; expected no"
-    assert found in str(refused.value)
+    result = "x-0.index: column 'width' exists, with other values than the field in 3 samples, such as 00; expected no"
+    assert result in str(refused.value)
     assert "use overwrite=True" in refused.value.remedy
     assert read_tree(dataset.parent) == before
     assert index(dataset, columns_from="b.json", workers=0, overwrite=True).columns == ("width",)

@@ -151,7 +151,7 @@ def test_checksums_are_added_and_metadata_is_kept(dataset: Path) -> None:
         )
         unread = SCHEMA_WITHOUT_CRC.field("__fields__")
         fields = table.column("__fields__").to_pylist()
-        unknown = pa.array([[{**one, "crc32c": None} for one in row] for row in fields], unread.type)
+        unknown = pa.array([[{**item, "crc32c": None} for item in row] for row in fields], unread.type)
         path.write_bytes(encode_sidecar_table(table.set_column(3, unread, unknown), fact._replace(crc=None)))
     (dataset / "x.json").unlink()
     assert index(dataset, ONE).kept == 3
@@ -223,24 +223,24 @@ def test_more_shards_than_the_dataset_file_lists(dataset: Path) -> None:
     given = f"{folder}/x-{{0..}}{ending}"
     with pytest.raises(OutputExists, match="overwrite=True"):
         index(given, IndexOptions(workers=0))
-    assert [one.code for one in inspect(given).problems] == ["extra-shard"]
+    assert [item.code for item in inspect(given).problems] == ["extra-shard"]
     assert index(given, IndexOptions(workers=0, overwrite=True)).shards == len(shards(folder))
 
 
 def test_a_missing_shard_is_named(dataset: Path) -> None:
     """A listed shard that is missing or not a file is an error; nothing is written."""
-    gone = shards(dataset)[1]
+    deleted = shards(dataset)[1]
     places: list[Callable[[Path], object]] = [lambda _: None, os.mkdir, os.mkfifo, lambda path: os.symlink("no", path)]
     for own in (True, False):
         if not own:
             (dataset / "x.json").unlink()
-            _wids(dataset, *(f"x-{at}{gone.suffix}" for at in range(3)))
+            _wids(dataset, *(f"x-{at}{deleted.suffix}" for at in range(3)))
         for place in places:
-            shutil.rmtree(gone) if gone.is_dir() else gone.unlink(missing_ok=True)
-            place(gone)
+            shutil.rmtree(deleted) if deleted.is_dir() else deleted.unlink(missing_ok=True)
+            place(deleted)
             before = identity(dataset)
             for given in (dataset / ("x.json" if own else "out.json"), *([dataset] if own else [])):
-                with pytest.raises(CorruptShard, match=gone.name):
+                with pytest.raises(CorruptShard, match=deleted.name):
                     index(given, replace(ONE, overwrite=True))
                 assert identity(dataset) == before
 
@@ -320,11 +320,11 @@ def test_damage_in_a_subfolder_is_found(above: Path) -> None:
         for spoil in (lambda path: flip(path, 40), lambda path: path.unlink()):
             spoil(path)
             report = verify(above, VerifyOptions(workers=0))
-            assert {path.name} == {one.file for one in report.findings}
+            assert {path.name} == {finding.file for finding in report.findings}
             assert verify(above, VerifyOptions(workers=0, repair=True)).sound == fixable
             write_tree(above.parent, whole)
     shutil.copy(shards(tars)[2], tars / f"x-3{shards(tars)[2].suffix}")
-    assert {one.code for one in verify(above, VerifyOptions(workers=0)).findings} == {"shard-extra"}
+    assert {finding.code for finding in verify(above, VerifyOptions(workers=0)).findings} == {"shard-extra"}
 
 
 def test_a_dataset_above_its_shards_is_not_replaced(above: Path, ending: str, tmp_path: Path) -> None:
@@ -392,7 +392,7 @@ def test_a_wids_index_is_replaced_only_on_request(dataset: Path, tmp_path: Path)
         index(tmp_path / "w" / "out.json", ONE)
     assert read_tree(tmp_path / "w").keys() == {
         "out.json",
-        *(f"sub/{one.name}" for one in shards(tmp_path / "w" / "sub")),
+        *(f"sub/{shard.name}" for shard in shards(tmp_path / "w" / "sub")),
     }
     assert (tmp_path / "w" / "out.json").read_bytes() == before
     index(tmp_path / "w" / "out.json", replace(READ, overwrite=True))

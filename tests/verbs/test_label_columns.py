@@ -37,25 +37,25 @@ def source(tmp_path: Path) -> Path:
     return write_tree(tmp_path / "in", {f"{kind}/{at}.txt": b"%d" % at for kind in KINDS for at in range(4)})
 
 
-def _create(source: Any, output: Path, ending: str = "tar", **asked: Any) -> Path:
-    create(source, output / f"out-{{0..}}.{ending}", CreateOptions(**{"workers": 0, "max_count": 5, **asked}))
+def _create(source: Any, output: Path, ending: str = "tar", **options: Any) -> Path:
+    create(source, output / f"out-{{0..}}.{ending}", CreateOptions(**{"workers": 0, "max_count": 5, **options}))
     return output / "out.json"
 
 
-def _reshard(dataset: Path | list[Path], output: Path, ending: str = "tar", **asked: Any) -> Path:
-    reshard(dataset, output / f"out-{{0..}}.{ending}", ReshardOptions(**{"workers": 0, "max_count": 5, **asked}))
+def _reshard(dataset: Path | list[Path], output: Path, ending: str = "tar", **options: Any) -> Path:
+    reshard(dataset, output / f"out-{{0..}}.{ending}", ReshardOptions(**{"workers": 0, "max_count": 5, **options}))
     return output / "out.json"
 
 
 def _column(dataset_file: Path, name: str = "cls") -> dict[str, Any] | None:
     """Return key to value of a column; None where no sidecar has it."""
-    folder, found = dataset_file.parent, dict[str, Any]()
+    folder, result = dataset_file.parent, dict[str, Any]()
     for shard in shards(folder):
         table = pq.read_table(folder / sidecar(shard.name))
         if name not in table.column_names:
             return None
-        found |= dict(zip(table["__key__"].to_pylist(), table[name].to_pylist(), strict=True))
-    return found
+        result |= dict(zip(table["__key__"].to_pylist(), table[name].to_pylist(), strict=True))
+    return result
 
 
 def _keys(dataset: Path) -> list[str]:
@@ -97,8 +97,8 @@ def test_a_label_is_a_column_in_every_verb(source: Path, ending: str, tmp_path: 
 def test_the_column_of_a_field_that_is_dropped_chooses_and_divides(source: Path, tmp_path: Path) -> None:
     """A test set without labels has none in its sidecars; and they may choose which samples are in it."""
     whole = _create(source, tmp_path / "a", label_from_folder=True)
-    asked: dict[str, Any] = {"where": "cls != 'bee'", "split": "x=0.5,y=0.5", "stratify": "cls", "fields": "-cls"}
-    reshard(whole, tmp_path / "o" / "{split}-{0..}.tar", ReshardOptions(workers=0, **asked))
+    options: dict[str, Any] = {"where": "cls != 'bee'", "split": "x=0.5,y=0.5", "stratify": "cls", "fields": "-cls"}
+    reshard(whole, tmp_path / "o" / "{split}-{0..}.tar", ReshardOptions(workers=0, **options))
     for name in ("x", "y"):
         assert sorted(_keys(tmp_path / "o" / f"{name}.json")) == ["cat", "cat", "dog", "dog"]
         assert "cls" not in pq.read_schema(tmp_path / "o" / f"{name}-0.index").names
@@ -109,19 +109,19 @@ def test_the_column_of_a_field_that_is_dropped_chooses_and_divides(source: Path,
 @pytest.mark.parametrize("by", ["stratify", "group_by"])
 def test_splits_by_label_do_not_depend_on_class_numbers(by: str, source: Path, tmp_path: Path) -> None:
     """A split in `create` equals that of a reshard, and of a dataset with other class numbers."""
-    asked: dict[str, Any] = {"workers": 0, "split": "x=0.5,y=0.5", by: "cls", "seed": 1}
+    options: dict[str, Any] = {"workers": 0, "split": "x=0.5,y=0.5", by: "cls", "seed": 1}
     names = tmp_path / "names.txt"
     names.write_text("dog\nbee\ncat\n")
-    create(source, tmp_path / "a" / "{split}-{0..}.tar", CreateOptions(label_from_folder=True, **asked))
-    found = [_keys(tmp_path / "a" / f"{name}.json") for name in "xy"]
+    create(source, tmp_path / "a" / "{split}-{0..}.tar", CreateOptions(label_from_folder=True, **options))
+    result = [_keys(tmp_path / "a" / f"{name}.json") for name in "xy"]
     for at, known in enumerate((None, names)):
         whole = _create(source, tmp_path / f"w{at}", label_from_folder=True, classes_from=known)
-        reshard(whole, tmp_path / f"r{at}" / "{split}-{0..}.tar", ReshardOptions(**asked))
-        assert [_keys(tmp_path / f"r{at}" / f"{name}.json") for name in "xy"] == found
+        reshard(whole, tmp_path / f"r{at}" / "{split}-{0..}.tar", ReshardOptions(**options))
+        assert [_keys(tmp_path / f"r{at}" / f"{name}.json") for name in "xy"] == result
 
 
 @pytest.mark.parametrize(
-    ("query", "said"),
+    ("query", "message"),
     [
         ("cls == 'cta'", r"no class 'cta'; expected one of bee, cat, dog\. Did you mean 'cat'\?"),
         ("cls in ('cat', 'wolf')", "no class 'wolf'"),
@@ -129,12 +129,12 @@ def test_splits_by_label_do_not_depend_on_class_numbers(by: str, source: Path, t
         ("key == 1", "different types"),
     ],
 )
-def test_queries_of_labels_that_make_no_sense(query: str, said: str, source: Path, tmp_path: Path) -> None:
+def test_queries_of_labels_that_make_no_sense(query: str, message: str, source: Path, tmp_path: Path) -> None:
     """A class that there is not is an error that names near ones; classes have no order."""
     whole = _create(source, tmp_path / "a", label_from_folder=True)
-    with pytest.raises(InvalidRequest, match=said):
+    with pytest.raises(InvalidRequest, match=message):
         _reshard(whole, tmp_path / "b", where=query)
-    with pytest.raises(InvalidRequest, match=said):
+    with pytest.raises(InvalidRequest, match=message):
         shardtool.open(whole).where(query)
 
 
@@ -175,11 +175,11 @@ def test_a_column_with_the_name_of_the_labels(
 ) -> None:
     """Texts are kept as names. Numbers are those of the field, so queries never confuse classes."""
     manifest = pd.DataFrame({"key": ["a", "b", "c"], **table})
-    asked: dict[str, Any] = {"field": {"cls": column}, "classes": ("cls",)}
-    made = _create(manifest, tmp_path / "o", **asked)
+    options: dict[str, Any] = {"field": {"cls": column}, "classes": ("cls",)}
+    made = _create(manifest, tmp_path / "o", **options)
     assert [*(_column(made) or {}).values()] == expected
-    found = dict(members(*shards(tmp_path / "o")))
-    assert [found[f"{key}.cls"] for key in "abc"] == [b"1", b"0", b"1"]
+    result = dict(members(*shards(tmp_path / "o")))
+    assert [result[f"{key}.cls"] for key in "abc"] == [b"1", b"0", b"1"]
     assert verify(made, VerifyOptions(workers=0, source=manifest)).findings == ()
     if expected != ["x", "y", "z"]:
         first = "20" if column == "cls" and 1 in expected else "cat"
@@ -189,10 +189,10 @@ def test_a_column_with_the_name_of_the_labels(
 def test_the_labels_of_a_manifest_divide_and_choose_in_the_run_that_makes_them(tmp_path: Path) -> None:
     """`where` and `stratify` know the field by its name, which is not the column's."""
     table = pd.DataFrame({"key": range(8), "kind": ["cat", "dog"] * 4})
-    asked: dict[str, Any] = {"field": {"cls": "kind"}, "classes": ("cls",), "meta": "none"}
-    made = _create(table, tmp_path / "a", where="cls == 'dog'", **asked)
+    options: dict[str, Any] = {"field": {"cls": "kind"}, "classes": ("cls",), "meta": "none"}
+    made = _create(table, tmp_path / "a", where="cls == 'dog'", **options)
     assert shardtool.open(made).keys[:] == ["1", "3", "5", "7"]
-    create(table, tmp_path / "{split}" / "o-{0..}.tar", CreateOptions(split="x=0.5,y=0.5", stratify="cls", **asked))
+    create(table, tmp_path / "{split}" / "o-{0..}.tar", CreateOptions(split="x=0.5,y=0.5", stratify="cls", **options))
     for name in "xy":
         assert sorted((_column(tmp_path / name / "o.json") or {}).values()) == [0, 0, 1, 1]
 
@@ -219,7 +219,7 @@ def test_a_repair_restores_the_label_column(source: Path, ending: str, tmp_path:
     lost.unlink()
     report = verify(whole, VerifyOptions(workers=0, repair=True))
     assert report.findings == ()
-    assert not any("may be lost" in one for one in report.repaired)
+    assert not any("may be lost" in item for item in report.repaired)
     assert _column(whole) == columns
     assert len(shardtool.open(whole).where("cls == 'cat'")) == 4
 
@@ -241,9 +241,9 @@ def test_labels_from_before_are_read_if_asked_for(before: Path, ending: str, tmp
     """`columns_from` reads them, and what needs the column advises that."""
     with pytest.raises(InvalidRequest, match=r"`reshard\(columns_from=\('cls',\)\)` turns the field into a column"):
         _reshard(before, tmp_path / "x", ending, where="cls == 'cat'")
-    asked: dict[str, Any] = {"workers": 0, "split": "x=0.5,y=0.5", "stratify": "cls"}
+    options: dict[str, Any] = {"workers": 0, "split": "x=0.5,y=0.5", "stratify": "cls"}
     with pytest.raises(InvalidRequest, match=r"Turn the field into a column with columns_from=\('cls',\)"):
-        reshard(before, tmp_path / "x-{split}-{0..}.tar", ReshardOptions(**asked))
+        reshard(before, tmp_path / "x-{split}-{0..}.tar", ReshardOptions(**options))
     made = _reshard(before, tmp_path / "a", ending, columns_from=("cls",), where="cls == 'cat'")
     assert _keys(made) == ["cat"] * 4
     assert {*(_column(made) or {}).values()} == {1}
@@ -312,12 +312,12 @@ def test_plain_numbers_and_short_texts_are_columns(
         _reshard(plain, tmp_path / "b", ending, columns_from=("val",)),
         _create(tmp_path / "in", tmp_path / "c", ending, columns_from=("val",)),
     ):
-        found = _column(made, "val" if expected else "a")
-        assert [*(found or {}).values()] == (expected or [1, 2, None])
+        result = _column(made, "val" if expected else "a")
+        assert [*(result or {}).values()] == (expected or [1, 2, None])
 
 
 @pytest.mark.parametrize(
-    ("payload", "said"),
+    ("payload", "message"),
     [
         (b"x" * 1025, "1,025 bytes: not a JSON object, nor a number or text of at most 1,024"),
         (b"\xff\xd8", "text that is not valid UTF-8"),
@@ -325,8 +325,8 @@ def test_plain_numbers_and_short_texts_are_columns(
         (b'{"a": ', "not JSON"),
     ],
 )
-def test_fields_that_are_no_small_value(payload: bytes, said: str, tmp_path: Path) -> None:
+def test_fields_that_are_no_small_value(payload: bytes, message: str, tmp_path: Path) -> None:
     """Images and long texts are no columns."""
     source = write_tree(tmp_path / "in", {"a.val": payload, "b.val": b"7"})
-    with pytest.raises(SampleFailed, match=rf"a\.val \(field 'val': {said}"):
+    with pytest.raises(SampleFailed, match=rf"a\.val \(field 'val': {message}"):
         _create(source, tmp_path / "o", columns_from=("val",))

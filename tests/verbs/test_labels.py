@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 LABELS = st.text("ab%é \udcff", min_size=1, max_size=3).map(lambda text: text.encode("utf-8", "surrogateescape"))
 
 
-def _options(**asked: Any) -> CreateOptions:
-    return CreateOptions(**{"workers": 0, "max_count": 2, **asked})
+def _options(**options: Any) -> CreateOptions:
+    return CreateOptions(**{"workers": 0, "max_count": 2, **options})
 
 
 def _classes(path: Path) -> Any:
@@ -119,14 +119,14 @@ def test_classes_keep_the_numbers_of_another_run(ending: str, tmp_path: Path) ->
     """With `--classes-from`, a class has the number that another dataset gives it, also where others are missing."""
     first, second = _tree(tmp_path / "a", "bee/0", "cat/0", "dog/0"), _tree(tmp_path / "b", "cat/1", "dog/1", "dog/2")
     create(first, f"{tmp_path}/x/x-{{0..}}.{ending}", _options(label_from_folder=True))
-    asked = {"classes_from": tmp_path / "x/x.json"}
-    create(second, f"{tmp_path}/y/y-{{0..}}.{ending}", _options(label_from_folder=True, **asked))
+    options = {"classes_from": tmp_path / "x/x.json"}
+    create(second, f"{tmp_path}/y/y-{{0..}}.{ending}", _options(label_from_folder=True, **options))
     assert _labels(tmp_path / "y") == {"cat/1": "1", "dog/1": "2", "dog/2": "2"}
     assert _classes(tmp_path / "y/y.json") == {"cls": ["bee", "cat", "dog"]}
     assert str(tmp_path) not in (tmp_path / "y/y.json").read_text(encoding="ascii")
     assert verify(tmp_path / "y/y.json", VerifyOptions(workers=0, source=second)).findings == ()
     table = pd.DataFrame({"key": ["p", "q"], "label": ["dog", "bee"]})
-    create(table, f"{tmp_path}/z/z-{{0..}}.{ending}", _options(field=("cls=label",), classes=("cls",), **asked))
+    create(table, f"{tmp_path}/z/z-{{0..}}.{ending}", _options(field=("cls=label",), classes=("cls",), **options))
     assert _labels(tmp_path / "z") == {"p": "2", "q": "0"}
     assert verify(tmp_path / "z/z.json", VerifyOptions(workers=0, source=table)).findings == ()
     remade = ReshardOptions(workers=0, field=("cls=label",), classes=("cls",), classes_from=["dog", "bee"])
@@ -146,8 +146,8 @@ def test_a_name_of_a_class_is_text(tmp_path: Path) -> None:
 def test_a_repair_keeps_the_numbers(tmp_path: Path) -> None:
     """A rebuilt shard has the same bytes, also with class numbers of another run."""
     source = _tree(tmp_path / "in", "cat/0", "dog/0", "dog/1")
-    asked = _options(label_from_folder=True, classes_from=["ape", "cat", "bee", "dog"])
-    create(source, f"{tmp_path}/o/o-{{0..}}.tar", asked)
+    options = _options(label_from_folder=True, classes_from=["ape", "cat", "bee", "dog"])
+    create(source, f"{tmp_path}/o/o-{{0..}}.tar", options)
     before = read_tree(tmp_path / "o")
     (tmp_path / "o/o-0.tar").unlink()
     assert verify(tmp_path / "o", VerifyOptions(workers=0, source=source, repair=True)).findings == ()
@@ -162,10 +162,10 @@ def test_an_append_never_changes_a_number(ending: str, own: bool, added: tuple[s
     output = f"{tmp_path}/o/o-{{0..}}.{ending}"
     create(source, output, _options(label_from_folder=True))
     _tree(source, *added)
-    asked: dict[str, Any] = {"label_from_folder": True, "on_duplicate": "first", "append": True}
-    asked |= {"classes_from": tmp_path / "o/o.json"} if own else {}
-    assert sum(one.samples for one in create(source, output, _options(**asked), dry_run=True).planned) == len(added)
-    told = create(source, output, _options(**asked))
+    options: dict[str, Any] = {"label_from_folder": True, "on_duplicate": "first", "append": True}
+    options |= {"classes_from": tmp_path / "o/o.json"} if own else {}
+    assert sum(item.samples for item in create(source, output, _options(**options), dry_run=True).planned) == len(added)
+    told = create(source, output, _options(**options))
     names += sorted({name.partition("/")[0] for name in added} - {*names})
     assert _classes(tmp_path / "o/o.json") == {"cls": names}
     labels = {name: str(names.index(name.partition("/")[0])) for name in ("bee/0", "dog/0", *added)}
@@ -176,7 +176,7 @@ def test_an_append_never_changes_a_number(ending: str, own: bool, added: tuple[s
     ] if new else [])  # fmt: skip
     assert verify(tmp_path / "o", VerifyOptions(workers=0, source=source)).findings == ()
     before = read_tree(tmp_path / "o")
-    create(source, output, _options(**{**asked, "append": True, "resume": True}))
+    create(source, output, _options(**{**options, "append": True, "resume": True}))
     assert read_tree(tmp_path / "o") == before
 
 
@@ -184,7 +184,7 @@ def test_an_append_never_changes_a_number(ending: str, own: bool, added: tuple[s
 def test_an_append_to_splits_and_of_several_labels_keeps_numbers(by: str, tmp_path: Path) -> None:
     """Each of several labels keeps its numbers, and a class has one number in all splits, though one lacks it."""
     output = f"{tmp_path}/o/{{split}}-{{0..}}.tar"
-    asked: dict[str, Any] = {"field": ("cls=a", "top=b"), "classes": ("cls", "top")}
+    options: dict[str, Any] = {"field": ("cls=a", "top=b"), "classes": ("cls", "top")}
     rows = [
         ("k0", "dog", "x", "train"),
         ("k1", "dog", "y", "val"),
@@ -197,20 +197,20 @@ def test_an_append_to_splits_and_of_several_labels_keeps_numbers(by: str, tmp_pa
         ("n2", "dog", "v", "train"),
         ("n3", "e", "x", "val"),
     ]
-    first, second = (pd.DataFrame(one, columns=["key", "a", "b", "where"]) for one in (rows, more))
+    first, second = (pd.DataFrame(item, columns=["key", "a", "b", "where"]) for item in (rows, more))
     expected = {"cls": ["dog", "e", "ant", "cat"], "top": ["x", "y", "v", "w"]}
     if by == "folders":
         first, second = (
-            _tree(tmp_path / str(len(one)), *(f"{r[3]}/{r[1]}/{r[0]}" for r in one)) for one in (rows, more[:3])
+            _tree(tmp_path / str(len(item)), *(f"{r[3]}/{r[1]}/{r[0]}" for r in item)) for item in (rows, more[:3])
         )
-        asked, expected = {"label_from_folder": True, "split_from_folder": True}, {"cls": ["dog", "e", "ant", "cat"]}
+        options, expected = {"label_from_folder": True, "split_from_folder": True}, {"cls": ["dog", "e", "ant", "cat"]}
     elif by == "table":
-        asked |= {"split_column": "where", "meta": "none"}
+        options |= {"split_column": "where", "meta": "none"}
     else:
-        asked |= {"split": "train=0.5,val=0.5", "meta": "none"}
-    create(first, output, _options(**asked))
+        options |= {"split": "train=0.5,val=0.5", "meta": "none"}
+    create(first, output, _options(**options))
     before = _labels(tmp_path / "o")
-    create(second, output, _options(**asked, append=True))
+    create(second, output, _options(**options, append=True))
     for split in ("train", "val"):
         assert _classes(tmp_path / "o" / f"{split}.json") == expected
     labels = _labels(tmp_path / "o")
@@ -221,24 +221,24 @@ def test_an_append_to_splits_and_of_several_labels_keeps_numbers(by: str, tmp_pa
 def test_a_resumed_run_keeps_the_numbers_of_its_dataset_file(tmp_path: Path) -> None:
     """A new label that would change numbers is refused, and the suggested command works."""
     source = _tree(tmp_path / "in", "bee/0", "dog/0")
-    output, asked = f"{tmp_path}/o-{{0..}}.tar", {"label_from_folder": True, "resume": True}
-    create(source, output, _options(**asked))
+    output, options = f"{tmp_path}/o-{{0..}}.tar", {"label_from_folder": True, "resume": True}
+    create(source, output, _options(**options))
     _tree(source, "cat/0")
     with pytest.raises(OutputExists, match="class 1 of cls would be 'cat'") as refused:
-        create(source, output, _options(**asked))
-    create(source, output, _options(**asked, classes_from=refused.value.expected.partition("=")[2].strip("'")))
+        create(source, output, _options(**options))
+    create(source, output, _options(**options, classes_from=refused.value.expected.partition("=")[2].strip("'")))
     assert _labels(tmp_path) == {"bee/0": "0", "cat/0": "2", "dog/0": "1"}
 
 
 def test_a_list_of_ones_own_stays_the_list(tmp_path: Path) -> None:
     """Labels that are not in a list that was given are refused in an append, too; so are other numbers."""
-    output, asked = f"{tmp_path}/o-{{0..}}.tar", {"label_from_folder": True, "append": True}
+    output, options = f"{tmp_path}/o-{{0..}}.tar", {"label_from_folder": True, "append": True}
     create(_tree(tmp_path / "a", "bee/0", "dog/0"), output, _options(label_from_folder=True))
     more = _tree(tmp_path / "b", "ape/1")
     with pytest.raises(InvalidRequest, match="1 label of 'cls' not in the list: 'ape'"):
-        create(more, output, _options(**asked, classes_from=["bee", "dog"]))
+        create(more, output, _options(**options, classes_from=["bee", "dog"]))
     with pytest.raises(InvalidRequest, match="set classes_from to its dataset file"):
-        create(more, output, _options(**asked, classes_from=["ape", "bee"]))
+        create(more, output, _options(**options, classes_from=["ape", "bee"]))
 
 
 @pytest.mark.parametrize("text", ['["cat", "50%"]', '{"cls": ["cat", "50%"]}', "cat\n50%\n", "\ufeffcat\r\n50%\r\n"])
@@ -307,8 +307,8 @@ def test_numbers_are_one_to_one(found: set[bytes], listed: list[bytes]) -> None:
 def test_shards_sorted_by_class(labels: str, options: Any, told: Any, tmp_path: Path) -> None:
     """If unshuffled samples are sorted by class, a note names the option that mixes them."""
     table = pd.DataFrame({"key": range(4), "label": [*labels]})
-    asked = _options(field=("cls=label",), classes=("cls",), **options)
-    notes = create(table, f"{tmp_path}/o-{{0..}}.tar", asked, dry_run=True).notes
+    changes = _options(field=("cls=label",), classes=("cls",), **options)
+    notes = create(table, f"{tmp_path}/o-{{0..}}.tar", changes, dry_run=True).notes
     assert any("use shuffle=True to mix them" in note for note in notes) is told
 
 
@@ -324,8 +324,8 @@ def test_text_where_a_reader_wants_numbers(
 ) -> None:
     """Text in a field that webdataset decodes as a whole number is told of, with `--classes`, by both verbs."""
     table = pd.DataFrame({"key": ["a", "b"], "label": values})
-    asked = _options(field=(f"{field}=label",), classes=classes, overwrite=True)
-    told_of = create(table, f"{tmp_path}/o-{{0..}}.{ending}", asked)
+    options = _options(field=(f"{field}=label",), classes=classes, overwrite=True)
+    told_of = create(table, f"{tmp_path}/o-{{0..}}.{ending}", options)
     assert any(f"(classes=('{field}',) replaces text by numbers)" in note for note in told_of.notes) is told
     again = ReshardOptions(workers=0, field=(f"{field}=label",), classes=classes)
     told_of = reshard(tmp_path / "o.json", f"{tmp_path}/r/o-{{0..}}.{ending}", again)
@@ -338,10 +338,10 @@ def test_an_append_with_other_fields_is_noted(ending: str, tmp_path: Path) -> No
 
     def append(**columns: list[Any]) -> list[str]:
         values = tuple(f"{name}={name}" for name in columns if name in ("txt", "cap"))
-        asked = _options(field=values, meta=",".join(c for c in columns if c in ("score", "more")) or "none")
+        options = _options(field=values, meta=",".join(c for c in columns if c in ("score", "more")) or "none")
         exists = "append" if (tmp_path / "o.json").exists() else "error"
         told = create(pd.DataFrame(columns), pattern, CreateOptions(**{
-            **{name: getattr(asked, name) for name in ("field", "meta", "workers", "max_count")}, **existing(exists)
+            **{name: getattr(options, name) for name in ("field", "meta", "workers", "max_count")}, **existing(exists)
         }))  # fmt: skip
         return [note for note in told.notes if "dataset" in note and "Hugging" not in note]
 

@@ -84,12 +84,12 @@ def test_an_index_lies_beside_the_links(view: Path, plain: Path) -> None:
     assert _blobs(view) == before
 
 
-@pytest.mark.parametrize("asked", [{}, {"resume": True}, {"overwrite": True}, {"append": True}])
-def test_nothing_is_written_through_a_link(asked: dict[str, str], view: Path, small_once: Path, ending: str) -> None:
+@pytest.mark.parametrize("options", [{}, {"resume": True}, {"overwrite": True}, {"append": True}])
+def test_nothing_is_written_through_a_link(options: dict[str, str], view: Path, small_once: Path, ending: str) -> None:
     """A run whose output is a dataset of links is refused, and touches neither links nor what they lead to."""
     before = _blobs(view), identity(view)
     with pytest.raises(OutputExists, match=r"link|already"):
-        create(small_once, f"{view}/out-{{000..}}.{ending}", CreateOptions(max_count=4, workers=0, **asked))  # type: ignore[arg-type]
+        create(small_once, f"{view}/out-{{000..}}.{ending}", CreateOptions(max_count=4, workers=0, **options))  # type: ignore[arg-type]
     assert (_blobs(view), identity(view)) == before
 
 
@@ -109,8 +109,8 @@ def test_a_link_to_nothing_says_how_to_fetch_it(view: Path, tmp_path: Path) -> N
     target = os.readlink(shard)
     shard.resolve().unlink()
     report = verify(view, VerifyOptions(workers=0))
-    assert [(one.code, target in one.found) for one in report.findings] == [("shard-missing", True)]
-    assert [one.where for one in inspect(view).problems if one.code == "missing-shard"] == [str(shard)]
+    assert [(finding.code, target in finding.found) for finding in report.findings] == [("shard-missing", True)]
+    assert [item.where for item in inspect(view).problems if item.code == "missing-shard"] == [str(shard)]
     out = f"{tmp_path}/new-{{0..}}{shard.suffix}"
     for verb, *words in (("inspect", shard), ("verify", shard), ("index", view), ("reshard", view, out)):
         ran = typed(verb, *words)
@@ -126,5 +126,5 @@ def test_damage_behind_a_link_is_found(view: Path) -> None:
     """One flipped bit of what a link leads to is a finding about the link's name."""
     shard = shards(view)[1]
     flip(shard.resolve(), 700)
-    found = {one.file for one in verify(view, VerifyOptions(workers=0)).findings}
-    assert {shard.name} <= found <= {shard.name, "out.json"}
+    findings = {finding.file for finding in verify(view, VerifyOptions(workers=0)).findings}
+    assert {shard.name} <= findings <= {shard.name, "out.json"}

@@ -77,39 +77,39 @@ def _write(path: Path, examples: Sequence[Example]) -> Path:
 
 def _read(folder: Path) -> dict[str, dict[str, tuple[int, list[Any]]]]:
     """Return the values of every sample in a folder of TFRecords, by no code of ours."""
-    found: dict[str, dict[str, tuple[int, list[Any]]]] = {}
+    result: dict[str, dict[str, tuple[int, list[Any]]]] = {}
     for path in shards(folder):
         for _, data in tfrecords.records(path.read_bytes()):
             fields = {name: (one.kind, one.values) for name, one in tfrecords.parse_lists(data).items()}
             (key,) = fields.pop("__key__")[1]
             assert isinstance(key, bytes)
-            assert key.decode() not in found
-            found[key.decode()] = fields
-    return found
+            assert key.decode() not in result
+            result[key.decode()] = fields
+    return result
 
 
 def _payloads(folder: Path) -> dict[tuple[str, str], bytes]:
     """Return the payload of every feature, by key and name."""
-    found: dict[tuple[str, str], bytes] = {}
+    result: dict[tuple[str, str], bytes] = {}
     for path in shards(folder):
         for _, data in tfrecords.records(path.read_bytes()):
             fields = tfrecords.parse_lists(data)
             key = data[fields["__key__"].start : fields["__key__"].stop].decode()
-            found |= {(key, name): data[one.start : one.stop] for name, one in fields.items() if name != "__key__"}
-    return found
+            result |= {(key, name): data[one.start : one.stop] for name, one in fields.items() if name != "__key__"}
+    return result
 
 
 def _indexed(folder: Path) -> dict[tuple[str, str], bytes]:
     """Return the payload of every field at the offset in the sidecars, after checking its checksum."""
-    found = {}
+    result = {}
     for path in shards(folder):
         raw = path.read_bytes()
         for row in pq.read_table(folder / sidecar(path.name)).to_pylist():
-            for one in row["__fields__"]:
-                data = raw[one["offset"] : one["offset"] + one["length"]]
-                assert crc32c.crc32c(data) == one["crc32c"]
-                found[row["__key__"], one["name"]] = data
-    return found
+            for item in row["__fields__"]:
+                data = raw[item["offset"] : item["offset"] + item["length"]]
+                assert crc32c.crc32c(data) == item["crc32c"]
+                result[row["__key__"], item["name"]] = data
+    return result
 
 
 def _told(folder: Path) -> dict[str, Any]:
@@ -117,9 +117,9 @@ def _told(folder: Path) -> dict[str, Any]:
     return told
 
 
-def _run(source: Any, folder: Path, ending: str = "tfrecord", **asked: Any) -> dict[str, Any]:
+def _run(source: Any, folder: Path, ending: str = "tfrecord", **options: Any) -> dict[str, Any]:
     """Reshard into `folder`; return what the dataset file tells."""
-    reshard(source, f"{folder}/out-{{000..}}.{ending}", ReshardOptions(workers=0, **asked))
+    reshard(source, f"{folder}/out-{{000..}}.{ending}", ReshardOptions(workers=0, **options))
     return _told(folder)
 
 
@@ -182,7 +182,7 @@ def test_all_values_are_kept(made: list[list[Example]], method: str, most: int, 
         payloads = {at: one for at, one in _payloads(folder / "in").items() if at[1] in lists}
         assert payloads.items() <= _payloads(folder / "a").items()
         samples = _read(folder / "in").values()
-        assert lists >= {name for one in samples for name, (_, values) in one.items() if len(values) != 1}
+        assert lists >= {name for sample in samples for name, (_, values) in sample.items() if len(values) != 1}
         again = _run(folder / "a" / "out.json", folder / "b", max_count=most)
         assert {**again, "made": ""} == {**told, "made": ""}
         assert [path.read_bytes() for path in shards(folder / "b")] == [
@@ -234,14 +234,14 @@ def test_the_dataset_file_tells_of_lists(place: Path) -> None:
 def test_the_fingerprint_is_that_of_the_content(place: Path) -> None:
     """A single number counts as its text, a list as stored, for any scan, order, shards and resume."""
     source = _typical(place)
-    found = _run(source, place / "a", drop_fields=("box",), max_count=3)["fingerprint"]
+    result = _run(source, place / "a", drop_fields=("box",), max_count=3)["fingerprint"]
     _is_sound(place / "a")
-    assert _run(place / "a", place / "b", shuffle=True, method="scatter", max_count=1)["fingerprint"] == found
+    assert _run(place / "a", place / "b", shuffle=True, method="scatter", max_count=1)["fingerprint"] == result
     for path in shards(place / "a"):
         (place / "bare").mkdir(exist_ok=True)
         (place / "bare" / path.name).write_bytes(path.read_bytes())
     index(place / "bare", IndexOptions(workers=0, checksum=True))
-    assert _told(place / "bare")["fingerprint"] == found
+    assert _told(place / "bare")["fingerprint"] == result
     right = read_tree(place / "a")
     (place / "a" / "out.json").unlink()
     shards(place / "a")[1].unlink()
@@ -286,7 +286,7 @@ def test_a_changed_list_is_skipped(place: Path, *, large: bool) -> None:
     samples, folder = build_shard_samples(plan, 0), Folder(str(place))
     result = pack_shard(ShardTask(0, "out-000.tfrecord", plan.format, folder, samples, "skip", 0), lambda *_: None)
     assert [(at, one.key, one.code) for at, one in result.skipped] == [(2, "k2", "corrupt")]
-    _write(place / "right" / "x.tfrecord", [one for one in examples if one[0] != "k2"])
+    _write(place / "right" / "x.tfrecord", [item for item in examples if item[0] != "k2"])
     assert format_fingerprint(result.digest) == _run(place / "right", place / "a")["fingerprint"]
     assert result.staged is not None
     folder.publish(result.staged)
@@ -370,7 +370,7 @@ def test_names_that_are_not_utf8(place: Path) -> None:
         (b"a", INT64, b"\x0a\2\3\4"),
         (b"__key__", BYTES, tfrecords.part(b"k")),
     ]
-    data = tfrecords.part(b"".join(tfrecords.feature(*one) for one in features))
+    data = tfrecords.part(b"".join(tfrecords.feature(*item) for item in features))
     (place / "x.tfrecord").write_bytes(tfrecords.frame(data))
     _run(place / "x.tfrecord", place / "out")
     assert _read(place / "out") == {"k": {"%FF": (INT64, [1, 2]), "a": (INT64, [3, 4])}}
@@ -384,11 +384,11 @@ def test_lists_are_not_changed_on_the_way(tmp_path: Path) -> None:
         tmp_path / "in" / "a.tfrecord",
         [(f"{at}", {"box": boxes, "txt": (BYTES, _inside(BYTES, [b"x"]))}) for at in "ab"],
     )
-    asked: dict[str, Any] = {"workers": 0, "map": "tests.mapped:doubled"}
+    options: dict[str, Any] = {"workers": 0, "map": "tests.mapped:doubled"}
     with pytest.raises(
         InvalidRequest,
         match=r"map: lists of values: box; expected single values\. Drop these fields with drop_fields=\('box',\)",
     ):
-        reshard(tmp_path / "in", tmp_path / "o-{0..}.tfrecord", ReshardOptions(**asked))
-    made = reshard(tmp_path / "in", tmp_path / "o-{0..}.tfrecord", ReshardOptions(drop_fields=("box",), **asked))
+        reshard(tmp_path / "in", tmp_path / "o-{0..}.tfrecord", ReshardOptions(**options))
+    made = reshard(tmp_path / "in", tmp_path / "o-{0..}.tfrecord", ReshardOptions(drop_fields=("box",), **options))
     assert made.samples == 4

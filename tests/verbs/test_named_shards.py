@@ -57,20 +57,20 @@ class Stored:
     def ways(self, first: int, last: int) -> Ways:
         """Return the ways to name some of the shards; stores support fewer, and the web fewest."""
         names = self.names(first, last)
-        found: Ways = {
+        result: Ways = {
             "range": f"{self.at}/out-{{{first:03}..{last:03}}}.{self.ending}",
             "angles": f"{self.at}/out-<{first:03}..{last:03}>.{self.ending}",
             "list": names,
         }
         if not self.at.startswith("http"):
-            found["glob"] = f"{self.at}/out-00[{first}-{last}].{self.ending}"
+            result["glob"] = f"{self.at}/out-00[{first}-{last}].{self.ending}"
         if not self.at.startswith("http") and last == _SHARDS - 1:
-            found["open"] = f"{self.at}/out-{{{first:03}..}}.{self.ending}"
+            result["open"] = f"{self.at}/out-{{{first:03}..}}.{self.ending}"
         if last - first == _SHARDS - 1:
-            found |= {"file": f"{self.at}/out.json"} | ({} if self.at.startswith("http") else {"folder": self.at})
+            result |= {"file": f"{self.at}/out.json"} | ({} if self.at.startswith("http") else {"folder": self.at})
         if first == last:
-            found["one"] = names[0]
-        return found
+            result["one"] = names[0]
+        return result
 
     def wanted(self, numbers: list[int]) -> list[dict[str, Any]]:
         """Return the entries of these shards in the dataset file, read without our code."""
@@ -122,22 +122,22 @@ def test_every_way_is_the_same_dataset(stored: Stored, part: tuple[int, int], tm
 def check_every_way(stored: Stored, part: tuple[int, int], tmp_path: Path) -> None:
     """Check that for all ways to name some shards."""
     numbers = [*range(part[0], part[1] + 1)]
-    wanted, content = stored.wanted(numbers), stored.content(numbers)
-    samples, fields = sum(one["nsamples"] for one in wanted), Counter(name.partition(".")[2] for name, _ in content)
+    expected, content = stored.wanted(numbers), stored.content(numbers)
+    samples, fields = sum(item["nsamples"] for item in expected), Counter(name.partition(".")[2] for name, _ in content)
     keys = list(dict.fromkeys(name.partition(".")[0] for name, _ in content))
     prints = set()
     for way, given in stored.ways(*part).items():
         opened = shardtool.open(given)
         assert (len(opened), [*opened.keys], dict(opened.field_counts)) == (samples, keys, dict(fields)), way
-        assert [f"{one['__key__']}.{name}" for one in opened for name in one if name[:2] != "__"] == [
+        assert [f"{item['__key__']}.{name}" for item in opened for name in item if name[:2] != "__"] == [
             name for name, _ in content
         ], way
-        assert sorted(one["__key__"] for one in opened.stream(seed=1)) == sorted(keys), way
+        assert sorted(item["__key__"] for item in opened.stream(seed=1)) == sorted(keys), way
         assert opened.classes == {"cls": ["a", "b"]}, way
         assert opened[keys[-1]]["__key__"] == keys[-1], way
         prints.add((opened.fingerprint, opened.source.fingerprint))
         summary = inspect(given)
-        assert (summary.samples, summary.size) == (samples, sum(one["filesize"] for one in wanted)), way
+        assert (summary.samples, summary.size) == (samples, sum(item["filesize"] for item in expected)), way
         assert summary.field_bytes == sum(len(data) for _, data in content), way
         assert (summary.problems, summary.complete, summary.shard_sizes.count) == ((), True, len(numbers)), way
         assert {name: one.samples for name, one in summary.fields.items()} == dict(fields), way
@@ -156,7 +156,7 @@ def test_the_order_of_a_list_is_kept(here: Stored) -> None:
     """Shards in another order are read in that order, each with its own entry."""
     order = [4, 0, 5, 2]
     opened = shardtool.open([here.names(number, number)[0] for number in order], check=True)
-    assert [one["__key__"] for one in opened] == list(
+    assert [item["__key__"] for item in opened] == list(
         dict.fromkeys(name.partition(".")[0] for name, _ in here.content(order))
     )
     assert verify([*reversed(here.names(0, 5))], _HOW).sound
@@ -235,7 +235,7 @@ def test_what_is_named_and_not_there(stored: Stored, tmp_path: Path) -> None:
 def check_what_lacks(stored: Stored, tmp_path: Path) -> None:
     """Check this for all verbs."""
     given = f"{stored.at}/out-{{004..008}}.tar"
-    assert [(one.code, one.file) for one in verify(given, _HOW).findings] == [
+    assert [(finding.code, finding.file) for finding in verify(given, _HOW).findings] == [
         ("shard-missing", f"out-00{number}.tar") for number in (6, 7, 8)
     ]
     for act in (
@@ -263,18 +263,18 @@ def test_a_deleted_shard_is_always_missed(here: Stored) -> None:
     """A listed shard that was deleted is reported, for each way to name it."""
     (here.folder / "out-002.tar").unlink()
     there = {name.partition(".")[0] for name, _ in here.content([0, 1, 3, 4, 5])}
-    by_file = [one["__key__"] for one in shardtool.open(f"{here.at}/out.json", on_error="skip").stream(shuffle=False)]
+    by_file = [item["__key__"] for item in shardtool.open(f"{here.at}/out.json", on_error="skip").stream(shuffle=False)]
     for way, given in here.ways(0, 5).items():
         dataset = shardtool.open(given, on_error="skip")
         stream = dataset.stream(shuffle=False)
-        keys = [one["__key__"] for one in stream]
+        keys = [item["__key__"] for item in stream]
         assert (keys, {*keys}) == (by_file, there), way
         assert (len(dataset), stream.skipped.samples) == (12, 2), way
         with pytest.raises(ShardError, match=r"out-002\.tar"):
             [*shardtool.open(given)]
         report = verify(given, _HOW)
-        assert [(one.code, one.file) for one in report.findings] == [("shard-missing", "out-002.tar")], way
-        assert [one.code for one in inspect(given).problems] == ["missing-shard"], way
+        assert [(finding.code, finding.file) for finding in report.findings] == [("shard-missing", "out-002.tar")], way
+        assert [item.code for item in inspect(given).problems] == ["missing-shard"], way
 
 
 def test_globs_of_dataset_files(small_once: Path, tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def test_globs_of_dataset_files(small_once: Path, tmp_path: Path) -> None:
     assert read_tree(tmp_path / "glob") == read_tree(tmp_path / "files")
     before = read_tree(tmp_path)
     ran = typed("index", glob, "--json", "--workers", "0")
-    assert [one["dataset_file"] for one in json.loads(ran.out)["datasets"]] == files
+    assert [item["dataset_file"] for item in json.loads(ran.out)["datasets"]] == files
     assert read_tree(tmp_path) == before
     (tmp_path / "b-0.index").unlink()
     assert "already valid" in typed("index", glob, "--overwrite", "--workers", "0").out

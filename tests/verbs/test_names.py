@@ -57,13 +57,13 @@ def _options(**options: Any) -> CreateOptions:
 def _in_shards(folder: Path) -> dict[str, list[str]]:
     """Return the fields of each sample, as a walk over the shards finds them, by the rule that the dataset names."""
     dots = json.loads((folder / "o.json").read_bytes())["shardtool"]["made"]["options"].get("dots", "first")
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     for path in shards(folder):
         seen, row = scan_shard(ShardScanTask(str(path), dots=dots)), 0
         for key, count in zip(seen.keys, seen.counts, strict=True):
-            found[key.decode()] = [seen.names[code].decode() for code in seen.codes[row : row + count]]
+            result[key.decode()] = [seen.names[code].decode() for code in seen.codes[row : row + count]]
             row += count
-    return found
+    return result
 
 
 def _check(folder: Path, keys: Iterable[str]) -> None:
@@ -71,9 +71,9 @@ def _check(folder: Path, keys: Iterable[str]) -> None:
     report = verify(folder, VerifyOptions(workers=0))
     assert report.findings == ()
     rows = [row for path in sorted(folder.glob("*.index")) for row in pq.read_table(path).to_pylist()]
-    found = _in_shards(folder)
-    assert set(found) == set(keys)
-    assert {row["__key__"]: [field["name"] for field in row["__fields__"]] for row in rows} == found
+    result = _in_shards(folder)
+    assert set(result) == set(keys)
+    assert {row["__key__"]: [field["name"] for field in row["__fields__"]] for row in rows} == result
 
 
 @given(SEVERAL, FIELDS, st.sampled_from([None, "first", "last"]), st.sampled_from(["", "portable"]), ENDINGS)
@@ -87,9 +87,9 @@ def test_a_manifests_keys(keys: list[str], field: str, dots: Any, portable: str,
     """What `create` takes of a manifest, `verify` calls sound; sidecars and shards tell of the same keys and fields."""
     with tempfile.TemporaryDirectory() as name:
         folder, table = Path(name), pa.table({"key": keys, "text": keys})
-        asked = _options(key="key", field=(f"{field}=text",), meta="none", dots=dots, portable=bool(portable))
+        options = _options(key="key", field=(f"{field}=text",), meta="none", dots=dots, portable=bool(portable))
         try:
-            create(table, f"{folder}/o-{{0..}}.{ending}", asked)
+            create(table, f"{folder}/o-{{0..}}.{ending}", options)
         except InvalidRequest:
             assert not shards(folder)
             return
@@ -108,22 +108,22 @@ def test_a_folders_names(keys: list[str], field: str, dots: Any, way: str, endin
         names = [f"{at}{key}.{field}" for at, key in enumerate(keys)]
         source = write_tree(Path(name) / "in", dict.fromkeys(names, b"x"))
         pairs = {path: split_name(path.rpartition("/")[2].encode(), dots) for path in names}
-        found = {path[: path.rfind("/") + 1] + pair[0].decode(): pair[1] for path, pair in pairs.items() if pair}
-        unsafe = {key for key, ending_ in found.items() if name_problem(key.encode()) or name_problem(ending_)}
+        result = {path[: path.rfind("/") + 1] + pair[0].decode(): pair[1] for path, pair in pairs.items() if pair}
+        unsafe = {key for key, ending_ in result.items() if name_problem(key.encode()) or name_problem(ending_)}
         skip = {"on_error": "skip"} if way == "skip" else {}
-        asked = _options(dots=dots, portable=way == "portable", hidden=True, **skip)
+        options = _options(dots=dots, portable=way == "portable", hidden=True, **skip)
         try:
-            told = create(source, f"{folder}/o-{{0..}}.{ending}", asked)
+            told = create(source, f"{folder}/o-{{0..}}.{ending}", options)
         except InvalidRequest as error:
             assert way != "portable"
-            assert way == "" or set(found) == unsafe
-            assert unsafe or not found
+            assert way == "" or set(result) == unsafe
+            assert unsafe or not result
             named = "portable=True" in error.remedy and "on_error='skip'" in error.remedy
             assert named or way or not unsafe
             return
         assert way or not unsafe
-        assert told.samples + (len(unsafe) if way == "skip" else 0) == len(found)
-        _check(folder, _in_shards(folder) if way == "portable" else set(found) - unsafe)
+        assert told.samples + (len(unsafe) if way == "skip" else 0) == len(result)
+        _check(folder, _in_shards(folder) if way == "portable" else set(result) - unsafe)
 
 
 @given(
@@ -148,9 +148,9 @@ def test_a_functions_keys(keys: list[str], field: str | None, dots: Any, on_erro
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "out"
         source = write_tree(Path(name) / "in", {f"{at}.txt": b"x" for at in range(len(keys))})
-        asked = _options(map=f"{__name__}:rename", dots=dots, on_error=on_error)
+        options = _options(map=f"{__name__}:rename", dots=dots, on_error=on_error)
         try:
-            create(source, f"{folder}/o-{{0..}}.{ending}", asked)
+            create(source, f"{folder}/o-{{0..}}.{ending}", options)
         except SampleFailed:
             assert bad if on_error == "raise" else bad == set(keys)
             return
@@ -183,13 +183,13 @@ def test_long_keys_are_refused_by_name_and_never_cut(length: int, ending: str, t
     """A key of up to the limit comes back whole; a longer one is refused by its name, before anything is written."""
     keys = ["K" * (length - 1) + end for end in "ab"]
     table = pa.table({"key": keys, "text": ["1", "2"]})
-    asked = _options(key="key", field=("txt=text",), meta="none")
+    options = _options(key="key", field=("txt=text",), meta="none")
     if length <= MAX_NAME_BYTES:
-        create(table, f"{tmp_path}/o-{{0..}}.{ending}", asked)
+        create(table, f"{tmp_path}/o-{{0..}}.{ending}", options)
         _check(tmp_path, keys)
         return
     with pytest.raises(InvalidRequest, match=r"such as 'KKK.*expected text of 1 to 4,096 bytes") as caught:
-        create(table, f"{tmp_path}/o-{{0..}}.{ending}", asked)
+        create(table, f"{tmp_path}/o-{{0..}}.{ending}", options)
     assert len(str(caught.value)) < 1000
     assert not shards(tmp_path)
     records = [frame(tf_example([(b"__key__", 1, key.encode()), (b"txt", 1, b"x")])) for key in keys]
@@ -207,8 +207,8 @@ def test_long_keys_of_a_joined_table(tmp_path: Path) -> None:
         _options(field=("txt=text",)),
     )
     table = pa.table({"key": ["K" * MAX_NAME_BYTES + "a", "K" * MAX_NAME_BYTES], "new": [1, 2]})
-    asked = ReshardOptions(workers=0, join=table, on="key")
-    told = reshard(tmp_path / "o.json", f"{tmp_path}/r/o-{{0..}}.tar", asked)
+    options = ReshardOptions(workers=0, join=table, on="key")
+    told = reshard(tmp_path / "o.json", f"{tmp_path}/r/o-{{0..}}.tar", options)
     (note,) = [note for note in told.notes if "matches no sample" in note]
     assert "1 row" in note
     assert len(note) < 300
@@ -219,8 +219,8 @@ def test_a_long_feature_that_is_no_key(tmp_path: Path) -> None:
     """A megabyte in a feature called `key` is a payload: the sample is called after its shard and number."""
     record = frame(tf_example([(b"key", 1, bytes(2**20 + 1))]))
     (tmp_path / "x.tfrecord").write_bytes(record)
-    found = scan_shard(ShardScanTask(str(tmp_path / "x.tfrecord")))
-    assert (found.keys, found.lengths.tolist(), found.error) == ([b"x/000000000"], [2**20 + 1], None)
+    scan = scan_shard(ShardScanTask(str(tmp_path / "x.tfrecord")))
+    assert (scan.keys, scan.lengths.tolist(), scan.error) == ([b"x/000000000"], [2**20 + 1], None)
 
 
 def test_unsafe_names_are_listed(ending: str, tmp_path: Path) -> None:
@@ -239,8 +239,8 @@ def test_a_dot_that_only_the_last_can_tell(tmp_path: Path) -> None:
     """Where only the last dot tells keys from fields, it does, which is noted and recorded, also when resumed."""
     table = pa.table({"key": ["a.b", "c"], "text": ["1", "2"]})
     for if_exists in ("error", "resume"):
-        asked = _options(key="key", field=("txt=text",), meta="none", **existing(if_exists))
-        told = create(table, f"{tmp_path}/o-{{0..}}.tar", asked)
+        options = _options(key="key", field=("txt=text",), meta="none", **existing(if_exists))
+        told = create(table, f"{tmp_path}/o-{{0..}}.tar", options)
         assert any("last dot" in note and "'a.b'" in note for note in told.notes)
     with pytest.raises(InvalidRequest, match="Use dots='last', or make the keys safe with portable=True"):
         create(table, f"{tmp_path}/p-{{0..}}.tar", _options(key="key", field=("txt=text",), meta="none", dots="first"))
@@ -253,10 +253,10 @@ def test_resume_does_not_keep_what_another_rule_would_refuse(tmp_path: Path) -> 
     MAPPED.update({"0": "a.b"})
     EXTRA.clear()
     source = write_tree(tmp_path / "in", {"0.txt": b"x"})
-    output, asked = f"{tmp_path}/out/o-{{0..}}.tar", {"map": f"{__name__}:rename"}
-    create(source, output, _options(dots="last", **asked))
+    output, options = f"{tmp_path}/out/o-{{0..}}.tar", {"map": f"{__name__}:rename"}
+    create(source, output, _options(dots="last", **options))
     with pytest.raises(SampleFailed, match=r"the key 'a\.b'"):
-        create(source, output, _options(resume=True, overwrite=True, **asked))
+        create(source, output, _options(resume=True, overwrite=True, **options))
 
 
 @given(st.lists(st.text("a./", max_size=6), max_size=5))

@@ -63,7 +63,7 @@ def test_what_is_named_needs_no_listing(stored: tuple[str, Path, FaultyProxy], t
         for options in (VerifyOptions(workers=0), VerifyOptions(quick=True)):
             report = verify(given, options)
             assert report.sound
-            assert any("refuses to list files" in one for one in report.unchecked)
+            assert any("refuses to list files" in item for item in report.unchecked)
         assert inspect(given).samples == len(shardtool.open(given)) == 16
     result = copy(f"{at}/x.json", tmp_path / "copy")
     assert read_tree(tmp_path / "copy") == read_tree(folder)

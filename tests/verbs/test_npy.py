@@ -48,8 +48,8 @@ def test_lists_become_arrays(ending: str, tmp_path: Path) -> None:
     create(table, out("table"), field=("npy=emb",), meta="none", workers=0)
     expected = [(f"{key}.npy", _saved(row)) for key, row in zip(keys, values, strict=True)]
     for name in ("joined", "later", "resharded", "table"):
-        found = members(tmp_path / name / f"x-000.{ending}")
-        assert [one for one in found if one[0].endswith(".npy")] == expected, name
+        result = members(tmp_path / name / f"x-000.{ending}")
+        assert [item for item in result if item[0].endswith(".npy")] == expected, name
     assert diff(tmp_path / "joined", tmp_path / "resharded", workers=0).content_same
     for name, source, join in (("joined", folder, table), ("table", table, None)):
         options = VerifyOptions(source=str(source), join=join, decode=True, workers=0)
@@ -71,8 +71,8 @@ def test_other_values_are_refused_alike(tmp_path: Path) -> None:
     pq.write_table(pa.table(table), tmp_path / "t.parquet")
     folder = write_tree(tmp_path / "src", {f"{key}.bin": b"." for key in keys})
     create(folder, f"{tmp_path}/plain/x-{{0..}}.tar", workers=0)
-    asked: dict[str, Any] = {"join": str(tmp_path / "t.parquet"), "on": "key", "workers": 0}
-    for field, column, said in (
+    options: dict[str, Any] = {"join": str(tmp_path / "t.parquet"), "on": "key", "workers": 0}
+    for field, column, message in (
         ("png", "text", r"column 'text' \(field png\) holds string; .* Use another field: field={'txt': 'text'}\."),
         ("npy", "text", r"column 'text' \(field npy\) holds string; expected lists of numbers"),
         (
@@ -82,11 +82,11 @@ def test_other_values_are_refused_alike(tmp_path: Path) -> None:
         ),
     ):
         chosen = (f"{field}={column}",)
-        with pytest.raises(InvalidRequest, match=said):
-            create(folder, f"{tmp_path}/no/x-{{0..}}.tar", field=chosen, **asked)
-        with pytest.raises(InvalidRequest, match=said):
-            reshard(tmp_path / "plain", f"{tmp_path}/no/x-{{0..}}.tar", field=chosen, **asked)
-        with pytest.raises(InvalidRequest, match=said):
+        with pytest.raises(InvalidRequest, match=message):
+            create(folder, f"{tmp_path}/no/x-{{0..}}.tar", field=chosen, **options)
+        with pytest.raises(InvalidRequest, match=message):
+            reshard(tmp_path / "plain", f"{tmp_path}/no/x-{{0..}}.tar", field=chosen, **options)
+        with pytest.raises(InvalidRequest, match=message):
             create(tmp_path / "t.parquet", f"{tmp_path}/no/x-{{0..}}.tar", field=chosen, workers=0)
     assert not [*tmp_path.glob("no/*")]
 
@@ -102,4 +102,4 @@ def test_npy_is_npy(tmp_path: Path) -> None:
     folder = write_tree(tmp_path / "src", {"a.npy": good.getvalue(), "b.npy": b"[1,2]", "c.npy": good.getvalue()[:-1]})
     create(folder, f"{tmp_path}/out-{{0..}}.tar", CreateOptions(workers=0))
     report = verify(tmp_path / "out.json", VerifyOptions(decode=True, workers=0))
-    assert [(one.code, one.key) for one in report.findings] == [("array-bad", "b"), ("array-bad", "c")]
+    assert [(finding.code, finding.key) for finding in report.findings] == [("array-bad", "b"), ("array-bad", "c")]

@@ -70,7 +70,7 @@ def test_reshard_makes_the_same_bytes(dataset: tuple[str, Path], proxy: FaultyPr
     proxy.set()
     result = reshard(f"{at}/x.json", f"{tmp_path}/far/y-{{0..}}.tar", replace(options, resume=True))
     assert result.kept == 3
-    assert sum(one.sent for one in proxy.log().asked if ".index" not in one.path and ".json" not in one.path) < 100
+    assert sum(item.sent for item in proxy.log().asked if ".index" not in item.path and ".json" not in item.path) < 100
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -125,11 +125,11 @@ def test_verify_reads_every_byte(dataset: tuple[str, Path], proxy: FaultyProxy) 
     report = verify(f"{at}/x.json", VerifyOptions(workers=0))
     assert (report.sound, report.samples) == (True, 12)
     size = sum(path.stat().st_size for path in shards(folder))
-    assert sum(one.sent for one in proxy.log().asked) >= size
+    assert sum(item.sent for item in proxy.log().asked) >= size
     flip(shards(folder)[2], 700)
     shards(folder)[1].unlink()
     (folder / "x-000.index").unlink()
-    far, near = (verify(one, VerifyOptions(workers=0)) for one in (f"{at}/x.json", folder / "x.json"))
+    far, near = (verify(item, VerifyOptions(workers=0)) for item in (f"{at}/x.json", folder / "x.json"))
     assert far.counts == near.counts
     assert {"shard-missing", "shard-checksum", "sidecar-missing"} <= set(far.counts)
     proxy.set(Fault("flip", path="x-003", times=None))
@@ -140,10 +140,10 @@ def test_inspect_says_the_same(dataset: tuple[str, Path]) -> None:
     """`inspect` reports the same for a dataset in any location, except for the location."""
     at, folder = dataset
     (folder / "x-001.index").unlink()
-    near, far = (inspect(one, InspectOptions()).to_json() for one in (folder / "x.json", f"{at}/x.json"))
-    for one in (near, far):
-        assert str(one.pop("dataset")).endswith("/x.json")
-        one.pop("dataset_file")
+    near, far = (inspect(item, InspectOptions()).to_json() for item in (folder / "x.json", f"{at}/x.json"))
+    for item in (near, far):
+        assert str(item.pop("dataset")).endswith("/x.json")
+        item.pop("dataset_file")
     assert str(far).replace(at, str(folder)) == str(near).replace("no such file or directory", "no such object")
 
 
@@ -174,19 +174,19 @@ def test_a_plan_is_read_from_the_web(
     proxy.set()
     with pytest.raises(CorruptShard, match="not a plan file, or damaged"):
         create(small_once, f"{tmp_path}/other/y-{{000..}}.tar", replace(options, plan=f"{at}/large"))
-    assert sum(one.sent for one in proxy.log().asked) < 2**24
+    assert sum(item.sent for item in proxy.log().asked) < 2**24
 
 
 def test_advice_for_datasets_of_the_web(dataset: tuple[str, Path]) -> None:
     """No message recommends `--repair` for the web, where it is refused."""
     at, folder = dataset
     flip(shards(folder)[0], 600)
-    far, near = (verify(one, VerifyOptions(workers=0)) for one in (f"{at}/x.json", folder / "x.json"))
+    far, near = (verify(item, VerifyOptions(workers=0)) for item in (f"{at}/x.json", folder / "x.json"))
     with use_cli_names():
-        said, of_folder, stored = (
-            render_report(one, "text") for one in (far, near, replace(near, dataset="s3://b/p/x.json"))
+        message, of_folder, stored = (
+            render_report(item, "text") for item in (far, near, replace(near, dataset="s3://b/p/x.json"))
         )
-    assert "Repair it at its origin" in said
+    assert "Repair it at its origin" in message
     assert "--repair" in of_folder
     assert "Repair it at" not in of_folder
     assert "`shardtool verify s3://b/p/x.json --repair" in stored

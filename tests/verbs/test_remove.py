@@ -42,10 +42,10 @@ def _traces(folder: Path, keys: list[str]) -> list[tuple[str, str]]:
     """Return the files that have a key, or a part of a payload, of these samples."""
     marks = {key: (key.encode(), _bytes(key)[100:132]) for key in keys}
     files = read_tree(folder)
-    found = (
-        (name, key) for name, data in files.items() for key, pair in marks.items() if any(one in data for one in pair)
+    result = (
+        (name, key) for name, data in files.items() for key, pair in marks.items() if any(item in data for item in pair)
     )
-    return [*found]
+    return [*result]
 
 
 def _keys(dataset: Path) -> list[str]:
@@ -54,26 +54,26 @@ def _keys(dataset: Path) -> list[str]:
 
 def test_removed_samples_leave_no_byte(source: Path, ending: str) -> None:
     """The dataset equals one created without these samples, and no file contains a trace of them."""
-    dataset, gone = _packed(source, ending), [_KEYS[3], _KEYS[4], _KEYS[41]]
+    dataset, deleted = _packed(source, ending), [_KEYS[3], _KEYS[4], _KEYS[41]]
     before = identity(dataset.parent)
-    (done,) = remove(dataset, keys_from=gone).datasets
+    (done,) = remove(dataset, keys_from=deleted).datasets
     assert (done.removed, done.samples, done.shards) == (3, 57, 9)
     assert [name[4:7] for name in done.rewritten] == ["000", "005"]
     assert done.size == sum((dataset.parent / name).stat().st_size for name in done.rewritten)
-    assert _traces(dataset.parent, gone) == []
+    assert _traces(dataset.parent, deleted) == []
     assert verify(dataset, source=source).sound
     written = {*done.rewritten, *map(sidecar, done.rewritten), "out.json"}
     after = identity(dataset.parent)
     assert {name: after.get(name) for name in before if name not in written} == {
         name: fact for name, fact in before.items() if name not in written
     }
-    for key in gone:
+    for key in deleted:
         for path in source.glob(f"{key}.*"):
             path.unlink()
     assert (
         done.fingerprint == create(source, source.parent / f"new-{{0..}}.{ending}", label_from_folder=True).fingerprint
     )
-    assert _keys(dataset) == [key for key in sorted(_KEYS) if key not in gone]
+    assert _keys(dataset) == [key for key in sorted(_KEYS) if key not in deleted]
 
 
 def test_a_dry_run_reports_and_changes_nothing(source: Path) -> None:
@@ -160,18 +160,18 @@ def test_an_empty_shard_keeps_its_number(source: Path, ending: str) -> None:
 
 def test_removed_samples_do_not_come_back(source: Path) -> None:
     """`--resume` and appends skip removed samples with a note; `--overwrite` adds them again with a note."""
-    dataset, gone = _packed(source), _KEYS[5]
-    remove(dataset, keys_from=[gone])
+    dataset, deleted = _packed(source), _KEYS[5]
+    remove(dataset, keys_from=[deleted])
     again = ("create", source, dataset.parent / "out-{000..}.tar", "--max-count", "7", "--label-from-folder")
     for words in (("--resume",), ("--append", "--on-duplicate", "first")):
         ran = typed(*again, *words)
         assert (ran.code, "1 sample skipped, removed earlier by `remove`" in ran.err) == (0, True), ran
-        assert _keys(dataset) == [key for key in sorted(_KEYS) if key != gone]
-        assert hash_key(gone.encode()) in (dataset.parent / "out.skipped").read_text()
+        assert _keys(dataset) == [key for key in sorted(_KEYS) if key != deleted]
+        assert hash_key(deleted.encode()) in (dataset.parent / "out.skipped").read_text()
         assert verify(dataset, source=source).sound
-    assert "were removed before" in "".join(remove(dataset, keys_from=[gone]).notes)
+    assert "were removed before" in "".join(remove(dataset, keys_from=[deleted]).notes)
     ran = typed(*again, "--overwrite")
-    assert (ran.code, gone in _keys(dataset), "will be packed again" in ran.err) == (0, True, True)
+    assert (ran.code, deleted in _keys(dataset), "will be packed again" in ran.err) == (0, True, True)
 
 
 def test_no_list_names_a_removed_sample_again(tmp_path: Path) -> None:
@@ -180,13 +180,13 @@ def test_no_list_names_a_removed_sample_again(tmp_path: Path) -> None:
     other = ", which has another x"
     write_tree(source, {f"{name}.jpg": b"ann" for name in ("ann-2", f"ann-2{other}", "ann-3")})
     write_tree(source, {"ann.cls": b"1", "ann-3.cls": b"2", "bob.json": b'{"a": 1}'})
-    asked = (source, tmp_path / "out-{0..}.tar", "--drop-duplicates", "--columns-from", "json", "--on-error", "skip")
-    assert typed("create", *asked).code == 0
+    options = (source, tmp_path / "out-{0..}.tar", "--drop-duplicates", "--columns-from", "json", "--on-error", "skip")
+    assert typed("create", *options).code == 0
     assert "ann, which has another cls" in (tmp_path / "out.skipped").read_text()
     remove(tmp_path / "out.json", keys_from=["ann", "bob"])
     write_tree(source, {"bob.json": b"{"})
     for words in ("--resume", "--resume", "--update"):
-        ran = typed("create", *asked, words)
+        ran = typed("create", *options, words)
         assert ran.code == 0, ran
         rows = [json.loads(line) for line in (tmp_path / "out.skipped").read_text().splitlines()]
         assert sorted(row["key"][:3] for row in rows) == ["ann", "ann", "ann", "b2:", "b2:"]
@@ -200,14 +200,14 @@ def test_splits_are_processed_separately(source: Path) -> None:
     folder = source.parent / "out"
     create(source, folder / "{split}-{000..}.tar", split="a=0.5,b=0.4,c=0.1", max_count=9)
     splits = {name: _keys(folder / f"{name}.json") for name in "abc"}
-    gone, before = [splits["a"][0], splits["b"][-1]], identity(folder)
-    ran = remove(f"{folder}/{{split}}.json", keys_from=gone)
-    assert [os.path.basename(one.dataset_file) for one in ran.datasets] == ["a.json", "b.json"]
+    deleted, before = [splits["a"][0], splits["b"][-1]], identity(folder)
+    ran = remove(f"{folder}/{{split}}.json", keys_from=deleted)
+    assert [os.path.basename(dataset.dataset_file) for dataset in ran.datasets] == ["a.json", "b.json"]
     assert {name for name, fact in identity(folder).items() if before.get(name) != fact} == {
-        name for one in ran.datasets for shard in one.rewritten for name in (shard, sidecar(shard))
+        name for dataset in ran.datasets for shard in dataset.rewritten for name in (shard, sidecar(shard))
     } | {"a.json", "b.json", "a.skipped", "b.skipped"}
     report = typed("verify", f"{folder}/{{split}}.json", "--source", source)
-    assert (report.code, _traces(folder, gone)) == (0, []), report
+    assert (report.code, _traces(folder, deleted)) == (0, []), report
 
 
 def test_metadata_stay_and_the_skipped_list_is_updated(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_a_sample_with_a_reserved_field_is_skipped(ending: str, tmp_path: Path) 
     """With `--on-error skip`, the other samples are packed, in any format."""
     source = write_tree(tmp_path / "src", {"a.__key__": b"forged", "a.txt": b"x", "b.txt": b"y"})
     made = create(source, f"{tmp_path}/out-{{0..}}.{ending}", CreateOptions(workers=0, on_error="skip"))
-    assert (made.samples, [one["__key__"] for one in shardtool.open(f"{tmp_path}/out.json")]) == (1, ["b"])
+    assert (made.samples, [item["__key__"] for item in shardtool.open(f"{tmp_path}/out.json")]) == (1, ["b"])
 
 
 def test_a_key_may_be_a_reserved_name(ending: str, tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_key_is_never_that_of_a_member(name: str, indexed: bool, tmp_path: Pat
     assert [data[0], data["b"]] == expected
     assert data[[0, 1]] == expected
     assert list(data.stream()) == expected
-    assert [(one.code, one.field) for one in verify(shard).findings] == [("key-unsafe", name)]
+    assert [(finding.code, finding.field) for finding in verify(shard).findings] == [("key-unsafe", name)]
     refused = typed("reshard", shard, f"{tmp_path}/r-{{0..}}.tar")
     assert (refused.code, name in refused.err) == (2, True)
     assert typed("reshard", shard, f"{tmp_path}/r-{{0..}}.tar", "--drop-fields", name).code == 0

@@ -175,7 +175,7 @@ def odd(name: str, kind: bytes, to: str = "") -> tarfile.TarInfo:
 def write_records(path: Path, *examples: Sequence[tuple[bytes, int, bytes]]) -> Path:
     """Write a TFRecord shard."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(b"".join(tfrecords.frame(tfrecords.example(one)) for one in examples))
+    path.write_bytes(b"".join(tfrecords.frame(tfrecords.example(item)) for item in examples))
     return path
 
 
@@ -183,7 +183,7 @@ def write_records(path: Path, *examples: Sequence[tuple[bytes, int, bytes]]) -> 
 def foreign(room: Path) -> tuple[list[Path], Contents]:
     """Yield a tar, a compressed one and a TFRecord of other tools without index, and their content."""
     folder = room / "foreign"
-    stems = [[f"{one}/{at}" for at in range(9)] for one in ("t", "z", "r")]
+    stems = [[f"{item}/{at}" for at in range(9)] for item in ("t", "z", "r")]
     names = [[f"{stem}.{field}" for stem in some for field in ("txt", "jpg")] for some in stems]
     examples = [
         [(b"txt", BYTES, payload(f"{stem}.txt")), (b"jpg", BYTES, payload(f"{stem}.jpg")),
@@ -201,11 +201,11 @@ def foreign(room: Path) -> tuple[list[Path], Contents]:
 # Runs, and what they leave.
 
 
-def run(sources: Any, folder: Path, ending: str = "tar", **asked: Any) -> CreateResult:
+def run(sources: Any, folder: Path, ending: str = "tar", **changes: Any) -> CreateResult:
     """Reshard into a folder, without workers unless `asked` contains another number."""
-    pattern, observer = asked.pop("pattern", f"{STEM}.{ending}"), asked.pop("observer", None)
-    givens = [str(one) for one in sources] if isinstance(sources, list) else str(sources)
-    options = ReshardOptions(**{"workers": 0, **asked})
+    pattern, observer = changes.pop("pattern", f"{STEM}.{ending}"), changes.pop("observer", None)
+    givens = [str(item) for item in sources] if isinstance(sources, list) else str(sources)
+    options = ReshardOptions(**{"workers": 0, **changes})
     return reshard(givens, f"{folder}/{pattern}", options, observer=observer)
 
 
@@ -233,18 +233,18 @@ def is_sound(dataset_file: Path) -> None:
 
 def plain(folder: Path) -> list[Members]:
     """Return (name, payload) of the members of each tar, as `tarfile` reads them."""
-    found = []
+    result = []
     for path in shards(folder):
         with tarfile.open(path) as tar:
-            found.append([(member.name, tar.extractfile(member).read()) for member in tar])  # type: ignore[union-attr]
-    return found
+            result.append([(member.name, tar.extractfile(member).read()) for member in tar])  # type: ignore[union-attr]
+    return result
 
 
-def refused(sources: Any, folder: Path, kind: type[ShardError] = InvalidRequest, **asked: Any) -> ShardError:
+def refused(sources: Any, folder: Path, kind: type[ShardError] = InvalidRequest, **options: Any) -> ShardError:
     """Check that a run and a dry run are refused and write nothing; return the error."""
     before = read_tree(folder)
     with pytest.raises(kind) as caught:
-        run(sources, folder, **asked)
+        run(sources, folder, **options)
     assert read_tree(folder) == before
     return caught.value
 
@@ -283,30 +283,30 @@ def test_content_is_kept(  # noqa: PLR0913 - a law over all of them
     others = others or not ours
     method = "auto" if others and method == "gather" else method  # which cannot be, of compressed shards
     pattern = bounds.get("pattern", STEM)
-    asked = {**order, **bounds, "workers": workers, "method": method, "memory": memory}
+    options = {**order, **bounds, "workers": workers, "method": method, "memory": memory}
     sources = [*([made.file(ours)] if ours else []), *(foreign[0] if others else [])]
     expected = {**(made.contents(ours) if ours else {}), **(foreign[1] if others else {})}
     with tempfile.TemporaryDirectory(dir=made.folder) as folder:
         out = Path(folder)
-        result = run(sources, out, **{**asked, "pattern": f"{pattern}.{ending}"})
-        found = sound(out / "out.json", max_size=bounds.get("max_size"), max_count=bounds.get("max_count"))
+        result = run(sources, out, **{**options, "pattern": f"{pattern}.{ending}"})
+        actual = sound(out / "out.json", max_size=bounds.get("max_size"), max_count=bounds.get("max_count"))
         is_sound(out / "out.json")
-    assert contents(found) == expected
+    assert contents(actual) == expected
     assert result.samples == len(expected)
     if not order:
-        assert [sample.key for shard in found for sample in shard] == list(expected)
+        assert [sample.key for shard in actual for sample in shard] == list(expected)
     if ours and not others:
         assert result.fingerprint == _told(made.file(ours))["fingerprint"]
-    counts = [len(shard) for shard in found]
+    counts = [len(shard) for shard in actual]
     if "{000..00" in pattern:
-        assert len(found) == int(pattern[-2]) + 1
-    assert len(found) % bounds.get("shards_multiple_of", 1) == 0
+        assert len(actual) == int(pattern[-2]) + 1
+    assert len(actual) % bounds.get("shards_multiple_of", 1) == 0
     assert not bounds.get("equal_count") or max(counts) - min(counts) <= 1
 
 
 def _told(dataset_file: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(dataset_file.read_bytes())["shardtool"]
-    return found
+    result: dict[str, Any] = json.loads(dataset_file.read_bytes())["shardtool"]
+    return result
 
 
 @pytest.mark.slow
@@ -356,23 +356,23 @@ WAYS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize(
-    ("ending", "asked"),
+    ("ending", "options"),
     [("tar", {"shuffle": True, "max_count": 6}), ("tfrecord", {"shuffle": True, "max_count": 6}),
      ("tar", {"sort_by": "score", "max_size": 15_000}),
      ("tfrecord", {"shuffle": True, "split": SHARES, "pattern": "out-{split}-{000..}", "max_count": 6})],
     ids=["tar", "tfrecord", "sort", "split"],
 )  # fmt: skip
-def test_the_same_bytes(ending: str, asked: dict[str, Any], made: Made, place: Path) -> None:
+def test_the_same_bytes(ending: str, options: dict[str, Any], made: Made, place: Path) -> None:
     """Any number of workers, method, memory and way to start gives the same bytes of every file, and no other file."""
-    pattern = f"{asked.get('pattern', STEM)}.{ending}"
-    asked = {name: value for name, value in asked.items() if name != "pattern"}
-    run(made.file(), place / "first", pattern=pattern, method="gather", **asked)
+    pattern = f"{options.get('pattern', STEM)}.{ending}"
+    options = {name: value for name, value in options.items() if name != "pattern"}
+    run(made.file(), place / "first", pattern=pattern, method="gather", **options)
     first = read_tree(place / "first")
     temp = place / "temp"
     temp.mkdir()
     for number, way in enumerate(WAYS):
         more: dict[str, Any] = {"temp_dir": str(temp)} if number % 2 else {}
-        run(made.file(), place / str(number), pattern=pattern, **asked, **way, **more)
+        run(made.file(), place / str(number), pattern=pattern, **options, **way, **more)
         assert read_tree(place / str(number)) == first, way
     assert os.listdir(temp) == []
 
@@ -497,17 +497,17 @@ def test_metadata_that_no_reader_takes(place: Path, monkeypatch: pytest.MonkeyPa
     options = CreateOptions(workers=0, field=("cls=cls",), meta="none")
     create(pa.table({"key": names, "cls": range(300)}), f"{place}/in/out-{{000..}}.tfrecord", options)
     short, long = (pa.table({"key": names, "text": ["x" * length] * 300}) for length in (6_000, 20_000))
-    source, found = (
+    source, result = (
         place / "in" / "out.json",
         r"out-000.tfrecord: 6,000,000 bytes of metadata, more than the \d,\d{3},\d{3}",
     )
     for shuffle in (False, True):
         error = refused(source, place / "out", join=long, on="key", ending="tfrecord", shuffle=shuffle)
-        assert re.search(found, str(error))
+        assert re.search(result, str(error))
         assert not (place / "out").exists()  # it was refused when it was planned
     with monkeypatch.context() as patch:
         patch.setattr(checks, "max_metadata_bytes", lambda _: 2**40)  # as if no plan could tell
-        assert re.search(found, str(refused(source, place / "out", join=long, on="key", ending="tfrecord")))
+        assert re.search(result, str(refused(source, place / "out", join=long, on="key", ending="tfrecord")))
     run(source, place / "out", "tfrecord", join=short, on="key")
     is_sound(place / "out" / "out.json")
 
@@ -524,14 +524,14 @@ def test_labels_are_corrected(of: str, ending: str, made: Made, place: Path) -> 
     )  # fmt: skip
     expected = {key: right[key] if at >= 2 else made.rows["label"][at] for at, key in enumerate(made.keys)}
     names = sorted(set(expected.values()))
-    found = samples(place / "out")
-    assert {sample.key: names[int(sample.content["cls"])] for sample in found} == expected
-    assert {sample.key: sample.columns["label"] for sample in found} == expected
-    assert [sample.columns["seen"] for sample in found] == [None, None, *range(38)]
+    actual = samples(place / "out")
+    assert {sample.key: names[int(sample.content["cls"])] for sample in actual} == expected
+    assert {sample.key: sample.columns["label"] for sample in actual} == expected
+    assert [sample.columns["seen"] for sample in actual] == [None, None, *range(38)]
     told = _told(place / "out" / "out.json")
     assert (told["classes"], told["made"]["options"]["join"]) == ({"cls": names}, "right.parquet")
     every = made.contents(of)
-    assert [sample.content["jpg"] for sample in found] == [fields["jpg"] for fields in every.values()]
+    assert [sample.content["jpg"] for sample in actual] == [fields["jpg"] for fields in every.values()]
     assert any("'a/000', 'b/001'" in note for note in result.notes)
     assert any("'nobody'" in note for note in result.notes)
     if ending == "tar":
@@ -549,10 +549,10 @@ def test_duplicates_of_sources(rule: str, place: Path) -> None:
     for name in "xy":
         write_tar(place / name / "out-0.tar", ["a.jpg", "b.txt"] if name == "x" else ["b.txt", "a.jpg", "a-2.jpg"])
     tars = [place / name / "out-0.tar" for name in "xy"]
-    found = refused(tars, place / "out")
-    assert found.where == "out-0.tar (2 times)"
-    assert f"2 keys more than once: 'a' ({tars[0]}, {tars[1]})" in found.found
-    assert "on_duplicate" in found.remedy
+    actual = refused(tars, place / "out")
+    assert actual.where == "out-0.tar (2 times)"
+    assert f"2 keys more than once: 'a' ({tars[0]}, {tars[1]})" in actual.found
+    assert "on_duplicate" in actual.remedy
     result = run(tars, place / "out", on_duplicate=rule)
     expected = {"rename": ["a", "b", "b-2", "a-3", "a-2"], "first": ["a", "b", "a-2"], "last": ["b", "a", "a-2"]}
     assert keys(place / "out") == expected[rule]
@@ -596,9 +596,9 @@ def test_a_column_names_the_splits(pattern: str, more: dict[str, Any], made: Mad
     assert sum(shard.samples for shard in plan.planned) == result.samples == COUNT
     for name in ("train", "test"):
         folder, base = (place / name, "out") if "/" in pattern else (place, name)
-        wanted = made.where(lambda row: row["part"] == name)  # noqa: B023 - called immediately
-        assert sorted(keys(folder, base)) == sorted(wanted)
-        assert (keys(folder, base) == wanted) == (not more)
+        expected = made.where(lambda row: row["part"] == name)  # noqa: B023 - called immediately
+        assert sorted(keys(folder, base)) == sorted(expected)
+        assert (keys(folder, base) == expected) == (not more)
         is_sound(folder / f"{base}.json")
 
 
@@ -612,9 +612,9 @@ def test_a_sample_over_the_bound(choice: str, made: Made, place: Path) -> None:
     large = [key for key, size in records.items() if size + 1024 > 9000]
     assert 0 < len(large) < COUNT
     if choice == "error":
-        found = refused(made.file(), place, max_size="9kB")
-        assert large[0] in found.found
-        assert "oversize" in found.remedy
+        result = refused(made.file(), place, max_size="9kB")
+        assert large[0] in result.found
+        assert "oversize" in result.remedy
         return
     run(made.file(), place, max_size="9kB", oversize=choice)
     layout = [[sample.key for sample in shard] for shard in sound(place / "out.json")]
@@ -655,10 +655,10 @@ def test_a_dry_run_predicts_the_output(
         plan = reshard(str(made.file()), output, ReshardOptions(**options), dry_run=True)
         assert not out.exists()
         result = reshard(str(made.file()), output, ReshardOptions(**options))
-        found = {path.name: path.stat().st_size for path in shards(out)}
+        actual = {path.name: path.stat().st_size for path in shards(out)}
         counts = {entry["url"]: entry["nsamples"] for file in out.glob("*.json")
                   for entry in json.loads(file.read_bytes())["shardlist"]}  # fmt: skip
-    assert {shard.name: shard.size for shard in plan.planned} == found
+    assert {shard.name: shard.size for shard in plan.planned} == actual
     assert {shard.name: shard.samples for shard in plan.planned} == counts
     assert (plan.dataset_file, plan.skipped) == (result.dataset_file, result.skipped)
     assert plan.notes == result.notes
@@ -680,10 +680,10 @@ def test_resume_writes_missing_files(ending: str, more: dict[str, Any], made: Ma
     run(copy, place / "out", ending, max_count=6, **more)
     right = read_tree(place / "out")
     assert refused(copy, place / "out", OutputExists, max_count=6, **more).exit_code == 5
-    for gone in (["out.json"], ["out-001.index", "out.json"], [f"out-003.{ending}"], [*right][:5]):
-        for name in gone:
+    for deleted in (["out.json"], ["out-001.index", "out.json"], [f"out-003.{ending}"], [*right][:5]):
+        for name in deleted:
             (place / "out" / name).unlink()
-        before, made_again = identity(place / "out"), {"out.json", *map(sidecar, gone)}
+        before, made_again = identity(place / "out"), {"out.json", *map(sidecar, deleted)}
         run(copy, place / "out", ending, max_count=6, resume=True, **more)
         assert read_tree(place / "out") == right
         after = identity(place / "out")
@@ -801,10 +801,10 @@ def test_append_twice(ending: str, made: Made, place: Path) -> None:
         assert shard.read() == data[entry["url"]]
         shard.close()
     groups = [set(made.where(lambda row, label=label: row["label"] == label)) for label in LABELS]  # type: ignore[misc]
-    found = keys(file.parent)
+    result = keys(file.parent)
     ends = [0, len(groups[0]), len(groups[0]) + len(groups[1]), COUNT]
-    assert [set(found[first:last]) for first, last in pairwise(ends)] == groups
-    assert read(file) == {key: made.contents(ending)[key] for key in found}
+    assert [set(result[first:last]) for first, last in pairwise(ends)] == groups
+    assert read(file) == {key: made.contents(ending)[key] for key in result}
     assert _told(file)["fingerprint"] == _told(made.file())["fingerprint"]
     is_sound(file)
 
@@ -814,27 +814,27 @@ def test_append_what_is_there_in_part(rule: str, made: Made, place: Path) -> Non
     """Keys that the dataset has are refused, get other names, or are left out; nothing of it is rewritten."""
     file = _appended(made, place, "tar")
     before = identity(file.parent)
-    asked: dict[str, Any] = {"where": "label != 'dog'", "max_count": 9, "append": True}
+    options: dict[str, Any] = {"where": "label != 'dog'", "max_count": 9, "append": True}
     if rule in ("error", "last"):
-        found = refused(made.file(), place / "out", on_duplicate=rule, **asked)
-        assert "the existing dataset" in found.found or "appended to" in found.found
+        result = refused(made.file(), place / "out", on_duplicate=rule, **options)
+        assert "the existing dataset" in result.found or "appended to" in result.found
         assert identity(file.parent) == before
         return
-    run(made.file(), place / "out", on_duplicate=rule, **asked)
+    run(made.file(), place / "out", on_duplicate=rule, **options)
     cats, bees = (made.where(lambda row, label=label: row["label"] == label) for label in ("cat", "bee"))  # type: ignore[misc]
     late = made.where(lambda row: row["label"] != "dog")
-    wanted = [f"{key}-2" if key in cats else key for key in late] if rule == "rename" else bees
-    assert keys(file.parent)[len(before) // 2 * 0 + 27 :] == wanted
+    expected = [f"{key}-2" if key in cats else key for key in late] if rule == "rename" else bees
+    assert keys(file.parent)[len(before) // 2 * 0 + 27 :] == expected
     assert [row["key"] for row in skipped(file)] == ([] if rule == "rename" else sorted(cats))
     is_sound(file)
 
 
 def test_append_to_splits(made: Made, place: Path) -> None:
     """Each split of the new samples is appended to the existing one."""
-    asked: dict[str, Any] = {"split": SHARES, "pattern": "{split}-{000..}.tar", "max_count": 4}
-    run(made.file(), place / "at once", **asked)
-    run(made.file(), place / "out", where="label == 'dog'", **asked)
-    run(made.file(), place / "out", where="label != 'dog'", append=True, **asked)
+    options: dict[str, Any] = {"split": SHARES, "pattern": "{split}-{000..}.tar", "max_count": 4}
+    run(made.file(), place / "at once", **options)
+    run(made.file(), place / "out", where="label == 'dog'", **options)
+    run(made.file(), place / "out", where="label != 'dog'", append=True, **options)
     for name in ("train", "val"):
         assert set(keys(place / "out", name)) == set(keys(place / "at once", name))
         told = [_told(place / folder / f"{name}.json")["fingerprint"] for folder in ("out", "at once")]
@@ -855,8 +855,8 @@ def test_append_does_not_replace_its_source(made: Made, place: Path) -> None:
     shutil.copytree(made.file().parent, place / "out")
     write_tar(place / "out" / "out-006.tar", ["new/a.jpg"])
     before = identity(place / "out")
-    found = refused(place / "out" / "out-006.tar", place / "out", append=True, resume=True)
-    assert (found.where, "a shard of the source" in found.found) == (str(place / "out" / "out-006.tar"), True)
+    result = refused(place / "out" / "out-006.tar", place / "out", append=True, resume=True)
+    assert (result.where, "a shard of the source" in result.found) == (str(place / "out" / "out-006.tar"), True)
     assert identity(place / "out") == before
 
 
@@ -870,9 +870,9 @@ def test_append_resumes(made: Made, place: Path) -> None:
     for name in [name for name in right if "out-004" <= name < "out-006"]:
         (file.parent / name).write_bytes(right[name])
     assert read_tree(file.parent).items() >= first.items()
-    asked: dict[str, Any] = {"where": "label == 'cat'", "max_count": 4}
-    assert "resume" in refused(made.file(), place / "out", OutputExists, append=True, **asked).remedy
-    run(made.file(), place / "out", append=True, resume=True, **asked)
+    options: dict[str, Any] = {"where": "label == 'cat'", "max_count": 4}
+    assert "resume" in refused(made.file(), place / "out", OutputExists, append=True, **options).remedy
+    run(made.file(), place / "out", append=True, resume=True, **options)
     assert read_tree(file.parent) == right
 
 
@@ -884,12 +884,12 @@ def test_portable_names(place: Path) -> None:
     source = write_tar(place / "in.tar", ["sp ace/Ü.jpg", "n" * 150 + ".jpg", "ok/a.jpg"])
     run(source, place / "a", portable=True)
     run(place / "a", place / "b", "tfrecord", portable=True, max_count=1)
-    found = samples(place / "b")
+    result = samples(place / "b")
     for key in keys(place / "a") + keys(place / "b"):
         assert key.isascii()
         assert " " not in key
         assert len(key) < 97
-    paths = [sample.columns["source_paths"] for sample in found]
+    paths = [sample.columns["source_paths"] for sample in result]
     assert paths == [[f"{stem}.jpg"] for stem in ("sp ace/Ü", "n" * 150, "ok/a")]
     is_sound(place / "a" / "out.json")
 
@@ -898,9 +898,9 @@ def test_portable_names(place: Path) -> None:
 def test_exports_are_those_of_index(ending: str, made: Made, place: Path) -> None:
     """`--export` writes what `index --export` would write for the finished dataset."""
     names = ("wids", "dali-webdataset", "energon") if ending == "tar" else ("dali-tfrecord", "tfrecord")
-    asked: dict[str, Any] = {"drop_fields": ("n",), "max_count": 9, "shuffle": True}
-    result = run(made.file(), place / "a", ending, export=names, **asked)
-    run(made.file(), place / "b", ending, **asked)
+    options: dict[str, Any] = {"drop_fields": ("n",), "max_count": 9, "shuffle": True}
+    result = run(made.file(), place / "a", ending, export=names, **options)
+    run(made.file(), place / "b", ending, **options)
     export(place / "b" / "out.json", [name for name in names if name != "wids"])
     a, b = read_tree(place / "a"), read_tree(place / "b")
     assert a.keys() == b.keys()
@@ -918,19 +918,19 @@ def _foreign(place: Path) -> Iterator[tuple[str, Path, dict[str, Any], Contents 
     long = "n" * 300
 
     def here(*names: str, **also: str) -> Contents:
-        found: Contents = {}
+        result: Contents = {}
         for name in names:
             key, _, field = name.rpartition(".")
-            found.setdefault(also.get(key, key), {})[field] = payload(name)
-        return found
+            result.setdefault(also.get(key, key), {})[field] = payload(name)
+        return result
 
     def tar(name: str, members: Sequence[Any], mode: str = "w", **more: Any) -> Path:
         return write_tar(place / name, members, mode, **more)
 
     yield "folders", tar("a.tar", [folder, "dir/a.jpg", "dir/a.txt"]), {}, here("dir/a.jpg", "dir/a.txt")
     dotted = tar("b.tar", ["./a.jpg", "./a.txt", "./b/c.jpg"])
-    found = {"a": {"jpg": payload("./a.jpg"), "txt": payload("./a.txt")}, "b/c": {"jpg": payload("./b/c.jpg")}}
-    yield "dot slash", dotted, {}, found
+    result = {"a": {"jpg": payload("./a.jpg"), "txt": payload("./a.txt")}, "b/c": {"jpg": payload("./b/c.jpg")}}
+    yield "dot slash", dotted, {}, result
     for kind in (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT):
         names = [f"{long}.jpg", f"{long}.txt", "ü/é.jpg"]
         yield f"long names {kind}", tar(f"c{kind}.tar", names, format=kind), {}, here(*names)
@@ -990,9 +990,9 @@ def test_shards_of_other_tools(place: Path) -> None:
         for method in ("auto", "scatter") if number % 3 == 0 else ("scatter",):
             out = place / f"{number}-{method}"
             if isinstance(expected, str):
-                found = refused(source, out, ShardError, method=method, **more)
-                assert expected in str(found), name
-                assert found.exit_code in (2, 4, 6)
+                actual = refused(source, out, ShardError, method=method, **more)
+                assert expected in str(actual), name
+                assert actual.exit_code in (2, 4, 6)
                 continue
             result = run(source, out, method=method, **more)
             assert read(out / "out.json") == expected, name
@@ -1028,11 +1028,11 @@ def test_dots_in_keys_that_index_found(place: Path) -> None:
 def _payloads(folder: Path) -> list[tuple[Path, str, str, int, int]]:
     """Return shard, key, field, offset and length of every payload that is not empty."""
     return [
-        (path, row["__key__"], one["name"], one["offset"], one["length"])
+        (path, row["__key__"], item["name"], item["offset"], item["length"])
         for path in shards(folder)
         for row in pq.read_table(folder / sidecar(path.name)).to_pylist()
-        for one in row["__fields__"]
-        if one["length"]
+        for item in row["__fields__"]
+        if item["length"]
     ]
 
 
@@ -1055,21 +1055,21 @@ def test_a_flipped_byte_is_never_copied(  # noqa: PLR0913 - a law over all of th
         payloads, every = _payloads(source), made.contents(of)
         path, key, field, offset, length = payloads[which % len(payloads)]
         flip(path, offset + at % length)
-        asked = {**order, "max_count": 4, "method": method}
+        options = {**order, "max_count": 4, "method": method}
         with pytest.raises(CorruptShard) as caught:
-            run(source, out, ending, **asked)
+            run(source, out, ending, **options)
         assert not (out / "out.json").exists()
         if out.exists():
             assert [name for name in os.listdir(out) if name.startswith(".") and name != ".out.journal"] == []
             for name, data in members(*shards(out)):
                 stem, end = next((key, name[len(key) + 1 :]) for key in every if name.startswith(f"{key}."))
                 assert every[stem][end] == data
-        found = [str(path), repr(field), f"{offset:,}"]
+        actual = [str(path), repr(field), f"{offset:,}"]
         if "tfrecord" in (of, ending) and field in ("cls", "n"):  # numbers are read to be listed
-            assert all(part in str(caught.value) for part in found)
+            assert all(part in str(caught.value) for part in actual)
             return
-        assert all(part in str(caught.value) for part in (*found, key))
-        result = run(source, out, ending, on_error="skip", resume=True, **asked)
+        assert all(part in str(caught.value) for part in (*actual, key))
+        result = run(source, out, ending, on_error="skip", resume=True, **options)
         rows = skipped(out / "out.json")
         assert [(row["key"], row["code"], row["path"]) for row in rows] == [(key, "corrupt", path.name)]
         assert repr(field) in rows[0]["message"]
@@ -1155,11 +1155,11 @@ FORMS = ("{}/out.json", "{}", "{}/out-{{000..}}.tar", "{}/*.tar")
 def test_a_source_that_is_not_whole(name: str, given: str, made: Made, place: Path) -> None:
     """A shard that is cut, missing, no file or a link to none, and an index that is missing or another's, is named."""
     shutil.copytree(made.file().parent, place / "src")
-    change, said = DAMAGE[name]
+    change, message = DAMAGE[name]
     change(place / "src")
-    found = refused(given.format(place / "src"), place / "out", ShardError, max_count=3)
-    assert isinstance(found, CorruptShard) or (name, given) == ("a fifo", "{}/*.tar"), found
-    assert said in str(found)
+    result = refused(given.format(place / "src"), place / "out", ShardError, max_count=3)
+    assert isinstance(result, CorruptShard) or (name, given) == ("a fifo", "{}/*.tar"), result
+    assert message in str(result)
 
 
 @pytest.mark.parametrize("method", ["gather", "scatter"])
@@ -1194,14 +1194,14 @@ def test_a_source_that_changes_meanwhile(change: str, method: str, made: Made, p
                     self._change()
 
         out = place / f"{on_error}-out"
-        asked: dict[str, Any] = {"shuffle": True, "method": method, "max_count": 6}
+        options: dict[str, Any] = {"shuffle": True, "method": method, "max_count": 6}
         if on_error == "raise":
             with pytest.raises(SampleFailed) as caught:
-                run(source, out, observer=Change(), **asked)
+                run(source, out, observer=Change(), **options)
             assert str(path) in caught.value.where
             assert not (out / "out.json").exists()
             continue
-        run(source, out, observer=Change(), on_error="skip", **asked)
+        run(source, out, observer=Change(), on_error="skip", **options)
         lost = {row["key"]: row["code"] for row in skipped(out / "out.json")}
         assert set(lost) == set(made.keys[14:21])
         assert set(lost.values()) == {"vanished" if change == "gone" else "changed"}
@@ -1267,14 +1267,14 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_requests_that_make_no_sense(name: str, made: Made, place: Path) -> None:
     """Invalid requests, also as dry runs, are refused with a fix, and create no folder."""
-    asked, said, way_out = WRONG[name]
-    found = refused(made.file(), place / "out", **asked)
-    assert (type(found), (place / "out").exists()) == (InvalidRequest, False)
-    assert said in str(found)
-    assert way_out in f"{found.expected} {found.remedy} {found.found}"
-    pattern = asked.get("pattern", f"{STEM}.tar")
-    more = {name: value for name, value in asked.items() if name != "pattern"}
-    with pytest.raises(InvalidRequest, match=re.escape(str(found))):
+    options, message, way_out = WRONG[name]
+    result = refused(made.file(), place / "out", **options)
+    assert (type(result), (place / "out").exists()) == (InvalidRequest, False)
+    assert message in str(result)
+    assert way_out in f"{result.expected} {result.remedy} {result.found}"
+    pattern = options.get("pattern", f"{STEM}.tar")
+    more = {name: value for name, value in options.items() if name != "pattern"}
+    with pytest.raises(InvalidRequest, match=re.escape(str(result))):
         reshard(str(made.file()), f"{place}/out/{pattern}", ReshardOptions(**{"workers": 0, **more}), dry_run=True)
 
 
@@ -1289,8 +1289,8 @@ def test_nothing_given(place: Path) -> None:
 
 def test_compressed_shards_are_read_in_sequence(foreign: tuple[list[Path], Contents], place: Path) -> None:
     """The method `gather` is refused for compressed shards, with the reason."""
-    found = refused(foreign[0][1], place / "out", method="gather")
-    assert (found.where, "sequence" in found.expected) == ("method", True)
+    result = refused(foreign[0][1], place / "out", method="gather")
+    assert (result.where, "sequence" in result.expected) == ("method", True)
 
 
 # A shuffle is uniform.
@@ -1366,11 +1366,11 @@ def test_the_result_describes_the_dataset(made: Made, place: Path) -> None:
         "max_count": 9, "where": "width > 3", "shuffle": True, "seed": 4, "drop_fields": ["n"],
     }  # fmt: skip
     assert (told["made"]["verb"], told["made"]["source"]) == ("reshard", "out, x.tar")
-    found = keys(place / "out")
-    assert (result.samples, result.shards, result.kept) == (len(found), len(shards(place / "out")), 0)
+    actual = keys(place / "out")
+    assert (result.samples, result.shards, result.kept) == (len(actual), len(shards(place / "out")), 0)
     assert result.fingerprint == told["fingerprint"]
     assert result.size == sum(path.stat().st_size for path in shards(place / "out"))
-    assert dataclasses.replace(result, seconds=0.0).to_json()["samples"] == len(found)
+    assert dataclasses.replace(result, seconds=0.0).to_json()["samples"] == len(actual)
 
 
 class _Told(Observer):
@@ -1415,5 +1415,5 @@ def test_gzip_is_what_it_says(place: Path) -> None:
     data = bytearray(gzip.compress(gzip.decompress(source.read_bytes())))
     data[len(data) // 2] ^= 255
     source.write_bytes(bytes(data))
-    found = refused(source, place / "out", CorruptShard)
-    assert "x.tar.gz" in found.where
+    result = refused(source, place / "out", CorruptShard)
+    assert "x.tar.gz" in result.where

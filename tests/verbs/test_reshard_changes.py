@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 def _image(at: int) -> bytes:
-    found = BytesIO()
-    Image.effect_noise((40 + at, 30), 90).convert("RGB").save(found, "PNG")
-    return found.getvalue()
+    result = BytesIO()
+    Image.effect_noise((40 + at, 30), 90).convert("RGB").save(result, "PNG")
+    return result.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +39,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tree(tmp_path_factory.mktemp("in"), files | {f"{name[:-4]}.txt": b"0" for name in files})
 
 
-def _create(source: Path, output: Path, ending: str, **asked: Any) -> Path:
-    create(source, output / f"out-{{0..}}.{ending}", CreateOptions(workers=0, label_from_folder=True, **asked))
+def _create(source: Path, output: Path, ending: str, **options: Any) -> Path:
+    create(source, output / f"out-{{0..}}.{ending}", CreateOptions(workers=0, label_from_folder=True, **options))
     return output / "out.json"
 
 
@@ -53,16 +53,16 @@ CHANGES: list[dict[str, Any]] = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("asked", CHANGES, ids=lambda asked: next(iter(asked)))
-def test_transforms_equal_those_of_create(asked: dict[str, Any], source: Path, ending: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", CHANGES, ids=lambda options: next(iter(options)))
+def test_transforms_equal_those_of_create(options: dict[str, Any], source: Path, ending: str, tmp_path: Path) -> None:
     """Transformed shards equal the shards that `create` writes with these options; `verify` accepts them."""
     whole = _create(source, tmp_path / "whole", ending)
-    _create(source, tmp_path / "direct", ending, **asked)
-    reshard(whole, tmp_path / "o" / f"out-{{0..}}.{ending}", ReshardOptions(workers=0, **asked))
+    _create(source, tmp_path / "direct", ending, **options)
+    reshard(whole, tmp_path / "o" / f"out-{{0..}}.{ending}", ReshardOptions(workers=0, **options))
     for mine, theirs in zip(shards(tmp_path / "o"), shards(tmp_path / "direct"), strict=True):
         assert mine.read_bytes() == theirs.read_bytes()
     assert verify(tmp_path / "o" / "out.json", VerifyOptions(workers=0, source=whole)).findings == ()
-    if "map" not in asked:
+    if "map" not in options:
         assert len(shardtool.open(tmp_path / "o" / "out.json").where("cls == 'a'")) == 5
 
 
@@ -71,9 +71,9 @@ def test_transforms_equal_those_of_create(asked: dict[str, Any], source: Path, e
 def test_in_another_order(method: Any, source: Path, tmp_path: Path) -> None:
     """In one pass or two, samples that find no room where they were planned go elsewhere, with the same bytes."""
     whole, made = _create(source, tmp_path / "whole", "tar"), {}
-    asked: dict[str, Any] = {"workers": 0, "encode": "png", "resize": 60, "shuffle": True, "max_size": 30_000}
+    changes: dict[str, Any] = {"workers": 0, "encode": "png", "resize": 60, "shuffle": True, "max_size": 30_000}
     for name in ("auto", method):
-        options = ReshardOptions(method=name, memory="16MB", **asked)
+        options = ReshardOptions(method=name, memory="16MB", **changes)
         reshard(whole, tmp_path / name / "out-{0..}.tar", options)
         made[name] = [path.read_bytes() for path in shards(tmp_path / name)]
     assert made["auto"] == made[method]
@@ -93,14 +93,14 @@ def test_damaged_payloads_are_never_changed(source: Path, tmp_path: Path) -> Non
 
 def test_another_source_with_equal_sizes_is_transformed_again(tmp_path: Path) -> None:
     """A resumed run rewrites shards whose source has other bytes of equal size, for any `--trust`."""
-    asked: dict[str, Any] = {"workers": 0, "map": "tests.mapped:doubled", "trust": "size", "resume": True}
-    found = []
+    options: dict[str, Any] = {"workers": 0, "map": "tests.mapped:doubled", "trust": "size", "resume": True}
+    result = []
     for text in (b"0", b"1"):
         write_tree(tmp_path / "in", {"a/0.txt": text, "b/1.txt": b"7"})
         whole = create(tmp_path / "in", tmp_path / "w-{0..}.tar", CreateOptions(workers=0, overwrite=True))
-        reshard(whole.dataset_file, tmp_path / "o-{0..}.tar", ReshardOptions(**asked))
-        found.append((tmp_path / "o-0.tar").read_bytes())
-    assert found[0] != found[1]
+        reshard(whole.dataset_file, tmp_path / "o-{0..}.tar", ReshardOptions(**options))
+        result.append((tmp_path / "o-0.tar").read_bytes())
+    assert result[0] != result[1]
 
 
 def test_what_cannot_be_changed(source: Path, tmp_path: Path) -> None:

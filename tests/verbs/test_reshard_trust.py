@@ -47,11 +47,11 @@ def _reshard(datasets: Any, folder: Path, ending: str = "tar", **options: Any) -
 
 
 def _contents(folder: Path) -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
+    result: dict[str, bytes] = {}
     for path in sorted(folder.glob("out-*.tar")):
         with tarfile.open(path) as shard:
-            found |= {member.name: file.read() for member in shard if (file := shard.extractfile(member))}
-    return found
+            result |= {member.name: file.read() for member in shard if (file := shard.extractfile(member))}
+    return result
 
 
 def _interrupt(dataset_file: Path) -> None:
@@ -69,8 +69,8 @@ def test_resume_with_other_fields(tmp_path: Path, trusting: Callable[[], None]) 
     _interrupt(_reshard(dataset, tmp_path / "o"))
     _reshard(dataset, tmp_path / "o", rename_fields=("a=b", "b=a"), resume=True)
     swapped = {"a": "b", "b": "a"}
-    wanted = {f"{name[:2]}.{swapped[name[3]]}": data for name, data in files.items()}
-    assert _contents(tmp_path / "o") == wanted
+    expected = {f"{name[:2]}.{swapped[name[3]]}": data for name, data in files.items()}
+    assert _contents(tmp_path / "o") == expected
 
 
 def test_resume_with_another_rule_for_duplicates(tmp_path: Path, trusting: Callable[[], None]) -> None:
@@ -88,11 +88,11 @@ def test_resume_with_numbers_for_texts(tmp_path: Path, trusting: Callable[[], No
     dataset = _dataset(tmp_path, "x", {f"k{at}.a": b"1" for at in range(4)})
     keys = [f"k{at}" for at in range(4)]
     texts, numbers = pa.table({"key": keys, "n": ["5"] * 4}), pa.table({"key": keys, "n": [5] * 4})
-    asked: dict[str, Any] = {"on": "key", "field": ("n=n",)}
+    options: dict[str, Any] = {"on": "key", "field": ("n=n",)}
     trusting()
-    _interrupt(_reshard(dataset, tmp_path / "o", "tfrecord", join=texts, **asked))
-    again = _reshard(dataset, tmp_path / "o", "tfrecord", join=numbers, resume=True, **asked)
-    anew = _reshard(dataset, tmp_path / "n", "tfrecord", join=numbers, **asked)
+    _interrupt(_reshard(dataset, tmp_path / "o", "tfrecord", join=texts, **options))
+    again = _reshard(dataset, tmp_path / "o", "tfrecord", join=numbers, resume=True, **options)
+    anew = _reshard(dataset, tmp_path / "n", "tfrecord", join=numbers, **options)
     for path in sorted((tmp_path / "n").iterdir()):
         assert (tmp_path / "o" / path.name).read_bytes() == path.read_bytes(), path.name
     assert verify(again).sound
@@ -104,10 +104,10 @@ def test_an_old_number_under_a_new_name(tmp_path: Path) -> None:
     table = pa.table({"key": ["a", "b"], "n": [300, 4], "label": ["cat", "dog"]})
     options = CreateOptions(key="key", field=("cls=n",), meta="label", workers=0)
     create(table, tmp_path / "x" / "in-{000..}.tfrecord", options)
-    asked: dict[str, Any] = {"rename_fields": ("old=cls",), "field": ("cls=label",), "classes": ("cls",)}
-    _reshard(tmp_path / "x" / "in.json", tmp_path / "o", **asked)
-    found = _contents(tmp_path / "o")
-    assert {name: data for name, data in found.items() if not name.endswith("json")} == {
+    changes: dict[str, Any] = {"rename_fields": ("old=cls",), "field": ("cls=label",), "classes": ("cls",)}
+    _reshard(tmp_path / "x" / "in.json", tmp_path / "o", **changes)
+    result = _contents(tmp_path / "o")
+    assert {name: data for name, data in result.items() if not name.endswith("json")} == {
         "a.cls": b"0", "a.old": b"300", "b.cls": b"1", "b.old": b"4",
     }  # fmt: skip
 
@@ -146,9 +146,9 @@ def test_a_shard_that_changes_while_it_is_read(tmp_path: Path) -> None:
                 file.write(b"\xff" * 512)
             os.utime(path)
 
-    asked = ReshardOptions(workers=0, max_count=100)
+    options = ReshardOptions(workers=0, max_count=100)
     with pytest.raises(SampleFailed, match="changed while it was read"):
-        reshard(path, tmp_path / "o" / "out-{000..}.tar", asked, observer=Vandal())
+        reshard(path, tmp_path / "o" / "out-{000..}.tar", options, observer=Vandal())
     assert not (tmp_path / "o" / "out.json").exists()
 
 
@@ -158,8 +158,8 @@ def test_other_files_beside_shards(tmp_path: Path) -> None:
         shard.addfile(tarfile.TarInfo("a.txt"))
     with (tmp_path / "annotations.json").open("wb") as file:
         file.truncate(2**30 + 1)
-    ((found,), _) = open_datasets([str(tmp_path / "x.tar")], FilesSeen())
-    assert found.file is None
+    ((result,), _) = open_datasets([str(tmp_path / "x.tar")], FilesSeen())
+    assert result.file is None
 
 
 def test_metadata_that_unfolds(tmp_path: Path) -> None:

@@ -32,17 +32,17 @@ def source(tmp_path: Path) -> Path:
     files: dict[str, bytes] = {}
     for at, (key, kind) in enumerate(KINDS.items()):
         files[f"{key}.{'JPEG' if at % 2 else 'jpg'}"] = key.encode() * 9
-        said = {"kind": kind, "width": 100 * at, "ratio": at / 2, "good": at > 1, "box": [1], "more": {"x": 1}}
-        files[f"{key}.json"] = json.dumps(said).encode()
+        messages = {"kind": kind, "width": 100 * at, "ratio": at / 2, "good": at > 1, "box": [1], "more": {"x": 1}}
+        files[f"{key}.json"] = json.dumps(messages).encode()
     return write_tree(tmp_path / "in", files)
 
 
-def _options(**asked: Any) -> CreateOptions:
-    return CreateOptions(**{"workers": 0, **asked})
+def _options(**options: Any) -> CreateOptions:
+    return CreateOptions(**{"workers": 0, **options})
 
 
-def _create(source: Path, output: Path, **asked: Any) -> Any:
-    return create(source, output / "out-{0..}.tar", _options(**asked))
+def _create(source: Path, output: Path, **options: Any) -> Any:
+    return create(source, output / "out-{0..}.tar", _options(**options))
 
 
 def _metadata(folder: Path) -> dict[str, dict[str, Any]]:
@@ -61,7 +61,7 @@ TABLE = pd.DataFrame({"id": ["a/1", "b/4"], "label": ["x", "y"], "width": [7, 8]
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "options",
     [
         {"join": TABLE, "on": "id", "where": "width < 300", "field": {"json": "label"}, "columns_from": ("json",)},
         {"join": TABLE, "on": "id", "where": "label.notna()", "field": {"cls": "label"}, "classes": ("cls",)},
@@ -70,11 +70,11 @@ TABLE = pd.DataFrame({"id": ["a/1", "b/4"], "label": ["x", "y"], "width": [7, 8]
         {"rename_fields": {"jpg": "JPEG", "a.json": "json"}, "where": "size > 100", "sort_by": "size"},
     ],
 )
-def test_both_verbs_do_the_same_in_one_order(asked: dict[str, Any], source: Path, tmp_path: Path) -> None:
+def test_both_verbs_do_the_same_in_one_order(options: dict[str, Any], source: Path, tmp_path: Path) -> None:
     """`create` of a folder makes the samples that `reshard` makes of its dataset, with the same options."""
     create(source, tmp_path / "all-{0..}.tar", _options())
-    made = _create(source, tmp_path / "o", **asked)
-    again = reshard(tmp_path / "all.json", tmp_path / "p" / "out-{0..}.tar", ReshardOptions(workers=0, **asked))
+    made = _create(source, tmp_path / "o", **options)
+    again = reshard(tmp_path / "all.json", tmp_path / "p" / "out-{0..}.tar", ReshardOptions(workers=0, **options))
     assert made.fingerprint == again.fingerprint
     assert [*_metadata(tmp_path / "o").items()] == [*_metadata(tmp_path / "p").items()]
 
@@ -94,8 +94,8 @@ def test_a_folder_and_a_table(source: Path, tmp_path: Path, *, on_keys: bool) ->
         "a/1": {"label": "one", "n": 1, "cls": 0},
         "b/3": {"label": "two", "n": 3, "cls": 1},
     }
-    found = dict(members(*shards(tmp_path / "o")))
-    assert (found["a/1.cls"], found["b/3.cls"]) == (b"0", b"1")
+    result = dict(members(*shards(tmp_path / "o")))
+    assert (result["a/1.cls"], result["b/3.cls"]) == (b"0", b"1")
     assert ("file paths" in " ".join(made.notes)) is not on_keys
     assert "2 of 4 samples have no row in DataFrame, such as 'a/2', 'b/4'" in made.notes
     assert f"1 row of DataFrame matches no sample, such as '{ids[2]}'" in made.notes
@@ -127,15 +127,15 @@ def test_paths_from_a_higher_folder(source: Path) -> None:
 def test_verify_against_a_joined_table(source: Path, tmp_path: Path) -> None:
     """`verify --source` compares all but joined columns; `--repair` says why it cannot rebuild shards."""
     table = pd.DataFrame({"id": list(KINDS)[:3], "label": ["x", "y", "x"]})
-    asked: dict[str, Any] = {"join": table, "on": "id", "field": {"cls": "label"}, "classes": ("cls",)}
-    _create(source, tmp_path / "o", where="label == 'x'", **asked)
+    options: dict[str, Any] = {"join": table, "on": "id", "field": {"cls": "label"}, "classes": ("cls",)}
+    _create(source, tmp_path / "o", where="label == 'x'", **options)
     unchecked = " ".join(_sound(tmp_path / "o", source))
     assert "field cls against the source" in unchecked
     assert "--where" in unchecked or "where depended on" in unchecked
     shards(tmp_path / "o")[0].unlink()
     report = verify(tmp_path / "o" / "out.json", VerifyOptions(workers=0, source=source, repair=True))
-    assert any("created with join DataFrame: rerun the original command" in one for one in report.unchecked)
-    assert _create(source, tmp_path / "o", where="label == 'x'", resume=True, **asked).kept == 0
+    assert any("created with join DataFrame: rerun the original command" in item for item in report.unchecked)
+    assert _create(source, tmp_path / "o", where="label == 'x'", resume=True, **options).kept == 0
     _sound(tmp_path / "o", source)
 
 
@@ -174,8 +174,8 @@ def test_a_folder_in_the_order_of_a_column(source: Path, tmp_path: Path) -> None
     create(source, tmp_path / "o" / "out-{0..}.tar", options)
     assert [*_metadata(tmp_path / "o")] == ["b/4", "b/3", "a/2", "a/1"]
     assert _sound(tmp_path / "o", source) == ()
-    asked: dict[str, Any] = {"sort_by": "key", "descending": True, "split_from_folder": True}
-    create(source, tmp_path / "p" / "{split}-{0..}.tar", _options(include=("*.JPEG", "*.jpg"), **asked))
+    changes: dict[str, Any] = {"sort_by": "key", "descending": True, "split_from_folder": True}
+    create(source, tmp_path / "p" / "{split}-{0..}.tar", _options(include=("*.JPEG", "*.jpg"), **changes))
     assert [*_metadata(tmp_path / "p")] == ["a/2", "a/1", "b/4", "b/3"]
 
 
@@ -184,8 +184,8 @@ def test_columns_of_json_in_shards(ending: str, source: Path, tmp_path: Path) ->
     """`reshard` finds in shards the columns that `create` finds in files, and sorts by them; no content changes."""
     first, second = tmp_path / f"first-{{0..}}.{ending}", tmp_path / "o" / f"out-{{0..}}.{ending}"
     before = create(source, first, _options(max_count=3))
-    asked = ReshardOptions(columns_from=("json",), sort_by="width", descending=True, workers=0)
-    after = reshard(tmp_path / "first.json", second, asked)
+    options = ReshardOptions(columns_from=("json",), sort_by="width", descending=True, workers=0)
+    after = reshard(tmp_path / "first.json", second, options)
     assert after.fingerprint == before.fingerprint
     assert [(key, row["width"]) for key, row in _metadata(tmp_path / "o").items()] == [
         ("b/4", 300), ("b/3", 200), ("a/2", 100), ("a/1", 0),
@@ -194,7 +194,7 @@ def test_columns_of_json_in_shards(ending: str, source: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("payload", "said"),
+    ("payload", "message"),
     [
         (b"{bad", "not JSON: Expecting"),
         (b"", "not JSON: Expecting"),
@@ -206,12 +206,12 @@ def test_columns_of_json_in_shards(ending: str, source: Path, tmp_path: Path) ->
         (json.dumps(dict.fromkeys(map(str, range(99)), "x" * 30_000)).encode(), "more than 1,048,576"),
     ],
 )
-def test_bad_json(payload: bytes, said: str, source: Path, tmp_path: Path) -> None:
+def test_bad_json(payload: bytes, message: str, source: Path, tmp_path: Path) -> None:
     """A field that is no JSON object fails its sample: the run ends, or leaves it out, and `verify` agrees."""
     (source / "a/2.json").write_bytes(payload)
     with pytest.raises(SampleFailed, match=r"a/2\.json") as caught:
         _create(source, tmp_path / "o", columns_from=("json",))
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     made = _create(source, tmp_path / "o", columns_from=("json",), on_error="skip")
     assert (made.samples, made.skipped) == (3, 1)
     row = json.loads((tmp_path / "o" / "out.skipped").read_text())
@@ -225,9 +225,9 @@ def test_damaged_json_in_a_shard(source: Path, tmp_path: Path) -> None:
     shard = tmp_path / "first-0.tar"
     data = shard.read_bytes()
     shard.write_bytes(data.replace(b'"width": 100', b'"width": 999'))
-    asked = ReshardOptions(columns_from=("json",), where="width < 500", workers=0)
+    options = ReshardOptions(columns_from=("json",), where="width < 500", workers=0)
     with pytest.raises(SampleFailed, match=r"first-0\.tar \(field 'json': the CRC-32C"):
-        reshard(tmp_path / "first.json", tmp_path / "o" / "out-{0..}.tar", asked)
+        reshard(tmp_path / "first.json", tmp_path / "o" / "out-{0..}.tar", options)
 
 
 def test_bad_json_beside_damaged_json(source: Path, tmp_path: Path) -> None:
@@ -236,22 +236,22 @@ def test_bad_json_beside_damaged_json(source: Path, tmp_path: Path) -> None:
     create(source, tmp_path / "first-{0..}.tar", _options())
     shard = tmp_path / "first-0.tar"
     shard.write_bytes(shard.read_bytes().replace(b'"width": 0,', b'"width": 9,'))
-    asked = ReshardOptions(columns_from=("json",), on_error="skip", workers=0)
-    reshard(tmp_path / "first.json", tmp_path / "o" / "out-{0..}.tar", asked)
+    options = ReshardOptions(columns_from=("json",), on_error="skip", workers=0)
+    reshard(tmp_path / "first.json", tmp_path / "o" / "out-{0..}.tar", options)
     rows = map(json.loads, (tmp_path / "o" / "out.skipped").read_text().splitlines())
     assert {row["key"]: row["code"] for row in rows} == {"a/1": "corrupt", "a/2": "bad-json"}
 
 
 def test_values_of_several_kinds_are_text(tmp_path: Path) -> None:
     """A name with numbers and texts becomes a text column, and very long values become none; notes say so."""
-    said = ['{"id": 7, "n": 1, "m": null}', '{"id": "x", "n": 0.5, "m": NaN}', '{"id": true, "m": 2}', '{"__": 1}']
-    source = write_tree(tmp_path / "in", {f"{at}.json": text.encode() for at, text in enumerate(said[:3])})
+    messages = ['{"id": 7, "n": 1, "m": null}', '{"id": "x", "n": 0.5, "m": NaN}', '{"id": true, "m": 2}', '{"__": 1}']
+    source = write_tree(tmp_path / "in", {f"{at}.json": text.encode() for at, text in enumerate(messages[:3])})
     made = _create(source, tmp_path / "o", columns_from=("json",))
     assert [*_metadata(tmp_path / "o").values()] == [
         {"id": "7", "n": 1.0, "m": None}, {"id": "x", "n": 0.5, "m": None}, {"id": "true", "n": None, "m": 2},
     ]  # fmt: skip
     assert "column 'id' of field 'json' is stored as text, because it mixes 1 boolean, 1 number, 1 text" in made.notes
-    (source / "3.json").write_text(said[3])
+    (source / "3.json").write_text(messages[3])
     with pytest.raises(InvalidRequest, match="two underscores"):
         _create(source, tmp_path / "p", columns_from=("json",))
     image = {"0.json": json.dumps({"label": "x", "imageData": "A" * 40_000}).encode()}
@@ -264,7 +264,7 @@ def test_values_of_several_kinds_are_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("options", "message"),
     [
         ({"columns_from": ("jsn",)}, "columns_from: no field 'jsn'.*Did you mean 'json'"),
         ({"select_fields": ("png",)}, "select_fields: no field 'png'"),
@@ -275,22 +275,22 @@ def test_values_of_several_kinds_are_text(tmp_path: Path) -> None:
         ({"classes": ("cls",)}, "classes: no field 'cls'"),
     ],
 )
-def test_requests_that_make_no_sense(asked: dict[str, Any], said: str, source: Path) -> None:
+def test_requests_that_make_no_sense(options: dict[str, Any], message: str, source: Path) -> None:
     """What a folder has not is refused by name, before anything is written."""
-    with pytest.raises(InvalidRequest, match=said):
-        create(source, "out-{0..}.tar", _options(**asked), dry_run=True)
+    with pytest.raises(InvalidRequest, match=message):
+        create(source, "out-{0..}.tar", _options(**options), dry_run=True)
 
 
 @pytest.mark.parametrize(
-    "asked", [{"columns_from": ("json",)}, {"rename_fields": {"b": "a"}}, {"join": "t.csv", "on": "id"}]
+    "options", [{"columns_from": ("json",)}, {"rename_fields": {"b": "a"}}, {"join": "t.csv", "on": "id"}]
 )
-def test_a_manifest_has_columns_of_its_own(asked: dict[str, Any]) -> None:
+def test_a_manifest_has_columns_of_its_own(options: dict[str, Any]) -> None:
     """Of a manifest, options that make columns and rename fields are refused by name."""
-    with pytest.raises(InvalidRequest, match=f"{next(iter(asked))}: the source is a manifest"):
+    with pytest.raises(InvalidRequest, match=f"{next(iter(options))}: the source is a manifest"):
         create(
             pd.DataFrame({"id": [1], "txt": ["x"]}),
             "out-{0..}.tar",
-            _options(field=("txt=txt",), **asked),
+            _options(field=("txt=txt",), **options),
             dry_run=True,
         )
 
@@ -298,10 +298,10 @@ def test_a_manifest_has_columns_of_its_own(asked: dict[str, Any]) -> None:
 # Archives and several folders.
 
 
-def _asked(**asked: Any) -> dict[str, Any]:
+def _asked(**options: Any) -> dict[str, Any]:
     return {
         "columns_from": ("json",), "rename_fields": {"jpg": "JPEG"}, "label_from_folder": True,
-        "where": "path.str.endswith('JPEG') or width == 200", **asked,
+        "where": "path.str.endswith('JPEG') or width == 200", **options,
     }  # fmt: skip
 
 
@@ -310,12 +310,12 @@ def test_an_archive_of_the_folder(form: str, source: Path, tmp_path: Path) -> No
     """An archive has the fields, columns and joined rows of its folder; a compressed one has no columns."""
     archive = Path(shutil.make_archive(str(tmp_path / "files"), form, source))
     table = pd.DataFrame({"file": ["a/2.JPEG", "b/3.jpg", "b/4.JPEG"], "label": ["x", "y", "z"]})
-    asked = _asked(join=table, on="file", field={"txt": "label"})
+    options = _asked(join=table, on="file", field={"txt": "label"})
     if form == "gztar":
         with pytest.raises(InvalidRequest, match="columns_from: an archive that can only be read in sequence"):
-            _create(archive, tmp_path / "p", **asked)
-        asked |= {"columns_from": (), "where": "label.notna()"}
-    made, again = _create(source, tmp_path / "o", **asked), _create(archive, tmp_path / "p", **asked)
+            _create(archive, tmp_path / "p", **options)
+        options |= {"columns_from": (), "where": "label.notna()"}
+    made, again = _create(source, tmp_path / "o", **options), _create(archive, tmp_path / "p", **options)
     assert (made.samples, made.fingerprint) == (3, again.fingerprint)
     assert _metadata(tmp_path / "o") == _metadata(tmp_path / "p")
     _sound(tmp_path / "p", archive)
@@ -323,10 +323,10 @@ def test_an_archive_of_the_folder(form: str, source: Path, tmp_path: Path) -> No
 
 def test_several_folders(source: Path, tmp_path: Path) -> None:
     """Files of several folders get other names, and JSON in one of them tells of samples in all, as in one folder."""
-    for one in [*source.rglob("*.json")]:
-        other = tmp_path / "said" / one.relative_to(source)
+    for item in [*source.rglob("*.json")]:
+        other = tmp_path / "said" / item.relative_to(source)
         other.parent.mkdir(parents=True, exist_ok=True)
-        one.rename(other)
+        item.rename(other)
     made = create([source, tmp_path / "said"], tmp_path / "o" / "out-{0..}.tar", _options(**_asked()))
     assert {name.partition(".")[2] for name, _ in members(*shards(tmp_path / "o"))} == {"cls", "jpg", "json"}
     assert [*_metadata(tmp_path / "o")] == ["a/2", "b/3", "b/4"]
@@ -339,27 +339,29 @@ def test_several_folders(source: Path, tmp_path: Path) -> None:
 
 def test_renamed_files(source: Path, tmp_path: Path) -> None:
     """Files keep their bytes under other names, also where labels are added, and `--resume` keeps the shards."""
-    asked: dict[str, Any] = {"rename_fields": {"jpg": "JPEG", "meta.json": "json"}, "label_from_folder": True}
-    _create(source, tmp_path / "o", **asked)
-    found = dict(members(*shards(tmp_path / "o")))
-    assert {name.partition(".")[2] for name in found} == {"cls", "jpg", "meta.json"}
-    assert found["b/4.jpg"] == (source / "b/4.JPEG").read_bytes()
+    options: dict[str, Any] = {"rename_fields": {"jpg": "JPEG", "meta.json": "json"}, "label_from_folder": True}
+    _create(source, tmp_path / "o", **options)
+    result = dict(members(*shards(tmp_path / "o")))
+    assert {name.partition(".")[2] for name in result} == {"cls", "jpg", "meta.json"}
+    assert result["b/4.jpg"] == (source / "b/4.JPEG").read_bytes()
     assert _sound(tmp_path / "o", source) == ()
-    assert _create(source, tmp_path / "o", resume=True, **asked).kept == 1
+    assert _create(source, tmp_path / "o", resume=True, **options).kept == 1
     (source / "b/4.JPEG").write_bytes(b"other")
     report = verify(tmp_path / "o" / "out.json", VerifyOptions(workers=0, source=source))
-    assert [(one.code, one.key, one.field) for one in report.findings] == [("source-differs", "b/4", "jpg")]
+    assert [(finding.code, finding.key, finding.field) for finding in report.findings] == [
+        ("source-differs", "b/4", "jpg")
+    ]
 
 
 def test_paths_of_renamed_fields(source: Path) -> None:
     """A query sees the path of a file for any field name, and the sizes of files only."""
     query = "path == 'b/4.JPEG' and size == 0"
     size = sum((source / f"b/4.{ending}").stat().st_size for ending in ("JPEG", "json"))
-    asked = {"rename_fields": ("a=JPEG",), "label_from_folder": True}
+    options = {"rename_fields": ("a=JPEG",), "label_from_folder": True}
     with pytest.raises(InvalidRequest, match="no sample matches"):
-        create(source, "out-{0..}.tar", _options(where=query, **asked), dry_run=True)
+        create(source, "out-{0..}.tar", _options(where=query, **options), dry_run=True)
     assert (
-        create(source, "out-{0..}.tar", _options(where=query.replace("0", f"{size}"), **asked), dry_run=True)
+        create(source, "out-{0..}.tar", _options(where=query.replace("0", f"{size}"), **options), dry_run=True)
         .planned[0]
         .samples
         == 1
@@ -376,12 +378,12 @@ def test_samples_without_the_fields_that_were_selected(source: Path, tmp_path: P
 def test_texts_are_not_appended_where_classes_are_numbered(source: Path, tmp_path: Path) -> None:
     """Without `--classes`, an append onto numbered labels is refused; with it, they get the numbers that there are."""
     table = pd.DataFrame({"id": list(KINDS), "label": ["x", "y", "y", "x"]})
-    asked: dict[str, Any] = {"join": table, "on": "id", "field": ("cls=label",)}
-    _create(source, tmp_path / "o", classes=("cls",), include=("a/*",), **asked)
+    options: dict[str, Any] = {"join": table, "on": "id", "field": ("cls=label",)}
+    _create(source, tmp_path / "o", classes=("cls",), include=("a/*",), **options)
     with pytest.raises(InvalidRequest, match=r"field cls: texts in the new samples; expected class numbers"):
-        _create(source, tmp_path / "o", append=True, include=("b/*",), **asked)
+        _create(source, tmp_path / "o", append=True, include=("b/*",), **options)
     given = {"classes": ("cls",), "classes_from": tmp_path / "o" / "out.json"}
-    _create(source, tmp_path / "o", append=True, include=("b/*",), **asked, **given)
+    _create(source, tmp_path / "o", append=True, include=("b/*",), **options, **given)
     assert [data for name, data in members(*shards(tmp_path / "o")) if name[-3:] == "cls"] == [b"0", b"1", b"1", b"0"]
 
 

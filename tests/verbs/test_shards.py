@@ -49,10 +49,10 @@ def test_more_names_than_samples(source: Path, tmp_path: Path, ending: str) -> N
     output = tmp_path / "o" / f"out-<000..999>.{ending}"
     ran = typed("create", source, output, "--workers", "0")
     assert ran.code == 0
-    said = (
+    message = (
         "1 shard of at most 1 GB; 1,000 shards need at least 1,000 samples; there are 60 (--shards 60 is the maximum)"
     )
-    assert said in ran.err
+    assert message in ran.err
     assert [path.name for path in shards(tmp_path / "o")] == [f"out-000.{ending}"]
     assert verify(tmp_path / "o" / "out.json").sound
     assert verify(str(output)).sound
@@ -92,7 +92,7 @@ def test_so_many_of_each_split(source: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("--shards 70", "70 shards for 60 samples; expected at least one sample per shard. Use at most --shards 60."),
         ("--shards 2 --max-count 20", "2 shards cannot hold 60 samples within the limits. Use --shards 3,"),
@@ -102,10 +102,10 @@ def test_so_many_of_each_split(source: Path, tmp_path: Path) -> None:
         ("--place hash --oversize alone", "--place hash: used with --oversize alone; expected one of them"),
     ],
 )
-def test_what_cannot_be(words: str, said: str, source: Path, tmp_path: Path) -> None:
+def test_what_cannot_be(words: str, message: str, source: Path, tmp_path: Path) -> None:
     """What the samples cannot fill, or the bounds do not allow, is refused before anything is written."""
     ran = typed("create", source, f"{tmp_path}/o/{STEM}.tar", *words.split(), "--workers", "0")
-    assert (ran.code, said in ran.err) == (2, True), ran.err
+    assert (ran.code, message in ran.err) == (2, True), ran.err
     assert not (tmp_path / "o").exists()
 
 
@@ -188,7 +188,7 @@ def test_splits_and_appends_by_hash(source: Path, tmp_path: Path) -> None:
     """Each split keeps its number of shards; an append assigns new samples by hash to new shards."""
     output, options = f"{tmp_path}/o/{{split}}-{{000..}}.tar", replace(HASH, split="train=0.8,val=0.2")
     made = create(source, output, options)
-    numbers = [one.shards for one in made.splits.values()]
+    numbers = [item.shards for item in made.splits.values()]
     assert numbers[0] > numbers[1]
     write_tree(source, {"000a.txt": b"new", "000a.cls": b"1"})
     assert _again(source, output, options) == sum(numbers) - 1

@@ -36,18 +36,18 @@ ONE: dict[str, Any] = {"split": None, "pattern": "out-{000..}"}  # not in splits
 def _pack(source: Path, folder: Path, **options: Any) -> CreateResult:
     """Pack eight samples a shard into three splits, with one worker into tar, unless asked otherwise."""
     pattern, ending = options.pop("pattern", PATTERN), options.pop("ending", "tar")
-    asked = {"workers": 0, "max_count": 8, "split": SHARES, **options}
-    return create(source, f"{folder}/{pattern}.{ending}", CreateOptions(**asked))
+    changes = {"workers": 0, "max_count": 8, "split": SHARES, **options}
+    return create(source, f"{folder}/{pattern}.{ending}", CreateOptions(**changes))
 
 
 def _parts(folder: Path, names: Iterable[str] = NAMES) -> dict[str, list[str]]:
     """Return the keys of each split, in order, once its dataset was seen to be sound."""
-    found = {}
+    result = {}
     for name in names:
         samples = [sample for shard in sound(folder / f"out-{name}.json") for sample in shard]
         assert {sample.columns["split"] for sample in samples} == {name}
-        found[name] = [sample.key for sample in samples]
-    return found
+        result[name] = [sample.key for sample in samples]
+    return result
 
 
 @pytest.fixture(scope="session")
@@ -84,9 +84,9 @@ def test_splits_are_a_partition(
     """Every sample is in exactly one split, as it would be without splits; the splits' fingerprints add up to its."""
     monkeypatch.setenv("SHARDTOOL_TEST_NOTED", str(tmp_path / "noted"))
     result = _pack(scenes, tmp_path / "out", ending=ending, **options)
-    found = [contents(sound(tmp_path / "out" / f"out-{name}.json")) for name in NAMES]
-    every = {key: fields for part in found for key, fields in part.items()}
-    assert sum(map(len, found)) == len(every) == result.samples == 60
+    actual = [contents(sound(tmp_path / "out" / f"out-{name}.json")) for name in NAMES]
+    every = {key: fields for part in actual for key, fields in part.items()}
+    assert sum(map(len, actual)) == len(every) == result.samples == 60
     for fields in every.values():
         assert ("cls" in fields) == ("label_from_folder" in options)
         fields.pop("cls", None)
@@ -110,26 +110,26 @@ def test_totals_of_splits(scenes: Path, tmp_path: Path) -> None:
         assert (told["schema"]["split"], told["fingerprint"]) == ("string", split.fingerprint)
         totals = told["totals"]
         assert (split.shards, split.size, split.samples) == (totals["shards"], totals["size"], totals["samples"])
-    for one in ("shards", "size", "samples", "kept", "skipped"):
-        assert getattr(result, one) == sum(getattr(split, one) for split in result.splits.values())
+    for item in ("shards", "size", "samples", "kept", "skipped"):
+        assert getattr(result, item) == sum(getattr(split, item) for split in result.splits.values())
 
 
 def test_a_dry_run_of_splits(scenes: Path, tmp_path: Path) -> None:
     """A dry run writes nothing and tells all shards of all splits, to the byte."""
-    asked = CreateOptions(workers=0, max_count=8, split=SHARES)
-    plan = create(scenes, f"{tmp_path}/{PATTERN}.tar", asked, dry_run=True)
+    options = CreateOptions(workers=0, max_count=8, split=SHARES)
+    plan = create(scenes, f"{tmp_path}/{PATTERN}.tar", options, dry_run=True)
     assert os.listdir(tmp_path) == []
     _pack(scenes, tmp_path)
-    listed = [one for name in NAMES for one in json.loads((tmp_path / f"out-{name}.json").read_bytes())["shardlist"]]
-    assert [(one.name, one.samples, one.size, one.first_key, one.last_key) for one in plan.planned] == [
-        (one["url"], one["nsamples"], one["filesize"], one["first_key"], one["last_key"]) for one in listed
+    listed = [item for name in NAMES for item in json.loads((tmp_path / f"out-{name}.json").read_bytes())["shardlist"]]
+    assert [(item.name, item.samples, item.size, item.first_key, item.last_key) for item in plan.planned] == [
+        (item["url"], item["nsamples"], item["filesize"], item["first_key"], item["last_key"]) for item in listed
     ]
 
 
 def test_a_dry_run_of_splits_in_folders(scenes: Path, tmp_path: Path) -> None:
     """Where splits are folders, a dry run still tells which shard is whose."""
     plan = create(scenes, f"{tmp_path}/{{split}}/x-{{000..}}.tar", CreateOptions(workers=0, split=SHARES), dry_run=True)
-    names = [one.name for one in plan.planned]
+    names = [item.name for item in plan.planned]
     assert len(set(names)) == len(names) == 3
 
 
@@ -140,7 +140,7 @@ def test_a_dry_run_of_splits_in_folders(scenes: Path, tmp_path: Path) -> None:
 @settings(max_examples=6)
 def test_a_sample_keeps_its_split(keys: set[int], more: set[int], tmp_path_factory: pytest.TempPathFactory) -> None:
     """A sample's split depends only on its key, and not on other samples or the content."""
-    found = []
+    result = []
     for numbers in (keys, keys | more):
         place = tmp_path_factory.mktemp("stable")
         write_tree(place / "in", {f"{n:03}.txt": b"%d" % len(numbers) for n in numbers})
@@ -149,18 +149,18 @@ def test_a_sample_keeps_its_split(keys: set[int], more: set[int], tmp_path_facto
         except InvalidRequest as error:
             assert "no sample in split" in str(error)  # noqa: PT017
             return
-        found.append({key: name for name, keys in _parts(place, ("train", "val")).items() for key in keys})
-    assert {key: found[1][key] for key in found[0]} == found[0]
+        result.append({key: name for name, keys in _parts(place, ("train", "val")).items() for key in keys})
+    assert {key: result[1][key] for key in result[0]} == result[0]
 
 
 def test_another_seed_divides_otherwise(scenes: Path, tmp_path: Path) -> None:
     """The seed decides, and nothing else: shards, workers, formats and the order of a shuffle do not."""
     same: list[dict[str, Any]] = [{}, {"max_count": 50}, {"workers": 3}, {"ending": "tfrecord"}, {"shuffle": True}]
-    found = []
+    result = []
     for at, options in enumerate([*same, {"seed": 1}]):
         _pack(scenes, tmp_path / str(at), **options)
-        found.append({name: sorted(keys) for name, keys in _parts(tmp_path / str(at)).items()})
-    assert found[0] == found[1] == found[2] == found[3] == found[4] != found[5]
+        result.append({name: sorted(keys) for name, keys in _parts(tmp_path / str(at)).items()})
+    assert result[0] == result[1] == result[2] == result[3] == result[4] != result[5]
 
 
 def test_group_by_folder(scenes: Path, tmp_path: Path) -> None:
@@ -222,8 +222,8 @@ def test_where_the_split_stands_in_the_pattern(pattern: str, files: list[str], s
     """`{split}` may be a folder or a part of the file name, any number of times."""
     result = _pack(scenes, tmp_path, pattern=pattern, split="train=0.5,val=0.5", max_count=None)
     assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.json")) == files
-    found = [set(contents(sound(tmp_path / name))) for name in files]
-    assert (sum(map(len, found)), len(set.union(*found))) == (60, 60)
+    actual = [set(contents(sound(tmp_path / name))) for name in files]
+    assert (sum(map(len, actual)), len(set.union(*actual))) == (60, 60)
     assert [result.dataset_file.replace("{split}", name) for name in ("train", "val")] == [
         f"{tmp_path}/{name}" for name in files
     ]
@@ -250,7 +250,7 @@ def test_the_shell_leaves_the_split_alone(scenes: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "options", "said"),
+    ("pattern", "options", "message"),
     [
         ("out-{split}-{000..}", {"split": None}, r"\{split\} without splits.*split="),
         ("out-{000..}", {}, r"without \{split\}"),
@@ -276,10 +276,10 @@ def test_the_shell_leaves_the_split_alone(scenes: Path, tmp_path: Path) -> None:
     ],
 )
 def test_requests_that_make_no_sense(
-    pattern: str, options: dict[str, Any], said: str, scenes: Path, tmp_path: Path
+    pattern: str, options: dict[str, Any], message: str, scenes: Path, tmp_path: Path
 ) -> None:
     """A request that makes no sense, or leaves a split without a sample, is refused before anything is written."""
-    with pytest.raises(InvalidRequest, match=said):
+    with pytest.raises(InvalidRequest, match=message):
         _pack(scenes, tmp_path / "out", pattern=pattern, **options)
     assert os.listdir(tmp_path) == []
 
@@ -306,9 +306,9 @@ def test_the_source_may_hold_the_output(tmp_path: Path) -> None:
     right = None
     for if_exists in ("error", "resume", "overwrite"):
         _pack(source, source, pattern="{split}/x-{000..}", split="train=0.5,val=0.5", **existing(if_exists))
-        found = read_tree(source)
-        assert right in (None, found)
-        right = found
+        files = read_tree(source)
+        assert right in (None, files)
+        right = files
 
 
 # Existing output
@@ -382,16 +382,16 @@ _TRANSFORMS: list[dict[str, Any]] = [{}, {"map": "tests.mapped:noted"}]
     ("packed", "transform"), [*zip(_TRANSFORMS, _TRANSFORMS, strict=True)], ids=["plain", "map"], indirect=["packed"]
 )
 @pytest.mark.parametrize(
-    "gone", [["out-test-*"], ["out-val-*", "out-test-*"], ["out-train-001.tar"], ["out-val.json"], ["*.json"], []]
+    "deleted", [["out-test-*"], ["out-val-*", "out-test-*"], ["out-train-001.tar"], ["out-val.json"], ["*.json"], []]
 )
 def test_resume_between_splits(
-    gone: list[str], transform: dict[str, Any], *, earlier: Path, scenes: Path, tmp_path: Path,
+    deleted: list[str], transform: dict[str, Any], *, earlier: Path, scenes: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """A run interrupted in or between splits is resumed to the same bytes; finished files are not changed."""
     monkeypatch.setenv("SHARDTOOL_TEST_NOTED", str(tmp_path / "noted"))
     right, before = read_tree(earlier), identity(earlier)
-    names = {path.name for pattern in gone for path in earlier.glob(pattern)}
+    names = {path.name for pattern in deleted for path in earlier.glob(pattern)}
     for name in names:
         (earlier / name).unlink()
     result = _pack(scenes, earlier, resume=True, **transform)
@@ -431,8 +431,8 @@ def test_counts_add_up_over_all_splits(scenes: Path, ending: str, tmp_path: Path
     options: dict[str, Any] = {"on_error": "skip", "oversize": "skip", "max_size": 8000, "ending": ending}
     result = _pack(source, tmp_path / "out", **options)
     rows = [skipped(tmp_path / "out" / f"out-{name}.json") for name in NAMES]
-    found = sorted((row["key"], row["path"], row["code"]) for part in rows for row in part)
-    assert found == sorted(
+    actual = sorted((row["key"], row["path"], row["code"]) for part in rows for row in part)
+    assert actual == sorted(
         [
             *((name[:-4], "", "oversize") for name in huge),
             ("", "README", "no-field"),
@@ -440,17 +440,17 @@ def test_counts_add_up_over_all_splits(scenes: Path, ending: str, tmp_path: Path
             ("dog/06/pipe", "dog/06/pipe.txt", "special-file"),
         ]
     )
-    assert (result.samples, result.skipped) == (60, len(found))
+    assert (result.samples, result.skipped) == (60, len(actual))
     assert [split.skipped for split in result.splits.values()] == [len(part) for part in rows]
-    asked = CreateOptions(workers=0, max_count=8, split=SHARES, on_error="skip", oversize="skip", max_size=8000)
-    assert create(source, f"{tmp_path}/out/{PATTERN}.{ending}", asked, dry_run=True).skipped == len(found)
+    changes = CreateOptions(workers=0, max_count=8, split=SHARES, on_error="skip", oversize="skip", max_size=8000)
+    assert create(source, f"{tmp_path}/out/{PATTERN}.{ending}", changes, dry_run=True).skipped == len(actual)
     assert sum(map(len, _parts(tmp_path / "out").values())) == 60
 
 
 def test_what_a_function_makes_over_all_splits(tmp_path: Path) -> None:
     """With `--map`, each sample is written, left out or dropped in its split; a key twice is refused in any two."""
-    asked = {f"{n:03}.txt": [b"null", b"30", b"[10, 20]", b"no JSON"][n % 4] for n in range(40)}
-    source = write_tree(tmp_path / "in", asked)
+    changes = {f"{n:03}.txt": [b"null", b"30", b"[10, 20]", b"no JSON"][n % 4] for n in range(40)}
+    source = write_tree(tmp_path / "in", changes)
     options: dict[str, Any] = {"map": "tests.mapped:told", "on_error": "skip"}
     result = _pack(source, tmp_path / "out", **options)
     parts = _parts(tmp_path / "out")
@@ -465,7 +465,7 @@ def test_a_key_twice_in_two_splits(tmp_path: Path) -> None:
     """A key that a function returns in two splits is an error by name, as within one."""
     source = write_tree(tmp_path / "in", {f"{n}.py": b"{'a': b''}" for n in range(30)})
     parts = _split_of(source, tmp_path)
-    train, val = (next(key for key, name in parts.items() if name == one) for one in ("train", "val"))
+    train, val = (next(key for key, name in parts.items() if name == item) for item in ("train", "val"))
     write_tree(source, {f"{key}.py": b"{'__key__': 'same', 'a': b''}" for key in (train, val)})
     with pytest.raises(SampleFailed, match=r"^same: "):
         _pack(source, tmp_path / "out", map="tests.mapped:evaluated")
@@ -519,8 +519,8 @@ def test_where_takes_samples(query: str, scenes: Path, ending: str, tmp_path: Pa
         sizes[name[:-4]] += len(data)
     right = {key for key in sizes if QUERIES[query](key, sizes[key])}
     result = _pack(scenes, tmp_path, where=query, ending=ending, **ONE)
-    found = contents(sound(tmp_path / "out.json", max_count=8))
-    assert found == {key: {field: source[f"{key}.{field}"] for field in ("bin", "txt")} for key in right}
+    actual = contents(sound(tmp_path / "out.json", max_count=8))
+    assert actual == {key: {field: source[f"{key}.{field}"] for field in ("bin", "txt")} for key in right}
     assert 0 < result.samples == len(right) < 60
     assert json.loads((tmp_path / "out.json").read_bytes())["shardtool"]["made"]["options"]["where"] == query
 
@@ -537,8 +537,8 @@ def test_where_and_labels(scenes: Path, tmp_path: Path) -> None:
     """A class keeps its number where `--where` leaves the others out, and a query means the same with labels."""
     options: dict[str, Any] = {**ONE, "label_from_folder": True}
     _pack(scenes, tmp_path / "dog", where="folder.str.startswith('dog')", **options)
-    found = contents(sound(tmp_path / "dog" / "out.json"))
-    assert {fields["cls"] for fields in found.values()} == {b"1"}
+    result = contents(sound(tmp_path / "dog" / "out.json"))
+    assert {fields["cls"] for fields in result.values()} == {b"1"}
     keys = []
     for at, labels in enumerate((False, True)):
         more = {**options, "label_from_folder": labels}
@@ -558,7 +558,7 @@ def test_where_and_splits(scenes: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("query", "said"),
+    ("query", "message"),
     [
         ("size > ", "where"),
         ("width > 3", "width.*key, path, folder, size"),
@@ -568,9 +568,9 @@ def test_where_and_splits(scenes: Path, tmp_path: Path) -> None:
         ("", "where"),
     ],
 )
-def test_queries_that_make_no_sense(query: str, said: str, scenes: Path, tmp_path: Path) -> None:
+def test_queries_that_make_no_sense(query: str, message: str, scenes: Path, tmp_path: Path) -> None:
     """A query that cannot be asked, or that takes nothing, is refused before anything is written."""
-    with pytest.raises(InvalidRequest, match=said):
+    with pytest.raises(InvalidRequest, match=message):
         _pack(scenes, tmp_path / "out", where=query)
     assert os.listdir(tmp_path) == []
 

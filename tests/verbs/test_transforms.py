@@ -48,8 +48,8 @@ _TAR_END = 1024
 def _pack(source: Any, folder: Path, **options: Any) -> CreateResult:
     """Pack into tar without workers, unless `options` differ."""
     ending = options.pop("ending", "tar")
-    asked = {"workers": 0, **options}
-    return create(source, f"{folder}/{STEM}.{ending}", CreateOptions(**asked))
+    changes = {"workers": 0, **options}
+    return create(source, f"{folder}/{STEM}.{ending}", CreateOptions(**changes))
 
 
 def _picture(side: int, seed: int, kind: str = "PNG", mode: str = "RGB", **details: Any) -> bytes:
@@ -95,16 +95,18 @@ def copy(whole: Path, tmp_path: Path) -> Path:
 
 
 def _told_tree(folder: Path, asked: Mapping[str, object]) -> Path:
-    return write_tree(folder, {f"{key}.txt": json.dumps(said).encode() for key, said in asked.items()})
+    return write_tree(folder, {f"{key}.txt": json.dumps(message).encode() for key, message in asked.items()})
 
 
 def _told_samples(asked: Mapping[str, object]) -> dict[str, dict[str, int]]:
     """Return what `told` makes: source key to key to the size of its field."""
-    found: dict[str, dict[str, int]] = {}
-    for key, said in asked.items():
-        several = said if isinstance(said, list) else []
-        found[key] = {key: said} if isinstance(said, int) else {f"{key}-{at}": size for at, size in enumerate(several)}
-    return found
+    result: dict[str, dict[str, int]] = {}
+    for key, message in asked.items():
+        several = message if isinstance(message, list) else []
+        result[key] = (
+            {key: message} if isinstance(message, int) else {f"{key}-{at}": size for at, size in enumerate(several)}
+        )
+    return result
 
 
 def _record_size(key: str, size: int, ending: str) -> int:
@@ -139,7 +141,7 @@ def test_bounds_hold_with_any_function(
 ) -> None:
     """Each sample is written, skipped or dropped once, and no shard exceeds a bound, for any function."""
     place = tmp_path_factory.mktemp("bounds")
-    named = {f"{number:03}": said for number, said in enumerate(asked)}
+    named = {f"{number:03}": message for number, message in enumerate(asked)}
     made, room = _told_samples(named), 10**9 if max_size is None else max_size - (_TAR_END if ending == "tar" else 0)
     alone = oversize == "alone"
     sizes = {key: sum(_record_size(name, size, ending) for name, size in made[key].items()) for key in made}
@@ -154,21 +156,21 @@ def test_bounds_hold_with_any_function(
             _pack(place / "in", place / "out", **options)
         return
     result = _pack(place / "in", place / "out", **options)
-    found = sound(place / "out" / "out.json", max_count=max_count)
-    assert {key: fields["bin"] for key, fields in contents(found).items()} == right
-    assert {one["key"]: one["code"] for one in skipped(place / "out" / "out.json")} == dict.fromkeys(bad, "oversize")
+    actual = sound(place / "out" / "out.json", max_count=max_count)
+    assert {key: fields["bin"] for key, fields in contents(actual).items()} == right
+    assert {item["key"]: item["code"] for item in skipped(place / "out" / "out.json")} == dict.fromkeys(bad, "oversize")
     assert (result.skipped, result.dropped) == (len(bad), sum(not made[key] for key in made))
-    for path, samples in zip(shards(place / "out"), found, strict=True):
+    for path, samples in zip(shards(place / "out"), actual, strict=True):
         over = max_size is not None and path.stat().st_size > max_size
         assert not over or (alone and len({sample.key[:3] for sample in samples}) == 1)
 
 
 def test_images_that_mislead_the_estimate(whole: Path, pictures: Path, ending: str) -> None:
     """Shards are within the bound where the estimate is far off: what finds no room gets names after the planned."""
-    found = sound(whole / "out.json", max_size=14_000)
+    result = sound(whole / "out.json", max_size=14_000)
     plan = create(pictures, f"{whole}/none/{STEM}.{ending}", CreateOptions(workers=0, **WHOLE), dry_run=True)
-    assert len(found) > len(plan.planned), "nothing was left over: the test is too easy"
-    source, made = read_tree(pictures), contents(found)
+    assert len(result) > len(plan.planned), "nothing was left over: the test is too easy"
+    source, made = read_tree(pictures), contents(result)
     assert {key: fields["txt"] for key, fields in made.items()} == {
         name[:-4]: data for name, data in source.items() if name.endswith(".txt")
     }
@@ -178,14 +180,14 @@ def test_images_that_mislead_the_estimate(whole: Path, pictures: Path, ending: s
 
 def test_many_samples_that_grow_fifty_times(ending: str, tmp_path: Path) -> None:
     """Only some of hundreds of samples are tried; the others may be 50 times as large."""
-    asked = {f"{number:03}": 5000 if number % 8 == 7 else 100 for number in range(240)}
-    source = _told_tree(tmp_path / "in", asked)
+    options = {f"{number:03}": 5000 if number % 8 == 7 else 100 for number in range(240)}
+    source = _told_tree(tmp_path / "in", options)
     result = _pack(source, tmp_path / "out", map=TOLD, max_size="12kB", ending=ending, workers=2)
-    found = sound(tmp_path / "out" / "out.json", max_size=12_000)
-    assert {key: fields["bin"] for key, fields in contents(found).items()} == {
-        key: payload(key, size) for key, size in asked.items()
+    actual = sound(tmp_path / "out" / "out.json", max_size=12_000)
+    assert {key: fields["bin"] for key, fields in contents(actual).items()} == {
+        key: payload(key, size) for key, size in options.items()
     }
-    assert (result.samples, result.shards) == (240, len(found))
+    assert (result.samples, result.shards) == (240, len(actual))
 
 
 @pytest.mark.parametrize("max_size", [1, 1024, 1500])
@@ -227,8 +229,8 @@ def test_numbers_that_ranks_divide(options: dict[str, Any], pictures: Path, tmp_
     """What ranks and workers rely on, equal counts and a multiple of shards, is kept, or is a clear error."""
     source = pictures
     if "map" in options:
-        asked = {f"{number:03}": [300, None, 3000, [200, 300]][number * 4 // 40] for number in range(40)}
-        source = _told_tree(tmp_path / "in", asked)
+        changes = {f"{number:03}": [300, None, 3000, [200, 300]][number * 4 // 40] for number in range(40)}
+        source = _told_tree(tmp_path / "in", changes)
     pattern = options.pop("pattern", STEM)
     try:
         create(source, f"{tmp_path}/out/{pattern}.tar", CreateOptions(workers=0, **options))
@@ -247,9 +249,9 @@ def test_an_exact_range_is_filled(last: int, pictures: Path, ending: str, tmp_pa
     """A closed range without a bound gives exactly its names, however few, in the source's order."""
     output = f"{tmp_path}/out-{{000..{last:03}}}.{ending}"
     create(pictures, output, CreateOptions(workers=2, start_method="fork", **TO_PNG))
-    found = sound(tmp_path / "out.json")
-    keys = [sample.key for samples in found for sample in samples]
-    assert (len(found), keys, len(keys)) == (last + 1, sorted(keys), 30)
+    result = sound(tmp_path / "out.json")
+    keys = [sample.key for samples in result for sample in samples]
+    assert (len(result), keys, len(keys)) == (last + 1, sorted(keys), 30)
 
 
 @pytest.mark.parametrize("names", ["far too few", "the planned", "enough"])
@@ -284,8 +286,8 @@ def test_the_same_bytes(workers: int, start: str, *, ending: str, pictures: Path
 @pytest.mark.slow
 def test_the_same_bytes_of_a_function(tmp_path: Path) -> None:
     """So it is where a function makes several samples, or none, and from the command line."""
-    asked = {f"{n:03}": [None, 700, [600, 50], [], 3000][n * 7 % 5] for n in range(60)}
-    source = _told_tree(tmp_path / "in", asked)
+    changes = {f"{n:03}": [None, 700, [600, 50], [], 3000][n * 7 % 5] for n in range(60)}
+    source = _told_tree(tmp_path / "in", changes)
     options: dict[str, Any] = {"map": TOLD, "max_size": "9kB", "shuffle": True, "seed": 3}
     for workers in (1, 2, 5):
         _pack(source, tmp_path / str(workers), workers=workers, **options)
@@ -335,17 +337,17 @@ GONE = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("gone", GONE, ids=lambda gone: "+".join(gone) or "nothing")
-def test_resume_writes_missing_files(gone: list[str], pictures: Path, ending: str, copy: Path) -> None:
+@pytest.mark.parametrize("deleted", GONE, ids=lambda deleted: "+".join(deleted) or "nothing")
+def test_resume_writes_missing_files(deleted: list[str], pictures: Path, ending: str, copy: Path) -> None:
     """`--resume` writes missing files, also of overflow shards, and changes no others."""
     right, before, every = read_tree(copy), identity(copy), [path.name for path in shards(copy)]
-    names = [one for name in gone for one in (every if name == "all" else [name])]
+    names = [item for name in deleted for item in (every if name == "all" else [name])]
     names = [every[-1] if name == "the last" else name.replace("shard", ending) for name in names]
     for name in names:
         (copy / name).unlink()
     result = _pack(pictures, copy, resume=True, ending=ending, **WHOLE)
     assert read_tree(copy) == right
-    missing = {one for name in names if name != "out.json" for one in (f"{name.rpartition('.')[0]}.{ending}", name)}
+    missing = {item for name in names if name != "out.json" for item in (f"{name.rpartition('.')[0]}.{ending}", name)}
     rewritten = _rewritten(before, identity(copy))
     assert missing <= rewritten <= {*missing, *map(sidecar, missing), *(["out.json"] if names else [])}
     assert result.kept == len(every) - len({name for name in missing if name.endswith(ending)})
@@ -370,8 +372,8 @@ def test_resume_calls_the_function_only_for_what_is_missing(tmp_path: Path, monk
         run()
         return Counter((tmp_path / "noted").read_text(encoding="utf-8").split())
 
-    asked = CreateOptions(workers=0, **options)
-    tried = calls(lambda: create(source, f"{tmp_path}/out/{STEM}.tar", asked, dry_run=True))
+    changes = CreateOptions(workers=0, **options)
+    tried = calls(lambda: create(source, f"{tmp_path}/out/{STEM}.tar", changes, dry_run=True))
     assert calls(lambda: _pack(source, tmp_path / "out", **options)) - tried == Counter(f"{n:03}" for n in range(20))
     age(tmp_path / "out", source)
     (tmp_path / "out" / "out-002.tar").unlink()
@@ -422,10 +424,10 @@ BOUNDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def test_resume_with_other_bounds(name: str, tmp_path: Path) -> None:
     """`--resume` with another bound is held to that, though the plan, which only guesses, is the same as before."""
     before, after = BOUNDS[name]
-    asked: dict[str, object] = {str(number): [10, 20] for number in range(6)}
+    options: dict[str, object] = {str(number): [10, 20] for number in range(6)}
     if "max_size" in before:
-        asked = {str(number): 6100 if number < 4 else 500 for number in range(8)}
-    source = _told_tree(tmp_path / "in", asked)
+        options = {str(number): 6100 if number < 4 else 500 for number in range(8)}
+    source = _told_tree(tmp_path / "in", options)
     _pack(source, tmp_path / "out", map=TOLD, **before)
     age(tmp_path / "out", source)
     outcomes: list[object] = []
@@ -488,8 +490,8 @@ def test_resume_with_another_function(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("change", ["content", "size", "gone", "new"])
 def test_resume_takes_in_a_changed_source(change: str, tmp_path: Path) -> None:
     """Over a changed source, `--resume` equals a fresh run, and keeps the shards that the change leaves alone."""
-    asked: dict[str, object] = {f"{number:03}": 100 + number for number in range(12)}
-    source = _told_tree(tmp_path / "in", asked)
+    changes: dict[str, object] = {f"{number:03}": 100 + number for number in range(12)}
+    source = _told_tree(tmp_path / "in", changes)
     options: dict[str, Any] = {"map": TOLD, "max_count": 3}
     _pack(source, tmp_path / "out", **options)
     age(tmp_path / "out", source)
@@ -498,8 +500,8 @@ def test_resume_takes_in_a_changed_source(change: str, tmp_path: Path) -> None:
     if change == "gone":
         (source / "011.txt").unlink()
     else:
-        key, said = {"content": ("004", 401), "size": ("004", [4, 1]), "new": ("012", 5)}[change]
-        _told_tree(source, {key: said})
+        key, messages = {"content": ("004", 401), "size": ("004", [4, 1]), "new": ("012", 5)}[change]
+        _told_tree(source, {key: messages})
     result = _pack(source, tmp_path / "out", resume=True, **options)
     _pack(source, tmp_path / "fresh", **options)
     assert read_tree(tmp_path / "out") == read_tree(tmp_path / "fresh")
@@ -587,15 +589,15 @@ def test_probe(ending: str, tmp_path: Path) -> None:
     files |= {"d.png": _picture(5, 1, mode="LA"), "e.txt": b"none"}
     source = write_tree(tmp_path / "in", files)
     _pack(source, tmp_path / "out", probe=True, max_count=2, ending=ending)
-    found = {sample.key: sample.columns for shard in sound(tmp_path / "out" / "out.json") for sample in shard}
-    assert {key: tuple(columns.values()) for key, columns in found.items()} == {
+    result = {sample.key: sample.columns for shard in sound(tmp_path / "out" / "out.json") for sample in shard}
+    assert {key: tuple(columns.values()) for key, columns in result.items()} == {
         "a": (10, 30, "RGB"),
         "b": (None, None, None),
         "c": (7, 7, "L"),
         "d": (5, 5, "LA"),
         "e": (None, None, None),
     }
-    assert {tuple(columns) for columns in found.values()} == {("width", "height", "mode")}
+    assert {tuple(columns) for columns in result.values()} == {("width", "height", "mode")}
     schema = json.loads((tmp_path / "out" / "out.json").read_bytes())["shardtool"]["schema"]
     assert {name: schema[name] for name in ("width", "height", "mode")} == {
         "width": "int32", "height": "int32", "mode": "string"
@@ -613,12 +615,12 @@ def test_probe_describes_the_written_image(whole: Path) -> None:
 
 def test_labels_stay_numbers(whole: Path, ending: str) -> None:
     """`--label-from-folder` gives each sample its class, in TFRecord as an int64."""
-    found, raw = sound(whole / "out.json"), shards(whole)[-1].read_bytes()
-    assert {key[0]: fields["cls"] for key, fields in contents(found).items()} == {"a": b"0", "b": b"1", "c": b"2"}
+    result, raw = sound(whole / "out.json"), shards(whole)[-1].read_bytes()
+    assert {key[0]: fields["cls"] for key, fields in contents(result).items()} == {"a": b"0", "b": b"1", "c": b"2"}
     told = json.loads((whole / "out.json").read_bytes())["shardtool"]
     assert told["classes"] == {"cls": ["a", "b", "c"]}
     if ending == "tfrecord":
-        kinds = {one.name: one.kind for _, data in tfrecords.records(raw) for one in tfrecords.parse_example(data)}
+        kinds = {item.name: item.kind for _, data in tfrecords.records(raw) for item in tfrecords.parse_example(data)}
         assert kinds == {
             "__key__": tfrecords.BYTES, "cls": tfrecords.INT64, "png": tfrecords.BYTES, "txt": tfrecords.BYTES
         }  # fmt: skip
@@ -633,8 +635,8 @@ def test_a_label_that_is_no_number_any_more(tmp_path: Path) -> None:
     with pytest.raises(SampleFailed, match=r"b/2.*cls.*int64"):
         _pack(source, tmp_path / "records", ending="tfrecord", **options)
     _pack(source, tmp_path / "tar", **options)
-    found = contents(sound(tmp_path / "tar" / "out.json"))
-    assert {key: fields["cls"] for key, fields in found.items()} == {"a/1": b"7", "b/2": b"cat"}
+    result = contents(sound(tmp_path / "tar" / "out.json"))
+    assert {key: fields["cls"] for key, fields in result.items()} == {"a/1": b"7", "b/2": b"cat"}
 
 
 def test_numbers_with_unusual_spelling(tmp_path: Path) -> None:
@@ -653,9 +655,9 @@ def test_a_shuffle_moves_changed_samples(pictures: Path, whole: Path, ending: st
     orders = []
     for at, seed in enumerate((1, 1, 2)):
         _pack(pictures, tmp_path / str(at), ending=ending, shuffle=True, seed=seed, **WHOLE)
-        found = sound(tmp_path / str(at) / "out.json", max_size=14_000)
-        assert contents(found) == contents(sound(whole / "out.json"))
-        orders.append([sample.key for samples in found for sample in samples])
+        result = sound(tmp_path / str(at) / "out.json", max_size=14_000)
+        assert contents(result) == contents(sound(whole / "out.json"))
+        orders.append([sample.key for samples in result for sample in samples])
     assert orders[0] == orders[1]
     assert len({tuple(order) for order in (orders[0], orders[2], sorted(orders[0]))}) == 3
 
@@ -666,10 +668,12 @@ def test_portable_names_and_their_originals(tmp_path: Path) -> None:
     source = write_tree(tmp_path / "in", {name: _picture(9, 1) if name.endswith("g") else b"text" for name in names})
     _pack(source, tmp_path / "out", portable=True, resize=5, encode="jpg")
     _pack(source, tmp_path / "plain", portable=True)
-    found = [[sample for shard in sound(tmp_path / name / "out.json") for sample in shard] for name in ("out", "plain")]
-    assert [sample.key for sample in found[0]] == [sample.key for sample in found[1]]
-    assert [sample.columns["source_paths"] for sample in found[0]] == [["a b/ü.png", "a b/ü.txt"], ["plain.png"]]
-    assert [set(sample.content) for sample in found[0]] == [{"jpg", "txt"}, {"jpg"}]
+    result = [
+        [sample for shard in sound(tmp_path / name / "out.json") for sample in shard] for name in ("out", "plain")
+    ]
+    assert [sample.key for sample in result[0]] == [sample.key for sample in result[1]]
+    assert [sample.columns["source_paths"] for sample in result[0]] == [["a b/ü.png", "a b/ü.txt"], ["plain.png"]]
+    assert [set(sample.content) for sample in result[0]] == [{"jpg", "txt"}, {"jpg"}]
 
 
 @pytest.mark.parametrize("option", ["image", "mask"])
@@ -730,8 +734,8 @@ def test_a_function_may_use_its_buffer_again(ending: str, tmp_path: Path) -> Non
     texts = [b"(%b.__setitem__(slice(0, 9), b'%09d'), {'a': memoryview(%b)})[1]" % (code, n, code) for n in range(5)]
     source = write_tree(tmp_path / "in", {f"{n}.py": text for n, text in enumerate(texts)})
     _pack(source, tmp_path / "out", map=EVALUATED, ending=ending)
-    found = contents(sound(tmp_path / "out" / "out.json"))
-    assert {key: fields["a"] for key, fields in found.items()} == {str(n): b"%09d" % n for n in range(5)}
+    result = contents(sound(tmp_path / "out" / "out.json"))
+    assert {key: fields["a"] for key, fields in result.items()} == {str(n): b"%09d" % n for n in range(5)}
 
 
 BAD = ["5", "'text'", "{}", "{'a': None}", "{'a': object()}", "{'__key__': '../x', 'a': b''}", "{'a/b': b''}"]
@@ -789,8 +793,8 @@ def test_a_key_twice_is_refused(count: int, tmp_path: Path) -> None:
 
 def test_dropped_samples_are_counted(ending: str, tmp_path: Path) -> None:
     """What a function drops is neither written nor left out: in is written, left out and dropped together."""
-    asked: dict[str, object] = {f"{number:02}": None if number < 6 or number % 3 else 40 for number in range(12)}
-    source = _told_tree(tmp_path / "in", asked)
+    changes: dict[str, object] = {f"{number:02}": None if number < 6 or number % 3 else 40 for number in range(12)}
+    source = _told_tree(tmp_path / "in", changes)
     (source / "11.txt").write_bytes(b"no JSON")
     options: dict[str, Any] = {"map": TOLD, "max_count": 3, "on_error": "skip", "ending": ending}
     result = _pack(source, tmp_path / "out", **options)
@@ -853,16 +857,16 @@ def _run(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def test_exceptions_that_are_skipped(ending: str, tmp_path: Path) -> None:
     """Under `--on-error skip`, samples at which the function raised are left out and listed with the reason."""
-    asked: dict[str, object] = {f"{number:03}": 50 for number in range(10)}
-    source = _told_tree(tmp_path / "in", asked)
+    changes: dict[str, object] = {f"{number:03}": 50 for number in range(10)}
+    source = _told_tree(tmp_path / "in", changes)
     write_tree(source, {"002.txt": b"no JSON", "009.txt": b"[1, ", "005.txt": b"5"})
     options: dict[str, Any] = {"map": TOLD, "max_count": 4, "on_error": "skip", "ending": ending}
     result = _pack(source, tmp_path / "out", **options)
-    found = sound(tmp_path / "out" / "out.json", max_count=4)
+    actual = sound(tmp_path / "out" / "out.json", max_count=4)
     rows = skipped(tmp_path / "out" / "out.json")
     assert [(row["key"], row["code"]) for row in rows] == [("002", "map-failed"), ("009", "map-failed")]
     assert all("JSONDecodeError" in row["message"] for row in rows)
-    assert sorted(contents(found)) == sorted({*asked} - {"002", "009"})
+    assert sorted(contents(actual)) == sorted({*changes} - {"002", "009"})
     assert (result.samples, result.skipped, result.dropped) == (8, 2, 0)
     _pack(source, tmp_path / "out", resume=True, **{**options, "workers": 2})
     _pack(source, tmp_path / "fresh", **options)
@@ -890,12 +894,12 @@ MISSING: dict[str, tuple[str, str]] = {
 def test_a_missing_function(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A function that cannot be imported is an error of the request, and creates not even a folder."""
     source = write_tree(tmp_path / "in", {"a.txt": b"1"})
-    text, said = MISSING[name]
+    text, message = MISSING[name]
     (tmp_path / "of_missing.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.delitem(sys.modules, "of_missing", raising=False)
-    with pytest.raises(InvalidRequest, match=f"map.*{re.escape(said)}"):
+    with pytest.raises(InvalidRequest, match=f"map.*{re.escape(message)}"):
         _pack(source, tmp_path / "out", map=name)
     assert not (tmp_path / "out").exists()
 
@@ -1022,8 +1026,8 @@ def test_broken_images_are_skipped(ending: str, tmp_path: Path) -> None:
     rows = skipped(tmp_path / "out" / "out.json")
     assert {row["path"]: row["code"] for row in rows} == codes
     assert [row["key"] for row in rows] == [path.partition(".")[0] for path in codes]
-    found = contents(sound(tmp_path / "out" / "out.json"))
-    assert (len(found), result.samples, result.skipped) == (20 - len(codes), 20 - len(codes), len(codes))
+    actual = contents(sound(tmp_path / "out" / "out.json"))
+    assert (len(actual), result.samples, result.skipped) == (20 - len(codes), 20 - len(codes), len(codes))
 
 
 def test_broken_images_from_the_command_line(tmp_path: Path) -> None:
@@ -1090,15 +1094,15 @@ def test_a_file_that_changes_while_it_is_packed(name: str, field: str, tmp_path:
     source = write_tree(tmp_path / "in", {f"{n}.{kind}": _picture(9, n) for n in range(3) for kind in ("png", "txt")})
     path, data = source / f"1.{field}", (source / f"1.{field}").read_bytes()
     output = f"{tmp_path}/out/{STEM}.tar"
-    asked: dict[str, Any] = {"workers": 0, "resize": 5}
+    options: dict[str, Any] = {"workers": 0, "resize": 5}
     with pytest.raises(SampleFailed) as caught:
-        create(source, output, CreateOptions(**asked), observer=_Changer(path, change))
+        create(source, output, CreateOptions(**options), observer=_Changer(path, change))
     assert caught.value.where == str(path)
     if path.is_dir():
         path.rmdir()
     path.write_bytes(data)
     observer = _Changer(path, change)
-    result = create(source, output, CreateOptions(**asked, on_error="skip"), observer=observer)
+    result = create(source, output, CreateOptions(**options, on_error="skip"), observer=observer)
     assert (result.samples, result.skipped) == (2, 1)
     ((row),) = skipped(tmp_path / "out" / "out.json")
     assert (row["key"], row["path"]) == ("1", f"1.{field}")

@@ -44,8 +44,15 @@ def _manifest(folder: Path, urls: Sequence[str]) -> Path:
 
 def _create(source: object, folder: Path, observer: Observer | None = None, **options: Any) -> CreateResult:
     ending = options.pop("ending", "tar")
-    asked = {"url": {"jpg": "url"}, "allow_private": True, "workers": 0, "retries": 0, "max_failed": "100%", **options}
-    return create(source, f"{folder}/out-{{000..}}.{ending}", CreateOptions(**asked), observer=observer)
+    changes = {
+        "url": {"jpg": "url"},
+        "allow_private": True,
+        "workers": 0,
+        "retries": 0,
+        "max_failed": "100%",
+        **options,
+    }
+    return create(source, f"{folder}/out-{{000..}}.{ending}", CreateOptions(**changes), observer=observer)
 
 
 def _mixed(web: WebServer) -> list[tuple[str, str]]:
@@ -56,10 +63,10 @@ def _mixed(web: WebServer) -> list[tuple[str, str]]:
         ("robots/noai", "robots-header"), ("to/%2Fok%2Fc", ""), ("gzip/d", ""), ("drop/a", "no-connection"),
         ("stall/a", "timeout"), ("text/a", "not-an-image"), ("garbage/a", "bad-response"),
     ]  # fmt: skip
-    found = [(web.url(path), code) for path, code in kinds]
-    found += [("", "bad-url"), ("ftp://u:hunter2@127.0.0.1/a?sig=s1gn4ture", "bad-url")]
-    found.append((web.url("ok/e").replace("://", "://user:hunter2@"), ""))
-    return found
+    result = [(web.url(path), code) for path, code in kinds]
+    result += [("", "bad-url"), ("ftp://u:hunter2@127.0.0.1/a?sig=s1gn4ture", "bad-url")]
+    result.append((web.url("ok/e").replace("://", "://user:hunter2@"), ""))
+    return result
 
 
 @pytest.mark.slow
@@ -84,9 +91,9 @@ def test_files_and_columns(web: WebServer, tmp_path: Path) -> None:
     """A sample has its file, and its other columns as JSON and in the sidecar, with the URL."""
     source = _manifest(tmp_path / "in", [web.url(f"ok/{at}") for at in range(3)])
     _create(source, tmp_path / "out", field={"txt": "caption"}, meta="all")
-    found = dict(members(*shards(tmp_path / "out")))
-    assert found["000000001.jpg"] == body("1")
-    assert found["000000001.txt"] == b"caption 1"
+    result = dict(members(*shards(tmp_path / "out")))
+    assert result["000000001.jpg"] == body("1")
+    assert result["000000001.txt"] == b"caption 1"
     table = pq.read_table(tmp_path / "out" / "out-000.index")
     assert table["url"].to_pylist() == [web.url(f"ok/{at}") for at in range(3)]
     assert table["caption"].to_pylist() == [f"caption {at}" for at in range(3)]
@@ -106,8 +113,8 @@ def test_no_secret_is_kept_or_shown(web: WebServer, tmp_path: Path) -> None:
     ]
     ran.append(typed("verify", tmp_path / "out" / "o.json", "--source", source, "--json"))
     ran.append(typed("inspect", tmp_path / "out" / "o.json"))
-    assert [one.code for one in ran] == [0, 6, 0, 0, 0, 0]
-    seen = [one.out + one.err for one in ran] + [
+    assert [item.code for item in ran] == [0, 6, 0, 0, 0, 0]
+    seen = [item.out + item.err for item in ran] + [
         data.decode("latin-1") for data in read_tree(tmp_path / "out").values()
     ]
     seen += [str(row) for path in (tmp_path / "out").glob("*.index") for row in pq.read_table(path).to_pylist()]
@@ -122,7 +129,7 @@ def test_resume_fetches_nothing_twice(web: WebServer, tmp_path: Path) -> None:
     urls = [web.url(f"ok/{at}" if at % 5 else f"busy/1/{at}") for at in range(20)]
     source = _manifest(tmp_path / "in", [*urls, *(web.url(f"ok/x{at}") for at in range(4))])
     first = _create(source, tmp_path / "out", max_count=4)
-    before, asked = read_tree(tmp_path / "out"), Counter(web.requests)
+    before, options = read_tree(tmp_path / "out"), Counter(web.requests)
     assert (first.samples, first.skipped) == (20, 4)
     again = _create(source, tmp_path / "out", max_count=4, resume=True)
     assert again.kept == 6
@@ -131,7 +138,7 @@ def test_resume_fetches_nothing_twice(web: WebServer, tmp_path: Path) -> None:
     (tmp_path / "out" / "out.skipped").unlink()
     (tmp_path / "out" / "out-002.index").unlink()
     assert _create(source, tmp_path / "out", max_count=4, resume=True).kept == 5
-    assert set((web.requests - asked).elements()) == {f"/{'ok' if at % 5 else 'busy/1'}/{at}" for at in range(8, 12)}
+    assert set((web.requests - options).elements()) == {f"/{'ok' if at % 5 else 'busy/1'}/{at}" for at in range(8, 12)}
     assert len(skipped(tmp_path / "out" / "out.json")) == 3
     last = _create(source, tmp_path / "out", max_count=4, resume=True, retry_failed=True)
     assert (last.samples, last.skipped, last.kept) == (24, 0, 3)
@@ -183,10 +190,10 @@ def test_no_file_remains_if_all_urls_fail(web: WebServer, tmp_path: Path, if_exi
 
     No shard or list remains that a later run would consider finished: the same command then creates the dataset.
     """
-    gone = _manifest(tmp_path / "in", [web.url("status/404"), web.url("cut/a"), web.url("status/404")])
+    deleted = _manifest(tmp_path / "in", [web.url("status/404"), web.url("cut/a"), web.url("status/404")])
     for _ in range(2):
         with pytest.raises(SampleFailed, match="3 samples could be packed: http-404 2, cut-short 1") as caught:
-            _create(gone, tmp_path / "out", max_count=1, **existing(if_exists))
+            _create(deleted, tmp_path / "out", max_count=1, **existing(if_exists))
         assert "on_error" not in caught.value.remedy
         assert not any((tmp_path / "out").iterdir())
     there = _manifest(tmp_path / "in", [web.url(f"ok/{at}") for at in range(3)])
@@ -240,16 +247,16 @@ def test_the_source_is_compared_but_for_the_web(web: WebServer, tmp_path: Path) 
     """`verify --source` compares keys and columns, sends no request, and says that downloads are not compared."""
     source = _manifest(tmp_path / "in", [web.url("ok/a"), web.url("status/404")])
     _create(source, tmp_path / "out")
-    asked = Counter(web.requests)
+    options = Counter(web.requests)
     ran = typed("verify", tmp_path / "out" / "out.json", "--source", source, "--json")
-    assert (ran.code, web.requests) == (0, asked)
+    assert (ran.code, web.requests) == (0, options)
     assert "1 file of URLs" in ran.out
     shard = tmp_path / "out" / "out-000.tar"
     shard.write_bytes(shard.read_bytes()[:-512])
     mended = typed("verify", tmp_path / "out" / "out.json", "--source", source, "--repair")
     assert mended.code != 0
     assert "--resume" in mended.out + mended.err
-    assert web.requests == asked
+    assert web.requests == options
 
 
 def test_progress_says_how_well_it_goes(web: WebServer, tmp_path: Path) -> None:

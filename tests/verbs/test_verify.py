@@ -79,10 +79,10 @@ def test_a_created_dataset_has_no_findings(options: dict[str, Any], awkward: Pat
     """Datasets of `create` have no findings at any level, with any number of workers, and match their source."""
     create(awkward, f"{tmp_path}/out-{{000..}}.{ending}", CreateOptions(workers=0, **options))
     file = tmp_path / "out.json"
-    for asked in ({}, {"quick": True}, {"source": awkward}, {"workers": 2}):
-        report = _verify(file, **asked)
-        assert (report.findings, report.counts) == ((), {}), asked
-        assert report.samples or asked.get("quick")
+    for changes in ({}, {"quick": True}, {"source": awkward}, {"workers": 2}):
+        report = _verify(file, **changes)
+        assert (report.findings, report.counts) == ((), {}), changes
+        assert report.samples or changes.get("quick")
     assert _verify(tmp_path).sound
 
 
@@ -195,14 +195,14 @@ def test_damage_is_located(dataset: Path) -> None:
     """A flipped bit in a payload is reported with shard, offset, key and field; in a header with its offset."""
     shard = shards(dataset)[1]
     flip(shard, examined_place(shard))
-    found = {one.code: one for one in _verify(dataset).findings}
+    findings = {finding.code: finding for finding in _verify(dataset).findings}
     if shard.suffix == ".tar":
-        assert {"shard-checksum", "payload-checksum", "fingerprint-differs"} == set(found)
-        one = found["payload-checksum"]
+        assert {"shard-checksum", "payload-checksum", "fingerprint-differs"} == set(findings)
+        one = findings["payload-checksum"]
         assert (one.file, one.key, one.field, one.offset) == (shard.name, "a/006", "txt", examined_place(shard))
     else:
-        assert {"shard-checksum", "shard-damaged"} == set(found)
-        assert found["shard-damaged"].offset is not None
+        assert {"shard-checksum", "shard-damaged"} == set(findings)
+        assert findings["shard-damaged"].offset is not None
 
 
 def examined_place(shard: Path) -> int:
@@ -463,9 +463,9 @@ def _replace_sidecar(dataset: Path, data: bytes) -> None:
 def test_a_forged_sidecar_is_found(change: Callable[[list[dict[str, Any]]], None], dataset: Path) -> None:
     """A sidecar that lists other samples than its shard is found, even if all checksums match it."""
     _reindex(dataset, change)
-    found = _codes(dataset)
-    assert found & {"index-differs", "sidecar-damaged"}
-    assert found <= {"index-differs", "sidecar-damaged"}
+    result = _codes(dataset)
+    assert result & {"index-differs", "sidecar-damaged"}
+    assert result <= {"index-differs", "sidecar-damaged"}
 
 
 def test_a_forged_payload_checksum_is_found(dataset: Path) -> None:
@@ -554,8 +554,8 @@ def test_undecodable_fields_are_found(sample_data: Path, tmp_path: Path) -> None
 "word.cls": b"dog", "huge.cls": b"9" * 5000}  # fmt: skip
     create(write_tree(tmp_path / "in", files), f"{tmp_path}/out-{{0..}}.tar", CreateOptions(workers=0))
     assert _verify(tmp_path / "out.json").sound
-    found = {(one.code, one.key) for one in _verify(tmp_path / "out.json", decode=True).findings}
-    assert found == {("image-bad", "cut"), ("image-bad", "none"), ("json-bad", "bad"), ("json-bad", "deep"),
+    findings = {(finding.code, finding.key) for finding in _verify(tmp_path / "out.json", decode=True).findings}
+    assert findings == {("image-bad", "cut"), ("image-bad", "none"), ("json-bad", "bad"), ("json-bad", "deep"),
                      ("number-bad", "word"), ("number-bad", "huge")}  # fmt: skip
 
 
@@ -571,8 +571,8 @@ def test_changes_of_a_folder_source_are_found(packed: Path, tmp_path: Path) -> N
     (source / "a/004.jpg").write_bytes(b"added")
     (source / "b/001.txt").write_bytes(b"longer" * 100)
     (source / "b/003.cls").write_bytes(b"7")
-    found = {(one.code, one.key, one.field) for one in _verify(file, source=source).findings}
-    assert found == {
+    findings = {(finding.code, finding.key, finding.field) for finding in _verify(file, source=source).findings}
+    assert findings == {
         ("source-missing", "b/new", ""), ("source-extra", "a/000", ""), ("source-extra", "a/002", "cls"),
         ("source-missing", "a/004", "jpg"), ("source-differs", "b/001", "txt"), ("source-differs", "b/003", "cls"),
     }  # fmt: skip
@@ -611,26 +611,28 @@ def test_repair_rebuilds_a_sidecar(dataset: Path) -> None:
 
 def test_repair_rebuilds_a_sidecar_next_to_damaged_shards(packed: Path, dataset: Path, ending: str) -> None:
     """Shards of the wrong size, and missing ones, do not prevent the repair, and a later repair has their source."""
-    wanted = {path.name: path.read_bytes() for path in dataset.iterdir()}
+    expected = {path.name: path.read_bytes() for path in dataset.iterdir()}
     (dataset / f"out-001.{ending}").write_bytes(b"")
     (dataset / f"out-002.{ending}").unlink()
     (dataset / "out-003.index").unlink()
     report = _verify(dataset / "out.json", repair=True)
     assert ("sidecar-missing" in report.counts, report.counts["shard-missing"], len(report.repaired)) == (False, 1, 1)
-    assert {path.name for path in dataset.iterdir()} == wanted.keys() - {f"out-002.{ending}"}
+    assert {path.name for path in dataset.iterdir()} == expected.keys() - {f"out-002.{ending}"}
     assert _verify(dataset / "out.json", repair=True, source=packed / "source").sound
-    assert [name for name in wanted if (dataset / name).read_bytes() != wanted[name] and name.endswith(ending)] == []
+    assert [
+        name for name in expected if (dataset / name).read_bytes() != expected[name] and name.endswith(ending)
+    ] == []
 
 
 def test_repair_of_odd_keys(tmp_path: Path) -> None:
     """A rebuilt sidecar has the keys of the shard, for any bytes."""
     source = write_tree(tmp_path / "in", {"a b%.jpg": b"1", "ü%20.jpg": b"2"})
     create(source, f"{tmp_path}/p-{{0..}}.tar", CreateOptions(portable=True, workers=0))
-    wanted = pq.read_table(tmp_path / "p-0.index").column("__key__")
+    expected = pq.read_table(tmp_path / "p-0.index").column("__key__")
     (tmp_path / "p-0.index").unlink()
     report = _verify(tmp_path / "p.json", repair=True)
     assert "source_paths" in report.repaired[0]
-    assert pq.read_table(tmp_path / "p-0.index").column("__key__") == wanted
+    assert pq.read_table(tmp_path / "p-0.index").column("__key__") == expected
     assert _verify(tmp_path / "p.json", source=source).sound
 
 
@@ -644,13 +646,13 @@ def test_repair_of_the_dataset_file(dataset: Path) -> None:
 
 def test_repair_from_the_source(packed: Path, dataset: Path, ending: str) -> None:
     """Damaged and missing shards and sidecars are made again, to the bytes that they had."""
-    wanted = {path.name: path.read_bytes() for path in dataset.iterdir()}
+    expected = {path.name: path.read_bytes() for path in dataset.iterdir()}
     flip(dataset / f"out-001.{ending}", 700)
     (dataset / f"out-002.{ending}").unlink()
     (dataset / "out-003.index").unlink()
     report = _verify(dataset / "out.json", repair=True, source=packed / "source")
     assert (report.counts, len(report.repaired)) == ({}, 1)
-    assert {path.name: path.read_bytes() for path in dataset.iterdir()} == wanted
+    assert {path.name: path.read_bytes() for path in dataset.iterdir()} == expected
 
 
 def test_repair_never_makes_it_worse(packed: Path, dataset: Path, ending: str, tmp_path: Path) -> None:
@@ -662,13 +664,13 @@ def test_repair_never_makes_it_worse(packed: Path, dataset: Path, ending: str, t
     shorter = tmp_path / "shorter"
     shutil.copytree(other, shorter)
     (shorter / "a/008.txt").write_bytes(b"x")
-    wanted = {path.name: path.read_bytes() for path in dataset.iterdir()}
+    expected = {path.name: path.read_bytes() for path in dataset.iterdir()}
     for source in (None, other, shorter):
         report = _verify(dataset / "out.json", repair=True, source=source)
         assert not report.sound
         assert report.repaired == ()
         assert any(text.startswith("repair: ") for text in report.unchecked)
-        assert {path.name: path.read_bytes() for path in dataset.iterdir()} == wanted
+        assert {path.name: path.read_bytes() for path in dataset.iterdir()} == expected
     flip(dataset / "out-001.index", 60)
     report = _verify(dataset / "out.json", repair=True)
     assert any("not verified" in text for text in report.unchecked)
@@ -714,8 +716,8 @@ def test_json_has_the_findings_of_the_library(dataset: Path) -> None:
     assert set(document) == {
         "dataset", "sound", "findings", "counts", "checked", "unchecked", "repaired", "totals", "seconds",
     }  # fmt: skip
-    for one in document["findings"]:
-        assert set(one) == {"code", "file", "offset", "key", "field", "found", "expected", "remedy"}
+    for item in document["findings"]:
+        assert set(item) == {"code", "file", "offset", "key", "field", "found", "expected", "remedy"}
     assert json.loads(typed("verify", dataset, "--format", "json").out)["counts"] == document["counts"]
 
 
@@ -774,4 +776,4 @@ def test_any_changed_byte_of_the_skipped_list_is_found(tmp_path: Path) -> None:
     assert verify(tmp_path / "out" / "x.json").sound
     for at in range(0, len(raw), 9):
         path.write_bytes(raw[:at] + bytes([raw[at] ^ 4]) + raw[at + 1 :])
-        assert [one.code for one in verify(tmp_path / "out" / "x.json").findings] == ["skipped-differs"]
+        assert [finding.code for finding in verify(tmp_path / "out" / "x.json").findings] == ["skipped-differs"]

@@ -79,8 +79,8 @@ def test_each_image_format_decodes_and_its_truncation_fails(tmp_path: Path) -> N
     images = {f"{ending}.{ending}": _image(ending) for ending in _FORMATS}
     assert _decoded(_tar(tmp_path / "x.tar", images)).findings == []
     cut = {name: data[: len(data) // 3] for name, data in images.items()}
-    found = _decoded(_tar(tmp_path / "y.tar", cut)).findings
-    assert {(one.code, one.field) for one in found} == {("image-bad", ending) for ending in _FORMATS}
+    findings = _decoded(_tar(tmp_path / "y.tar", cut)).findings
+    assert {(item.code, item.field) for item in findings} == {("image-bad", ending) for ending in _FORMATS}
 
 
 _CUT: dict[str, tuple[dict[str, Any], int]] = {  # options of Pillow, and how many bytes at the end hold no pixel
@@ -108,15 +108,15 @@ def test_a_png_with_too_few_rows_is_bad(tmp_path: Path) -> None:
     header, rows = (100).to_bytes(4, "big") * 2 + b"\x08\0\0\0\0", (b"\0" + b"\xff" * 100) * 10
     parts = (b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")
     data = b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)
-    [found] = _decoded(_tar(tmp_path / "x.tar", {"a.png": data})).findings
-    assert (found.code, "too early" in found.found) == ("image-bad", True)
+    [findings] = _decoded(_tar(tmp_path / "x.tar", {"a.png": data})).findings
+    assert (findings.code, "too early" in findings.found) == ("image-bad", True)
 
 
 def test_an_image_over_the_memory_limit_is_skipped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A valid image that needs more memory than allowed is skipped and counted."""
     monkeypatch.setattr("shardtool.transform.image_decode.decode_image", partial(decode_image, max_bytes=5000))
-    found = _decoded(_tar(tmp_path / "x.tar", {"a.png": _image("png"), "b.png": b"none", "c.pgm": _image("pgm")}))
-    assert ([one.key for one in found.findings], found.undecoded) == (["b"], 1)
+    result = _decoded(_tar(tmp_path / "x.tar", {"a.png": _image("png"), "b.png": b"none", "c.pgm": _image("pgm")}))
+    assert ([finding.key for finding in result.findings], result.undecoded) == (["b"], 1)
 
 
 def test_images_of_any_bit_depth_are_valid(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_jpeg_with_several_pictures_is_valid(tmp_path: Path) -> None:
 def test_an_image_with_the_wrong_extension_is_accepted(tmp_path: Path) -> None:
     """Any known format is accepted with any image extension; other bytes are bad."""
     images = {"a.jpg": _image("png"), "b.png": _image("jpg"), "c.png": b"text", "d.png": b""}
-    assert [one.key for one in _decoded(_tar(tmp_path / "x.tar", images)).findings] == ["c", "d"]
+    assert [finding.key for finding in _decoded(_tar(tmp_path / "x.tar", images)).findings] == ["c", "d"]
 
 
 def test_an_image_with_too_many_pixels_is_bad(tmp_path: Path) -> None:
@@ -143,8 +143,8 @@ def test_an_image_with_too_many_pixels_is_bad(tmp_path: Path) -> None:
     data = bytearray(_image("bmp"))
     data[18:26] = (60_000).to_bytes(4, "little") * 2
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    [found] = _decoded(_tar(tmp_path / "x.tar", {"a.bmp": bytes(data)})).findings
-    assert (found.code, "decompression bomb" in found.found) == ("image-bad", True)
+    [findings] = _decoded(_tar(tmp_path / "x.tar", {"a.bmp": bytes(data)})).findings
+    assert (findings.code, "decompression bomb" in findings.found) == ("image-bad", True)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB
 
 
@@ -156,7 +156,7 @@ def test_large_json_is_skipped_and_counted(name: str, tmp_path: Path) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     report = _report(path)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB: objects would be 170,000
-    assert [(one.code, one.key) for one in report.findings] == [("json-bad", "b")]
+    assert [(finding.code, finding.key) for finding in report.findings] == [("json-bad", "b")]
     assert report.unchecked == (
         "1 payload too large for decode=True: it decodes images up to 250 MB (1 GiB once decoded) and JSON up to 8 MB",
     )
@@ -165,24 +165,24 @@ def test_large_json_is_skipped_and_counted(name: str, tmp_path: Path) -> None:
 def test_a_payload_at_the_limit_is_decoded(tmp_path: Path) -> None:
     """A payload of exactly the limit is decoded."""
     text = b'"' + b"x" * (MAX_JSON_BYTES - 2)
-    found = _decoded(_tar(tmp_path / "x.tar", {"a.json": text + b'"', "b.json": text + b"x"}))
-    assert ([one.key for one in found.findings], found.undecoded) == (["b"], 0)
+    result = _decoded(_tar(tmp_path / "x.tar", {"a.json": text + b'"', "b.json": text + b"x"}))
+    assert ([finding.key for finding in result.findings], result.undecoded) == (["b"], 0)
     assert MAX_IMAGE_BYTES > MAX_JSON_BYTES
 
 
 def test_a_label_must_be_an_integer(tmp_path: Path) -> None:
     """A label must be a text that `int` accepts; `3.5` stops readers."""
     labels = {"a.cls": b"3.5", "b.cls": b"1e3", "c.id": b"-7", "d.cls": b"1_0", "e.cls": b"007"}
-    found = _decoded(_tar(tmp_path / "x.tar", labels))
-    assert [(one.code, one.key) for one in found.findings] == [("number-bad", key) for key in "abd"]
+    result = _decoded(_tar(tmp_path / "x.tar", labels))
+    assert [(finding.code, finding.key) for finding in result.findings] == [("number-bad", key) for key in "abd"]
 
 
 def test_a_huge_label_is_rejected_by_its_start(tmp_path: Path) -> None:
     """A label may have surrounding whitespace; a label of megabytes is invalid, and is not read completely."""
     labels = {"a.cls": b" 12\n", "b.cls": b"1" * 5_000_000, "c.cls": b"", "d.cls": b"1" + b" " * 5000}
-    found = _decoded(_tar(tmp_path / "x.tar", labels))
-    assert [(one.code, one.key) for one in found.findings] == [("number-bad", key) for key in "bcd"]
-    assert found.undecoded == 0
+    result = _decoded(_tar(tmp_path / "x.tar", labels))
+    assert [(finding.code, finding.key) for finding in result.findings] == [("number-bad", key) for key in "bcd"]
+    assert result.undecoded == 0
 
 
 _MADE = [

@@ -50,7 +50,7 @@ def _verify(source: Any, **options: Any) -> Report:
 
 
 def _found(report: Report) -> set[tuple[str, str, str]]:
-    return {(one.code, one.key, one.field) for one in report.findings}
+    return {(finding.code, finding.key, finding.field) for finding in report.findings}
 
 
 def _changed(source: str, **options: Any) -> dict[str, set[str]]:
@@ -60,7 +60,7 @@ def _changed(source: str, **options: Any) -> dict[str, set[str]]:
     result = diff("out", source, workers=0, **options)
     assert not result.added
     assert not result.removed
-    return {one.key: {*one.fields} - {"(metadata)"} for one in result.changed}
+    return {item.key: {*item.fields} - {"(metadata)"} for item in result.changed}
 
 
 def test_fields_of_a_missing_table_are_not_compared(joined: str) -> None:

@@ -33,7 +33,7 @@ def test_consecutive_seeds_read_all_shards(sizes: list[int | None], percent: int
     there = {at for at, size in enumerate(sizes) if size is not None}
     chosen = [sampled_shards(cases, VerifyOptions(sample=f"{percent}%", seed=seed)) for seed in seeds]
     assert set().union(*chosen) == there
-    assert all(one == sorted(set(one)) and bool(one) == bool(there) for one in chosen)
+    assert all(item == sorted(set(item)) and bool(item) == bool(there) for item in chosen)
     assert chosen[0] == sampled_shards(cases, VerifyOptions(sample=percent / 100, seed=first))
     assert sampled_shards(cases, VerifyOptions()) == sorted(there)
 
@@ -44,8 +44,8 @@ def test_a_seed_reads_the_requested_share(share: float | str) -> None:
     cases = _cases([1000] * 200)
     seeds = range(10) if share != "25%" else range(4)
     chosen = [sampled_shards(cases, VerifyOptions(sample=share, seed=seed)) for seed in seeds]
-    assert {len(one) for one in chosen} == {200 // len(seeds)}
-    assert len({number for one in chosen for number in one}) == 200
+    assert {len(item) for item in chosen} == {200 // len(seeds)}
+    assert len({number for item in chosen for number in item}) == 200
 
 
 @pytest.fixture
@@ -64,8 +64,8 @@ def test_damage_is_found_by_one_seed_in_a_round(dataset: Path) -> None:
     """A flipped bit is found by the one seed that reads its shard; the other reports list what was not read."""
     flip(shards(dataset)[3], 512)
     reports = [_verify(dataset, sample="25%", seed=seed) for seed in range(4)]
-    assert sorted("payload-checksum" in one.counts for one in reports) == [False, False, False, True]
-    sound = next(one for one in reports if one.sound)
+    assert sorted("payload-checksum" in report.counts for report in reports) == [False, False, False, True]
+    sound = next(report for report in reports if report.sound)
     assert sound.read == (2, 2 * shards(dataset)[0].stat().st_size)
     assert sound.samples == 4
     assert any(text.startswith("the bytes of 6 of 8 shards (75%)") for text in sound.unchecked)

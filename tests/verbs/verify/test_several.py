@@ -50,13 +50,13 @@ def test_each_dataset_is_verified_separately(splits: Path) -> None:
     assert _verify(splits).sound
     flip(shards(splits)[-1], 700)
     report, alone = _verify(files), [_verify(file) for file in files]
-    assert [*map(_without_time, (one.to_json() for one in report.datasets))] == [
-        _without_time(one.to_json()) for one in alone
+    assert [*map(_without_time, (dataset.to_json() for dataset in report.datasets))] == [
+        _without_time(item.to_json()) for item in alone
     ]
     assert (report.sound, report.datasets[0].sound) == (False, True)
     assert report.counts == alone[1].counts
     assert report.findings == alone[1].findings
-    assert (report.samples, report.size) == (12, sum(one.size for one in alone))
+    assert (report.samples, report.size) == (12, sum(item.size for item in alone))
 
 
 def test_a_dataset_that_cannot_be_opened_is_a_finding(splits: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_dataset_that_cannot_be_opened_is_a_finding(splits: Path) -> None:
     (splits / "val.json").write_bytes(b"{}")
     files = [splits / "train.json", splits / "val.json"]
     report = _verify(files)
-    assert [one.samples > 0 for one in report.datasets] == [True, False]
+    assert [dataset.samples > 0 for dataset in report.datasets] == [True, False]
     assert report.counts == {"dataset-file-damaged": 1}
     ran = typed("verify", *files)
     assert (ran.code, "dataset-file-damaged" in ran.out) == (4, True)
@@ -105,7 +105,7 @@ def test_a_key_in_two_splits_of_one_run_is_a_leak(tmp_path: Path) -> None:
         create(table, f"{tmp_path}/{{split}}-{{0..}}.tar", options)
     report = _verify(tmp_path)
     assert report.counts == {"split-leak": 150}
-    assert [one.key for one in report.findings] == keys[:100]
+    assert [finding.key for finding in report.findings] == keys[:100]
 
 
 def test_datasets_that_are_not_splits_may_share_samples(packed: Path, tmp_path: Path) -> None:
@@ -122,13 +122,13 @@ def test_several_datasets_print_one_document(splits: Path) -> None:
     document = json.loads(ran.out)
     rates = {"bytes_per_s", "samples_per_s"}
     assert (ran.code, set(document) - rates) == (3, {"dataset", "sound", "datasets", "counts", "totals", "seconds"})
-    assert [one["sound"] for one in document["datasets"]] == [False, True]
-    assert document["totals"]["samples"] == sum(one["totals"]["samples"] for one in document["datasets"])
+    assert [item["sound"] for item in document["datasets"]] == [False, True]
+    assert document["totals"]["samples"] == sum(item["totals"]["samples"] for item in document["datasets"])
     root = ET.fromstring(typed("verify", splits, "--format", "junit").out)  # noqa: S314 - our own
-    found = sum(document["counts"].values())
-    assert (root.tag, root.get("failures"), len(root.findall(".//failure"))) == ("testsuites", str(found), found)
-    assert [int(suite.get("tests", 0)) for suite in root] == [found, 1]
-    assert typed("verify", splits, "--format", "github").out.count("::error") == found
+    result = sum(document["counts"].values())
+    assert (root.tag, root.get("failures"), len(root.findall(".//failure"))) == ("testsuites", str(result), result)
+    assert [int(suite.get("tests", 0)) for suite in root] == [result, 1]
+    assert typed("verify", splits, "--format", "github").out.count("::error") == result
 
 
 def test_each_split_is_compared_with_the_source(packed: Path, splits: Path) -> None:

@@ -43,17 +43,17 @@ def _table(name: str, count: int, **columns: Any) -> Any:
     })  # fmt: skip
 
 
-def _create(table: Any, pattern: str, **asked: Any) -> None:
+def _create(table: Any, pattern: str, **changes: Any) -> None:
     options: dict[str, Any] = {
         "key": "key", "field": ("cls=label", "score=score", "txt=txt"), "classes": ("cls",), "meta": "label,w",
         "max_count": 5, "workers": 0,
     }  # fmt: skip
-    create(table, pattern, CreateOptions(**{**options, **asked}))
+    create(table, pattern, CreateOptions(**{**options, **changes}))
 
 
-def _reshard(datasets: Any, pattern: str, **asked: Any) -> None:
+def _reshard(datasets: Any, pattern: str, **changes: Any) -> None:
     options: dict[str, Any] = {"max_count": 7, "workers": 0}
-    reshard(datasets, pattern, ReshardOptions(**{**options, **asked}))
+    reshard(datasets, pattern, ReshardOptions(**{**options, **changes}))
 
 
 def _verify(dataset: Path, source: Any, **options: Any) -> Report:
@@ -66,7 +66,7 @@ def _unchecked(report: Report) -> list[str]:
 
 
 def _found(dataset: Path, source: Any) -> set[tuple[str, str, str]]:
-    return {(one.code, one.key, one.field) for one in _verify(dataset, source).findings}
+    return {(finding.code, finding.key, finding.field) for finding in _verify(dataset, source).findings}
 
 
 @pytest.fixture(scope="module")
@@ -169,21 +169,21 @@ def test_changes_of_the_source_are_found(both: list[Path], ending: str, tmp_path
         ("source-differs", "a/05", "txt"), ("source-differs", "a/07", "score"),
     }  # fmt: skip
     _create(_table("a", 12), f"{tmp_path}/less/one-{{000..}}.tar", field=("cls=label", "score=score"))
-    found = _found(tmp_path / "out.json", [tmp_path / "less", both[1]])
-    assert found == {("source-extra", f"a/{at:02}", "txt") for at in range(12)}
+    result = _found(tmp_path / "out.json", [tmp_path / "less", both[1]])
+    assert result == {("source-extra", f"a/{at:02}", "txt") for at in range(12)}
 
 
 def test_a_missing_table_limits_the_comparison(sources: Path, tmp_path: Path) -> None:
     """Fields and the selection of an unavailable table are reported as not compared; the rest is compared."""
     labels = tmp_path / "labels.csv"
     labels.write_text("key,kind\n" + "".join(f"a/{at:02},{'xyz'[at % 3]}\n" for at in range(12)), encoding="ascii")
-    asked: dict[str, Any] = {"join": labels, "on": "key"}
-    _reshard(sources / "one", f"{tmp_path}/a/a-{{0..}}.tar", **asked, field=("kind=kind", "txt=kind"), sort_by="kind")
+    options: dict[str, Any] = {"join": labels, "on": "key"}
+    _reshard(sources / "one", f"{tmp_path}/a/a-{{0..}}.tar", **options, field=("kind=kind", "txt=kind"), sort_by="kind")
     report = _verify(tmp_path / "a", sources / "one")
     assert (report.counts, len(report.unchecked)) == ({}, 1)
     assert "fields kind, txt" in report.unchecked[0]
     assert "labels.csv" in report.unchecked[0]
-    _reshard(sources / "one", f"{tmp_path}/b/b-{{0..}}.tar", **asked, where="kind == 'x'")
+    _reshard(sources / "one", f"{tmp_path}/b/b-{{0..}}.tar", **options, where="kind == 'x'")
     report = _verify(tmp_path / "b", sources / "one")
     assert (report.counts, report.samples, len(report.unchecked)) == ({}, 4, 1)
     assert "where" in report.unchecked[0]
@@ -296,16 +296,16 @@ def test_stratified_splits_of_a_grown_source_match(name: str, tmp_path: Path) ->
         _create(_table("a", count), f"{tmp_path}/{name}-{{0..}}.tar", **_GROWS)
     grown, splits = _table("a", 81), [f"{tmp_path}/{name}.json".replace("{split}", split) for split in ("train", "val")]
     reports = [_verify(Path(split), grown) for split in splits]
-    assert [(one.counts, _unchecked(one)) for one in reports] == [({}, [])] * 2
-    assert sum(one.samples for one in reports) == 81
+    assert [(report.counts, _unchecked(report)) for report in reports] == [({}, [])] * 2
+    assert sum(report.samples for report in reports) == 81
     assert diff(splits, grown, workers=0).same
     lost = pa.concat_tables([grown, _table("b", 3)])
-    found = [{one.key for one in _verify(Path(split), lost).findings} for split in splits]
-    assert not found[0] & found[1]
-    assert found[0] | found[1] == {"b/00", "b/01", "b/02"}
-    assert {*diff(splits, lost, workers=0).added} == found[0] | found[1]
-    gone = _verify(Path(splits[0]), grown.slice(1)).counts, _verify(Path(splits[1]), grown.slice(1)).counts
-    assert sorted(gone, key=len) == [{}, {"source-extra": 1}]
+    findings = [{finding.key for finding in _verify(Path(split), lost).findings} for split in splits]
+    assert not findings[0] & findings[1]
+    assert findings[0] | findings[1] == {"b/00", "b/01", "b/02"}
+    assert {*diff(splits, lost, workers=0).added} == findings[0] | findings[1]
+    deleted = _verify(Path(splits[0]), grown.slice(1)).counts, _verify(Path(splits[1]), grown.slice(1)).counts
+    assert sorted(deleted, key=len) == [{}, {"source-extra": 1}]
 
 
 def test_a_missing_stratified_split_limits_the_comparison(tmp_path: Path) -> None:
@@ -325,13 +325,13 @@ def test_a_missing_stratified_split_limits_the_comparison(tmp_path: Path) -> Non
 
 def test_updates_keep_the_split_of_existing_samples(tmp_path: Path) -> None:
     """A changed split column is no finding after an update, but is one without an update."""
-    parts, asked = ["train", "val", "train"], {"meta": "none", "split_column": "part", "update": True}
-    _create(_table("a", 9, part=parts * 3), f"{tmp_path}/{{split}}-{{0..}}.tar", **asked)
+    parts, options = ["train", "val", "train"], {"meta": "none", "split_column": "part", "update": True}
+    _create(_table("a", 9, part=parts * 3), f"{tmp_path}/{{split}}-{{0..}}.tar", **options)
     later = _table("a", 9, part=["val", *(parts * 3)[1:]])
     assert _verify(tmp_path / "train.json", later).counts == {"source-extra": 1}
     assert _verify(tmp_path / "val.json", later).counts == {"source-missing": 1}
     grown = _table("a", 12, part=["val", *(parts * 4)[1:]])
-    _create(grown, f"{tmp_path}/{{split}}-{{0..}}.tar", **asked)
+    _create(grown, f"{tmp_path}/{{split}}-{{0..}}.tar", **options)
     assert [_verify(tmp_path / f"{split}.json", grown).counts for split in ("train", "val")] == [{}, {}]
 
 
@@ -368,14 +368,14 @@ def test_repair_does_not_rerun_reshard(both: list[Path], ending: str, tmp_path: 
     """Its shards stay unchanged; the message names the command that recreates the same bytes."""
     pattern = f"{tmp_path}/out/out-{{000..}}.{ending}"
     _reshard(both, pattern, shuffle=True)
-    wanted = read_tree(tmp_path / "out")
+    expected = read_tree(tmp_path / "out")
     flip(tmp_path / "out" / f"out-001.{ending}", 600)
     for source in (None, both):
         _same_after(tmp_path / "out", lambda: _verify(tmp_path / "out", source, repair=True), "resume=True")  # noqa: B023
     (tmp_path / "out" / "out-002.index").unlink()
     _same_after(tmp_path / "out", lambda: _verify(tmp_path / "out", both, repair=True), "resume=True")
     _reshard(both, pattern, shuffle=True, resume=True)
-    assert read_tree(tmp_path / "out") == wanted
+    assert read_tree(tmp_path / "out") == expected
 
 
 def test_repair_after_an_append_rebuilds_only_sidecars(appended: tuple[Path, Any], ending: str) -> None:
@@ -385,8 +385,8 @@ def test_repair_after_an_append_rebuilds_only_sidecars(appended: tuple[Path, Any
     report = _verify(dataset, None, repair=True)
     assert (report.sound, len(report.repaired)) == (True, 1)
     flip(dataset / f"out-001.{ending}", 600)
-    for one in (None, source):
-        _same_after(dataset, lambda: _verify(dataset, one, repair=True), "appended")  # noqa: B023
+    for item in (None, source):
+        _same_after(dataset, lambda: _verify(dataset, item, repair=True), "appended")  # noqa: B023
 
 
 def test_repair_does_not_recreate_shards_of_another_tool(tmp_path: Path) -> None:

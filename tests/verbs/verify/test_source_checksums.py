@@ -51,10 +51,10 @@ def test_verify_reads_slow_files_concurrently(tmp_path: Path, monkeypatch: pytes
     """`verify --source` reads slow files concurrently, and finds differences."""
     source = write_tree(tmp_path / "in", {f"{at:03}.txt": b"%d" % at * 2000 for at in range(100, 130)})
     create(str(source), str(tmp_path / "out-{000..}.tar"), CreateOptions(workers=0))
-    asked: list[FileReads | SpanReads] = []
+    options: list[FileReads | SpanReads] = []
 
     def noted(task: FileReads | SpanReads) -> list[int]:
-        asked.append(task)
+        options.append(task)
         return checksum_payloads(task)
 
     monkeypatch.setattr(read_tasks, "measure_open_seconds", lambda _: 1.0)
@@ -62,4 +62,4 @@ def test_verify_reads_slow_files_concurrently(tmp_path: Path, monkeypatch: pytes
     (source / "107.txt").write_bytes(b"x" * 6000)
     ran = typed("verify", tmp_path / "out.json", "--source", source, "--workers", "0")
     assert (ran.code, ran.out.count("[source-differs]"), "107" in ran.out) == (3, 1, True)
-    assert [task.reads for task in asked if isinstance(task, FileReads)] == [16]
+    assert [task.reads for task in options if isinstance(task, FileReads)] == [16]
