@@ -27,10 +27,12 @@ def read_classes(classes: object) -> Classes | None:
             content = _read_class_file(os.fspath(classes))
         except (OSError, ValueError, RecursionError) as error:
             problem = os_error_text(error) if isinstance(error, OSError) else str(error)[:80]
-            raise InvalidRequest(
-                option_text("classes_from"), f"{source}: {problem}", expected=CLASS_LIST_FORMATS
-            ) from None
+            raise _invalid_classes(f"{source}: {problem}") from None
     return _check_classes(source, content)
+
+
+def _invalid_classes(problem: str, expected: str = CLASS_LIST_FORMATS) -> InvalidRequest:
+    return InvalidRequest(option_text("classes_from"), problem, expected=expected)
 
 
 def _read_class_file(path: str) -> object:
@@ -53,18 +55,11 @@ def _check_classes(source: str, content: object) -> Classes:
     lists: dict[str, list[str]] = {}
     for field, values in (content if isinstance(content, Mapping) else {"": content}).items():
         if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
-            raise InvalidRequest(
-                option_text("classes_from"), f"{source} does not contain a list of names", expected=CLASS_LIST_FORMATS
-            )
+            raise _invalid_classes(f"{source} does not contain a list of names")
         classes = lists[field] = [*values]
         if not classes or not all(name and is_unicode_text(name) for name in classes):
-            raise InvalidRequest(
-                option_text("classes_from"),
-                f"{source} contains an invalid name or no names",
-                expected=CLASS_LIST_FORMATS,
-            )
+            raise _invalid_classes(f"{source} contains an invalid name or no names")
         if len(set(classes)) < len(classes):
             duplicate = next(name for index, name in enumerate(classes) if name in classes[:index])
-            problem = f"{source} contains {duplicate[:MAX_SHOWN_CHARS]!r} twice"
-            raise InvalidRequest(option_text("classes_from"), problem, expected="distinct class names")
+            raise _invalid_classes(f"{source} contains {duplicate[:MAX_SHOWN_CHARS]!r} twice", "distinct class names")
     return Classes(source, lists)

@@ -107,11 +107,8 @@ def find_content(
         codes: Index in `fields` of each row.
         counts: Number of rows of each sample. In a damaged shard, the last sample may have fewer rows.
     """
-    ranks = np.full(len(fields), _NO_RANK, np.uint8)
-    for code, name in enumerate(fields):
-        if not (is_label_name(name) or name in others):
-            ranks[code] = content_rank(name)
-    row_ranks, owners = ranks[codes], np.repeat(np.arange(len(counts)), counts)[: len(codes)]
+    ranks = [_NO_RANK if is_label_name(name) or name in others else content_rank(name) for name in fields]
+    row_ranks, owners = np.array(ranks, np.uint8)[codes], np.repeat(np.arange(len(counts)), counts)[: len(codes)]
     sample_ranks = np.full(len(counts), _NO_RANK, np.uint8)
     np.minimum.at(sample_ranks, owners, row_ranks)
     rows = np.flatnonzero((row_ranks < _NO_RANK) & (row_ranks == sample_ranks[owners]))
@@ -136,9 +133,8 @@ def _combine_digests(digests: Iterable[bytes]) -> bytes:
     parts = sorted(digests)
     if len(parts) == 1 or b"" in parts:
         return parts[0]
-    return blake2b(
-        b"".join(part.ljust(PAYLOAD_DIGEST_SIZE, b"\0") for part in parts), digest_size=PAYLOAD_DIGEST_SIZE
-    ).digest()
+    padded = b"".join(part.ljust(PAYLOAD_DIGEST_SIZE, b"\0") for part in parts)
+    return blake2b(padded, digest_size=PAYLOAD_DIGEST_SIZE).digest()
 
 
 def recorded_labels(file: DatasetFile | None) -> frozenset[str]:

@@ -171,9 +171,8 @@ def _unlisted_shards(folder: str, files: list[str], shards: list[str]) -> list[s
 def datasets_by_split(text: str) -> dict[str, list[DatasetLike]]:
     """Return all datasets that match a pattern with `{split}`, by split. They may belong to several runs."""
     if is_web(text):
-        raise InvalidRequest(
-            text, "{split} on the web, where folders cannot be listed", expected="the name of one dataset"
-        )
+        problem = "{split} on the web, where folders cannot be listed"
+        raise InvalidRequest(text, problem, expected="the name of one dataset")
     head, _, tail = text.partition(_SPLIT_MARK)
     folder, prefix = folder_of(head), base_name(head)
     end, slash, _ = tail.partition("/")

@@ -89,12 +89,11 @@ def _find_shards(names: list[str]) -> StoredDataset:
         return _from_names(names)
     name = names[0]
     if name.startswith("pipe:") or name == "-":
+        found = "a command" if name != "-" else "standard input"
         remedy = (
             "Save the bytes to a file first; `create`, `reshard`, `inspect` and `verify` do this on the command line."
         )
-        raise InvalidRequest(
-            name, "a command" if name != "-" else "standard input", expected=EXPECTED_DATASET, remedy=remedy
-        )
+        raise InvalidRequest(name, found, expected=EXPECTED_DATASET, remedy=remedy)
     if is_url(name):
         return _from_address(name)
     if not os.path.lexists(name):
@@ -175,9 +174,8 @@ def _from_names(names: list[str], text: str = "") -> StoredDataset:
 def _check_fetched(path: str) -> None:
     """Raise an error for a broken link, because git-annex and DVC use such links for files that were not fetched."""
     if not is_url(path) and (target := lookup.dangling_target(path)) is not None:
-        raise InvalidRequest(
-            path, f"a broken link to {printable(target)}", expected=EXPECTED_DATASET, remedy=FETCH_ADVICE
-        )
+        found = f"a broken link to {printable(target)}"
+        raise InvalidRequest(path, found, expected=EXPECTED_DATASET, remedy=FETCH_ADVICE)
 
 
 def _from_folder(folder: str) -> StoredDataset:
@@ -192,13 +190,9 @@ def _from_folder(folder: str) -> StoredDataset:
     if files:
         return _from_dataset_file(join(folder, files[0]))
     if not shards:
+        expected = f"files that end in {shard_names_module.READABLE_ENDINGS}"
         remedy = choose_text("Use `create` to pack other files.", "Use `shardtool create` to pack other files.")
-        raise InvalidRequest(
-            folder,
-            "a folder without shards",
-            expected=f"files that end in {shard_names_module.READABLE_ENDINGS}",
-            remedy=remedy,
-        )
+        raise InvalidRequest(folder, "a folder without shards", expected=expected, remedy=remedy)
     return make_dataset(shards, None, folder.rstrip("/") or "/", has_own_file=False)
 
 
@@ -232,11 +226,11 @@ def _can_be_shard(path: str) -> bool:
 
 
 def _from_pattern(text: str) -> StoredDataset:
-    folder = folder_of(text)
+    folder, is_range = folder_of(text), any(mark in text for mark in _RANGE_MARKS)
     try:
         pattern = replace(parse_pattern(base_name(text)), folder=folder) if is_web(text) else parse_pattern(text)
     except InvalidRequest as error:
-        if not any(mark in text for mark in _RANGE_MARKS):
+        if not is_range:
             found = "no such file" if is_shard_name(base_name(text)) else "no such file or folder"
             raise InvalidRequest(text, found, expected=EXPECTED_DATASET, remedy=paths.similar_path(text)) from None
         raise error from None
@@ -248,19 +242,17 @@ def _from_pattern(text: str) -> StoredDataset:
     if existing is None and not listed:
         first, count = join(pattern.folder, pattern.shard(0)), pattern.count or 0
         present = [pattern.shard(index) for index in range(count)] if is_file(first) else []
-    elif not present and not any(mark in text for mark in _RANGE_MARKS):
+    elif not present and not is_range:
         listed = []
     matches = select([*present, *listed])
     if not matches:
-        found = "no shards match this pattern" if any(mark in text for mark in _RANGE_MARKS) else "no such file"
-        remedy = "" if any(mark in text for mark in _RANGE_MARKS) else paths.similar_path(text)
+        found, remedy = ("no shards match this pattern", "") if is_range else ("no such file", paths.similar_path(text))
         raise InvalidRequest(text, found, expected=EXPECTED_DATASET, remedy=remedy)
     is_whole = recorded == pattern.text
-    matched = set(matches)
-    pattern_names = (
-        () if is_whole or pattern.count is None else (pattern.shard(index) for index in range(pattern.count))
+    matched, count = set(matches), 0 if is_whole or pattern.count is None else pattern.count
+    missing = tuple(
+        islice((name for name in map(pattern.shard, range(count)) if name not in matched), _MAX_LISTED_MISSING)
     )
-    missing = tuple(islice((name for name in pattern_names if name not in matched), _MAX_LISTED_MISSING))
     shards = [join(pattern.folder, name) for name in matches]
     return make_dataset(shards, file, pattern.folder, has_own_file=file is not None, is_whole=is_whole, missing=missing)
 
@@ -307,12 +299,9 @@ def _from_dataset_file(path: str) -> StoredDataset:
     except OSError as error:
         plan_path = path.removesuffix(DATASET_SUFFIX)
         plan_path = join(folder_of(plan_path), patterns.replacement_plan_name(base_name(plan_path)))
-        remedy = (
-            f"Run the interrupted `remove`, or `verify` with {flag_text('repair')}, again to finish it."
-            if is_file(plan_path)
-            else ""
-        )
-        remedy = remedy or ("" if os.path.lexists(path) else paths.similar_path(path))
+        remedy = "" if os.path.lexists(path) else paths.similar_path(path)
+        if is_file(plan_path):
+            remedy = f"Run the interrupted `remove`, or `verify` with {flag_text('repair')}, again to finish it."
         raise InvalidRequest(path, os_error_text(error), expected=EXPECTED_DATASET, remedy=remedy) from None
     names, is_own = parse_listed_shards(data, path)
     folder = folder_of(path)
@@ -389,10 +378,8 @@ def _find_dataset_file(
     If no file lists all shards, return a file with a default name that lists some of them or is damaged.
     """
     default_names, candidates = [*default_names], list[tuple[str, list[str], str]]()
-    other_names = (
-        () if is_url(folder) else (name for name in list_folder_names(folder) if name.endswith(DATASET_SUFFIX))
-    )
-    for name in dict.fromkeys((*default_names, *other_names)):
+    other_names = [] if is_url(folder) else list_folder_names(folder)
+    for name in dict.fromkeys((*default_names, *(name for name in other_names if name.endswith(DATASET_SUFFIX)))):
         path = join(folder, name)
         try:
             data = _read_dataset_file(path, listed=True)

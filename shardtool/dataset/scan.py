@@ -285,12 +285,10 @@ class _ScanMemory:
         self._text_bytes += sum(map(len, scan.keys[self._keys :])) + sum(map(len, scan.names[self._names :]))
         self._text_bytes += sum(len(member.name) + len(member.link) for member in scan.unrecognised[self._members :])
         if scan.counts and (max_count := max(scan.counts[max(0, self._keys - 1) :], default=0)) > MAX_FIELDS:
+            problem, expected = f"a sample of {max_count:,} fields", f"at most {MAX_FIELDS:,} fields"
             offset = scan.starts[scan.counts.index(max_count)]
-            expected = f"at most {MAX_FIELDS:,} fields"
-            raise CorruptShard(scan.path, f"a sample of {max_count:,} fields", offset=offset, expected=expected)
-        self._has_long_name = self._has_long_name or any(
-            len(name) > _BYTES_PER_NAME for name in scan.names[self._names :]
-        )
+            raise CorruptShard(scan.path, problem, offset=offset, expected=expected)
+        self._has_long_name |= any(len(name) > _BYTES_PER_NAME for name in scan.names[self._names :])
         if self._has_long_name:
             self._text_bytes += sum([len(scan.names[code]) for code in scan.codes[self._rows :]])
         self._rows = len(scan.codes)
@@ -299,10 +297,8 @@ class _ScanMemory:
         memory += _BYTES_PER_NAME * (self._names + self._members)
         if memory > _BASE_MEMORY_BYTES + min(self._limit, _MEMORY_PER_BYTE * end):
             counts = f"{self._keys:,} samples, {self._rows:,} fields and {self._names:,} field names"
-            expected = "a file that consists mostly of payloads"
-            raise CorruptShard(
-                scan.path, f"{counts}, which need more memory than allowed for its size", offset=end, expected=expected
-            )
+            problem = f"{counts}, which need more memory than allowed for its size"
+            raise CorruptShard(scan.path, problem, offset=end, expected="a file that consists mostly of payloads")
         return end + _MEMORY_CHECK_BYTES
 
 
@@ -354,7 +350,7 @@ def _scan_tar(  # noqa: C901 - the hot path, one loop over all headers
         if end > next_check:
             if end > size_limit and not task.salvage:
                 cut = f"the file ends inside {printable(name)}, a member of {size:,} bytes"
-                raise CorruptShard(shard.path, cut, offset=start, remedy=tar_read.DAMAGED_TAR_ADVICE)
+                raise tar_read.tar_error(shard.path, start, cut)
             next_check = min(memory.check(end), size_limit)
     memory.check(end)
 
@@ -456,9 +452,7 @@ def _key_feature(features: list[tfrecord_read.ExampleFeature], path: str) -> tfr
             return feature
         if feature.name == _KEY_FEATURES[0]:
             problem, expected = f"a key of {feature.size:,} bytes", f"at most {_MAX_KEY_BYTES:,} bytes"
-            raise CorruptShard(
-                path, problem, offset=feature.offset, expected=expected, remedy=tfrecord_read.DAMAGED_TFRECORD_ADVICE
-            )
+            raise tfrecord_read.tfrecord_error(path, feature.offset, problem, expected)
     return None
 
 

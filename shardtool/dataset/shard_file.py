@@ -238,10 +238,9 @@ class CompressedFile:
                 position += len(block)
             self._held.flush()
         except OSError as error:
+            problem = f"no space to decompress {self.path}: {os_error_text(error)}"
             remedy = "Set TMPDIR to a folder with free space, or write plain shards with `shardtool reshard`."
-            raise OutputFailed(
-                gettempdir(), f"no space to decompress {self.path}: {os_error_text(error)}", remedy=remedy
-            ) from None
+            raise OutputFailed(gettempdir(), problem, remedy=remedy) from None
         self._held_start, self._held_end = offset, position
         return self._held
 
@@ -354,11 +353,8 @@ def iter_payload(
 ) -> Iterator[bytes]:
     """Yield a payload, or its first `max_bytes` bytes, in blocks."""
     if shard.size >= 0 and not 0 <= offset <= offset + length <= shard.size:
-        raise CorruptShard(
-            location,
-            f"{length:,} bytes at {offset:,}",
-            expected=f"a range inside the {shard.size:,} bytes of the shard",
-        )
+        expected = f"a range inside the {shard.size:,} bytes of the shard"
+        raise CorruptShard(location, f"{length:,} bytes at {offset:,}", expected=expected)
     length = length if max_bytes is None else min(length, max_bytes)
     while length > 0:
         block = bytes(shard.read(offset, min(length, _WINDOW_BYTES)))

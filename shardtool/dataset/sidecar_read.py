@@ -121,10 +121,8 @@ def parse_shard_sidecar(
 def _check_same_shard(facts: ShardFacts, where: str, name: str, size: int | None) -> None:
     size = facts.size if size is None else size
     if (facts.name, facts.size) != (name, size):
-        found, expected = (
-            f"the index of {printable(facts.name)}, {facts.size:,} bytes",
-            f"the index of {name}, {size:,} bytes",
-        )
+        found = f"the index of {printable(facts.name)}, {facts.size:,} bytes"
+        expected = f"the index of {name}, {size:,} bytes"
         raise CorruptShard(where, found, expected=expected, remedy=recreate_hint())
 
 
@@ -170,12 +168,8 @@ def _parse_index(data: bytes, footer: ParquetFooter, facts: ShardFacts, size: in
     leaves = leaf_memory(data, footer)
     max_metadata = max_metadata_bytes(size + len(data))
     max_index = _INDEX_SLACK_BYTES + _MAX_BYTES_PER_BYTE * len(data) + 2 * size
-    _check_counts(
-        leaves,
-        own_columns,
-        footer.rows,
-        min(_SAMPLES_SLACK + _MAX_SAMPLES_PER_BYTE * len(data), facts.size // _MIN_FIELD_BYTES + 1),
-    )
+    max_samples = min(_SAMPLES_SLACK + _MAX_SAMPLES_PER_BYTE * len(data), facts.size // _MIN_FIELD_BYTES + 1)
+    _check_counts(leaves, own_columns, footer.rows, max_samples)
     _check_index_memory(leaves, max_index)
     _check_metadata_memory(sum(part.memory for part in leaves if part.leaf.top in metadata_columns), max_metadata)
     requested = [*own_columns, *(metadata_columns if metadata else ())]
@@ -225,9 +219,8 @@ def _check_index_memory(leaves: Sequence[LeafMemory], limit: int) -> None:
 
 def _check_metadata_memory(size: int, limit: int) -> None:
     if size > limit:
-        raise ValueError(
-            f"{size:,} bytes of metadata, more than the {limit:,} that the sizes of sidecar and shard allow"
-        )
+        allowed = f"the {limit:,} that the sizes of sidecar and shard allow"
+        raise ValueError(f"{size:,} bytes of metadata, more than {allowed}")
 
 
 def _decode_columns(data: bytes, leaves: Sequence[LeafMemory], requested: Sequence[str]) -> tuple[pa.Table, pa.Schema]:
@@ -307,17 +300,12 @@ def _single_chunk(table: pa.Table, name: str) -> pa.Array:
 
 def _check_types(schema: pa.Schema) -> None:
     fields_type = schema.field("__fields__").type
-    element_type = fields_type.value_type if pt.is_list(fields_type) else None
-    field_types = (
-        [(column.name, _plain_type(column.type)) for column in element_type]
-        if element_type is not None and pt.is_struct(element_type)
-        else []
-    )
+    element_type = fields_type.value_type if pt.is_list(fields_type) else fields_type
+    fields = element_type if pt.is_struct(element_type) else ()
+    field_types = [(column.name, _plain_type(column.type)) for column in fields]
     expected_types = [(column.name, column.type) for column in SIDECAR_SCHEMA.field("__fields__").type.value_type]
-    if (
-        field_types != expected_types
-        or [_plain_type(schema.field(column.name).type) for column in SIDECAR_SCHEMA][:3] != SIDECAR_SCHEMA.types[:3]
-    ):
+    other_types = [_plain_type(schema.field(column.name).type) for column in SIDECAR_SCHEMA][:3]
+    if not pt.is_list(fields_type) or field_types != expected_types or other_types != SIDECAR_SCHEMA.types[:3]:
         raise ValueError(f"unexpected column types: {[str(column) for column in schema.types]}")
 
 
@@ -401,12 +389,9 @@ def _parse_footer(data: bytes, name: str) -> tuple[ShardFacts, ParquetFooter]:
         plan, first = values.get("plan", ""), values.get("first", "")
         facts = ShardFacts(values["shard"], int(values["size"]), crc, plan, made, first, shards)
         _check_numbers(facts)
-    except KeyError as error:
-        raise CorruptShard(
-            name, f"not a valid sidecar: {METADATA_PREFIX}{error.args[0]} is missing", remedy=recreate_hint()
-        ) from None
-    except ValueError as error:
-        raise CorruptShard(name, f"not a valid sidecar: {error}", remedy=recreate_hint()) from None
+    except (KeyError, ValueError) as error:
+        problem = f"{METADATA_PREFIX}{error.args[0]} is missing" if isinstance(error, KeyError) else error
+        raise CorruptShard(name, f"not a valid sidecar: {problem}", remedy=recreate_hint()) from None
     if version not in _READ_VERSIONS:
         found = f"format version {version}"
         raise CorruptShard(name, found, expected=f"at most {_READ_VERSIONS[-1]}", remedy="Use a newer shardtool.")

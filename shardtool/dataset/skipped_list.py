@@ -30,9 +30,8 @@ def parse_skipped(data: bytes, where: str) -> list[Skipped]:
     try:
         rows = [[str(json.loads(line)[name]) for name in _ROW_KEYS] for line in data.splitlines()]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise CorruptShard(
-            where, f"not a valid list of skipped samples: {str(error)[:200]}", remedy=RUN_VERIFY
-        ) from None
+        problem = f"not a valid list of skipped samples: {str(error)[:200]}"
+        raise CorruptShard(where, problem, remedy=RUN_VERIFY) from None
     return [read_row(key, path, code, message) for key, path, code, message in rows]
 
 

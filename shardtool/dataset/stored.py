@@ -90,9 +90,7 @@ class StoredShard:
         index = self._read_sidecar(
             lambda: parse_shard_sidecar(load_sidecar(path), path, self.name, size, metadata=metadata)
         )
-        if isinstance(index, ShardIndex):
-            return index
-        return replace(scanned_index(self.scan()), damage=index)
+        return index if isinstance(index, ShardIndex) else replace(scanned_index(self.scan()), damage=index)
 
     def _read_sidecar(self, read: Callable[[], Value]) -> Value | CorruptShard | None:
         try:

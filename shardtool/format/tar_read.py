@@ -48,7 +48,12 @@ _BASE_256_MARK, _NEGATIVE_MARK = 0x80, 0xFF
 _BLANK_CHECKSUM = 8 * 0x20
 _PLAIN_FILE_FIELDS = b"0" + bytes(100) + b"ustar\0" + b"00"
 _HEADER_TAIL_SUM = sum(HEADER_TAIL) + _BLANK_CHECKSUM - 1
-DAMAGED_TAR_ADVICE = "Fetch the shard again, or recreate it from its source."
+
+
+def tar_error(where: str, offset: int, found: str, expected: str = "") -> CorruptShard:
+    """Return the error for a damaged tar, with advice."""
+    remedy = "Fetch the shard again, or recreate it from its source."
+    return CorruptShard(where, found, offset=offset, expected=expected, remedy=remedy)
 
 
 def _ignore_note(_offset: int, _what: str) -> None:
@@ -111,25 +116,15 @@ def is_tar_start(start: bytes) -> bool:
 
 def _check_trailer(read: Read, offset: int, where: str) -> None:
     tail = bytes(read(offset, 2 * TAR_BLOCK_BYTES))
-    if len(tail) < 2 * TAR_BLOCK_BYTES or tail.count(0) != 2 * TAR_BLOCK_BYTES:
-        found, problem_offset = (
-            (f"{len(tail):,} bytes", offset)
-            if len(tail) < 2 * TAR_BLOCK_BYTES
-            else ("a block that is not zero", offset + TAR_BLOCK_BYTES)
-        )
-        raise CorruptShard(
-            where,
-            found,
-            offset=problem_offset,
-            expected="the end of the tar, two blocks of 512 zero bytes",
-            remedy=DAMAGED_TAR_ADVICE,
-        )
+    expected = "the end of the tar, two blocks of 512 zero bytes"
+    if len(tail) < 2 * TAR_BLOCK_BYTES:
+        raise tar_error(where, offset, f"{len(tail):,} bytes", expected)
+    if any(tail):
+        raise tar_error(where, offset + TAR_BLOCK_BYTES, "a block that is not zero", expected)
     offset += 2 * TAR_BLOCK_BYTES
     while rest := bytes(read(offset, 2**16)):
         if rest.count(0) != len(rest):
-            raise CorruptShard(
-                where, "data after the end of the tar", offset=offset, expected="zero bytes", remedy=DAMAGED_TAR_ADVICE
-            )
+            raise tar_error(where, offset, "data after the end of the tar", "zero bytes")
         offset += len(rest)
 
 
@@ -195,7 +190,7 @@ def _read_member(read: Read, start: int, where: str, note: Note) -> TarMember:
     while True:
         block = bytes(read(offset, TAR_BLOCK_BYTES))
         if len(block) < TAR_BLOCK_BYTES:
-            raise CorruptShard(where, "the file ends", offset=offset, expected="a header", remedy=DAMAGED_TAR_ADVICE)
+            raise tar_error(where, offset, "the file ends", "a header")
         size, kind = _parse_size(block, offset, where), block[156:157]
         if kind not in _EXTENDED_TYPES:
             break
@@ -263,9 +258,7 @@ def _sparse_map_end(read: Read, offset: int, where: str) -> int:
     while True:
         block = read(offset, TAR_BLOCK_BYTES)
         if len(block) < TAR_BLOCK_BYTES:
-            raise CorruptShard(
-                where, "the file ends", offset=offset, expected="the map of a sparse file", remedy=DAMAGED_TAR_ADVICE
-            )
+            raise tar_error(where, offset, "the file ends", "the map of a sparse file")
         offset += TAR_BLOCK_BYTES
         if not block[_SPARSE_NEXT_OFFSET]:
             return offset
@@ -273,25 +266,23 @@ def _sparse_map_end(read: Read, offset: int, where: str) -> int:
 
 def _extended_body(read: Read, offset: int, size: int, where: str) -> bytes:
     if size > _MAX_EXTENDED_BYTES:
-        raise CorruptShard(where, f"an extended header of {size:,} bytes", offset=offset, remedy=DAMAGED_TAR_ADVICE)
+        raise tar_error(where, offset, f"an extended header of {size:,} bytes")
     body = bytes(read(offset + TAR_BLOCK_BYTES, size))
     if len(body) < size:
-        raise CorruptShard(
-            where, "the file ends in an extended header", offset=offset + TAR_BLOCK_BYTES, remedy=DAMAGED_TAR_ADVICE
-        )
+        raise tar_error(where, offset + TAR_BLOCK_BYTES, "the file ends in an extended header")
     return body
 
 
 def _parse_size(block: bytes, offset: int, where: str) -> int:
     match = _OCTAL_FIELD.fullmatch(block, 148, 156)
     if match is None or not match[1]:
-        raise CorruptShard(where, "not a tar header", offset=offset, remedy=DAMAGED_TAR_ADVICE)
+        raise tar_error(where, offset, "not a tar header")
     stored = int(match[1], 8)
     total = (adler32(block[:_HALF]) & 0xFFFF) + (adler32(block[_HALF:]) & 0xFFFF) - 2
     total += _BLANK_CHECKSUM - sum(block[148:156])
     if stored != total and stored != _signed_sum(block):
         found = f"a header with checksum {stored:o}"
-        raise CorruptShard(where, found, offset=offset, expected=f"{total:o}", remedy=DAMAGED_TAR_ADVICE)
+        raise tar_error(where, offset, found, f"{total:o}")
     field = block[124:136]
     if field[0] & _BASE_256_MARK:
         size = int.from_bytes(field, "big") & ~(_BASE_256_MARK << 88)
@@ -302,7 +293,7 @@ def _parse_size(block: bytes, offset: int, where: str) -> int:
         is_blank = octal is not None and not octal[1] and b" " in field
         size = int(octal[1] or b"0", 8) if octal is not None and not is_blank else -1
     if not 0 <= size < _MAX_SIZE:
-        raise CorruptShard(where, f"a header with size {printable(field)}", offset=offset, remedy=DAMAGED_TAR_ADVICE)
+        raise tar_error(where, offset, f"a header with size {printable(field)}")
     return size
 
 
@@ -324,7 +315,7 @@ def _parse_pax(body: bytes, offset: int, where: str) -> list[tuple[bytes, bytes]
         if match is None or not match.end() < end <= len(body) or body[end - 1 : end] != b"\n":
             if not body[at:].strip(b"\0"):
                 break
-            raise CorruptShard(where, "an invalid pax header", offset=offset, remedy=DAMAGED_TAR_ADVICE)
+            raise tar_error(where, offset, "an invalid pax header")
         records.append((match[2], body[match.end() : end - 1]))
         at = end
     return records
@@ -333,9 +324,7 @@ def _parse_pax(body: bytes, offset: int, where: str) -> list[tuple[bytes, bytes]
 def _parse_decimal(text: bytes, offset: int, where: str) -> int:
     digits = text.lstrip(b"0") or text[-1:]
     if not text.isdigit() or len(digits) > _MAX_SIZE_DIGITS or int(digits) >= _MAX_SIZE:
-        raise CorruptShard(
-            where, f"a pax header with size {printable(text[:40])}", offset=offset, remedy=DAMAGED_TAR_ADVICE
-        )
+        raise tar_error(where, offset, f"a pax header with size {printable(text[:40])}")
     return int(digits)
 
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 
 _ENTRY_KEY, _ENTRY_VALUE = 1, 2
-DAMAGED_TFRECORD_ADVICE = "Fetch the shard again, or recreate it from its source."
 _unpack_head = Struct("<QI").unpack
 _unpack_tail = Struct("<I").unpack
 _LIST_KINDS: Mapping[int, FeatureType] = {1: "bytes", 2: "float", 3: "int64"}
@@ -32,6 +31,12 @@ MAX_FEATURES = 2**16
 _MAX_NAMES_BYTES = 2**24  # longer names are refused, because they may be an attack
 _TOO_MANY_FEATURES = f"more than {MAX_FEATURES:,} features, or {_MAX_NAMES_BYTES:,} bytes of feature names"
 _DISTANT_BLOCK_BYTES = 2**16
+
+
+def tfrecord_error(where: str, offset: int, found: str, expected: str = "") -> CorruptShard:
+    """Return the error for a damaged TFRecord file, with advice."""
+    remedy = "Fetch the shard again, or recreate it from its source."
+    return CorruptShard(where, found, offset=offset, expected=expected, remedy=remedy)
 
 
 class TFRecord(NamedTuple):
@@ -80,19 +85,11 @@ def iter_records(read: Read, where: str, hold: Hold | None = None, offset: int =
     while head := bytes(read(offset, FRAME_HEAD_BYTES)):
         if len(head) < FRAME_HEAD_BYTES:
             found = f"{len(head)} bytes"
-            raise CorruptShard(
-                where, found, offset=offset, expected="a record of at least 16 bytes", remedy=DAMAGED_TFRECORD_ADVICE
-            )
+            raise tfrecord_error(where, offset, found, "a record of at least 16 bytes")
         size, stored = _unpack_head(head)
         if stored != mask_crc(crc32c(head[:8])):
             found = f"a record length of {size:,} with checksum {stored:08x}"
-            raise CorruptShard(
-                where,
-                found,
-                offset=offset,
-                expected=f"{mask_crc(crc32c(head[:8])):08x}",
-                remedy=DAMAGED_TFRECORD_ADVICE,
-            )
+            raise tfrecord_error(where, offset, found, f"{mask_crc(crc32c(head[:8])):08x}")
         if size > MAX_DATA_BYTES:
             raise CorruptShard(where, f"a record of {size:,} bytes", offset=offset, expected="less than 2 GiB")
         data = offset + FRAME_HEAD_BYTES
@@ -104,7 +101,7 @@ def iter_records(read: Read, where: str, hold: Hold | None = None, offset: int =
             tail = bytes(read(data + size, FRAME_TAIL_BYTES))
         if len(tail) < FRAME_TAIL_BYTES:
             found = f"the file ends inside a record of {size:,} bytes"
-            raise CorruptShard(where, found, offset=offset, remedy=DAMAGED_TFRECORD_ADVICE)
+            raise tfrecord_error(where, offset, found)
         yield TFRecord(offset, data, size, _unpack_tail(tail)[0])
         offset = data + size + FRAME_TAIL_BYTES
 
@@ -119,9 +116,7 @@ def check_record_crc(record: TFRecord, crc: int, where: str) -> None:
     masked = mask_crc(crc)
     if masked != record.crc:
         found = f"record data with checksum {masked:08x}"
-        raise CorruptShard(
-            where, found, offset=record.offset, expected=f"{record.crc:08x}", remedy=DAMAGED_TFRECORD_ADVICE
-        )
+        raise tfrecord_error(where, record.offset, found, f"{record.crc:08x}")
 
 
 class LazyBytes:
@@ -163,14 +158,9 @@ def parse_features(data: Data, start: int, where: str) -> list[ExampleFeature]:
                     count += 1
                     name_bytes += len(features[-1].name)
                     if count > MAX_FEATURES or name_bytes > _MAX_NAMES_BYTES:
-                        raise CorruptShard(
-                            where,
-                            f"a tf.train.Example of {_TOO_MANY_FEATURES}",
-                            offset=start,
-                            remedy=DAMAGED_TFRECORD_ADVICE,
-                        )
+                        raise tfrecord_error(where, start, f"a tf.train.Example of {_TOO_MANY_FEATURES}")
     except (IndexError, ValueError):
-        raise CorruptShard(where, "not a tf.train.Example", offset=start, remedy=DAMAGED_TFRECORD_ADVICE) from None
+        raise tfrecord_error(where, start, "not a tf.train.Example") from None
     return features
 
 

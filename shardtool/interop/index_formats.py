@@ -121,9 +121,8 @@ def _parse_dali_index(data: bytes) -> list[Fields]:
     for words in map(bytes.split, lines):
         if len(words) % step:
             raise ValueError(len(words))
-        samples.append(
-            [(words[index], int(words[index + 1]), int(words[index + 2])) for index in range(0, len(words), step)]
-        )
+        starts = range(0, len(words), step)
+        samples.append([(words[start], int(words[start + 1]), int(words[start + 2])) for start in starts])
     return samples
 
 

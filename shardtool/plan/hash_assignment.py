@@ -58,12 +58,8 @@ class HashAssignment:
         return order[np.argsort(shard[order], kind="stable")], np.cumsum(counts), notes
 
     def _check_requested(self, requested: RequestedShards) -> tuple[int, tuple[str, ...]]:
-        samples, count, found, expected = (
-            pluralize(len(self._keys), "sample"),
-            requested.number,
-            "",
-            "a sample in each shard",
-        )
+        samples, count = pluralize(len(self._keys), "sample"), requested.number
+        found, expected = "", "a sample in each shard"
         _, counts, sizes = self._count_per_shard(min(count, len(self._keys)))
         in_one_shard = f"in one of {pluralize(count, 'shard')} by hash"
         if count > len(self._keys):
@@ -73,15 +69,12 @@ class HashAssignment:
         elif counts.max() > self._max_count:
             found, expected = f"{pluralize(int(counts.max()), 'sample')} {in_one_shard}", f"at most {self._max_count:,}"
         elif sizes.max() > self._limits.planned:
-            found, expected = (
-                f"{format_size(int(sizes.max()))} {in_one_shard}",
-                f"at most {format_size(self._bounds.max_size or 0)}",
-            )
+            found = f"{format_size(int(sizes.max()))} {in_one_shard}"
+            expected = f"at most {format_size(self._bounds.max_size or 0)}"
         if found:
             fewer = expected == "a sample in each shard"
-            alternative = self._first_valid(
-                self._counts_downward(count - 1) if fewer else self._counts_upward(count + 1, 1), 1
-            )
+            candidates = self._counts_downward(count - 1) if fewer else self._counts_upward(count + 1, 1)
+            alternative = self._first_valid(candidates, 1)
             raise InvalidRequest(requested.where, found, expected=expected, remedy=_advise_count(alternative))
         return count, ()
 

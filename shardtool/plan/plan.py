@@ -157,13 +157,11 @@ def make_plan(
     stored, rounded = _stored_number_sizes(entries) if STORES_NUMBERS[shard_format] else (None, ())
     skipped: tuple[Skipped, ...] = ()
     notes: tuple[str, ...] = ()
+    fill_share = 1 if estimate is None or max_bytes == NO_LIMIT else _ESTIMATE_FILL_SHARE
+    limits = ShardCapacity(max_bytes, int(max_bytes * fill_share), bounds.max_count)
     if estimate is not None:
-        limits = ShardCapacity(
-            max_bytes, max_bytes if max_bytes == NO_LIMIT else int(max_bytes * _ESTIMATE_FILL_SHARE), bounds.max_count
-        )
         sizes = np.minimum(estimate, limits.planned)
     else:
-        limits = ShardCapacity(max_bytes, max_bytes, bounds.max_count)
         sizes = _sample_sizes(entries, stored, shard_format)
         which, skipped, notes = _apply_oversize(entries, sizes, shard_format, max_bytes, bounds.oversize, which)
     chosen_sizes = sizes if which is None else sizes[which]
@@ -189,11 +187,10 @@ def plan_by_counts(entries: SampleTable, shard_format: str, counts: Sequence[int
 
 
 def _sample_sizes(entries: SampleTable, stored: NDArray[np.int64] | None, shard_format: str) -> NDArray[np.int64]:
-    rows, is_list = entries.rows, None if entries.spans is None else entries.spans.is_list
-    stored_sizes = rows.size if stored is None else stored
-    return sample_sizes(
-        shard_format, RecordColumns(entries.keys, entries.first, entries.fields, rows.code, stored_sizes, is_list)
-    )
+    sizes = entries.rows.size if stored is None else stored
+    is_list = None if entries.spans is None else entries.spans.is_list
+    columns = RecordColumns(entries.keys, entries.first, entries.fields, entries.rows.code, sizes, is_list)
+    return sample_sizes(shard_format, columns)
 
 
 def _requested_shards(pattern: ShardPattern, bounds: ShardBounds, samples: int) -> RequestedShards | None:
@@ -205,9 +202,8 @@ def _requested_shards(pattern: ShardPattern, bounds: ShardBounds, samples: int) 
         requested = RequestedShards(pattern.count or 0, pattern.text)
     if requested.number % bounds.multiple_of:
         problem = f"{requested.where} requests {pluralize(requested.number, 'shard')}"
-        raise InvalidRequest(
-            option_text("shards_multiple_of"), problem, expected=f"a multiple of {bounds.multiple_of:,}"
-        )
+        expected = f"a multiple of {bounds.multiple_of:,}"
+        raise InvalidRequest(option_text("shards_multiple_of"), problem, expected=expected)
     return requested
 
 

@@ -74,10 +74,8 @@ def cut_shards(
         return _cut_fewest(runs, bounds)
     count, samples = requested.number, runs.samples
     if count > samples:
-        found, remedy = (
-            f"{count:,} shards for {pluralize(samples, 'sample')}",
-            f"Use at most {option_text('shards', samples)}.",
-        )
+        found = f"{count:,} shards for {pluralize(samples, 'sample')}"
+        remedy = f"Use at most {option_text('shards', samples)}."
         raise InvalidRequest(requested.where, found, expected="at least one sample per shard", remedy=remedy)
     if bounds.equal_count:
         ends = np.arange(1, count + 1, dtype=np.int64) * samples // count
