@@ -46,9 +46,9 @@ class Content(NamedTuple):
     """The fields that are compared to find duplicates.
 
     Attributes:
-        rows: Numbers of these fields in their shard.
-        owners: The sample number of each of `rows`, ascending.
-        ranks: uint8, the kind of each sample's content. Samples of different rank are never duplicates.
+        rows: Numbers of these fields.
+        owners: Sample number of each of `rows`, ascending.
+        ranks: Kind of each sample's content, uint8. Samples of different rank are never duplicates.
     """
 
     rows: Rows
@@ -61,7 +61,7 @@ class Content(NamedTuple):
         return Content(self.rows[chosen], self.owners[chosen], self.ranks)
 
     def ids(self, sizes: Rows, crcs: NDArray[np.integer] | None) -> NDArray[np.uint64]:
-        """Return a hash for each sample. Duplicates have equal hashes. The hash is 0 for a sample without content.
+        """Return a hash for each sample, or 0 if it has no content. Duplicates have equal hashes.
 
         `sizes` and `crcs` have one value for each of `rows`. If `crcs` is None, only sizes are hashed.
         """
@@ -76,7 +76,7 @@ class Content(NamedTuple):
         return sums
 
     def groups(self, digests: NDArray[np.bytes_]) -> list[list[int]]:
-        """Return groups of duplicates, each as a list of sample numbers, in any order.
+        """Return groups of duplicates as lists of sample numbers, in any order.
 
         `digests` has one digest for each of `rows`, or b"" if the payload cannot be read.
         """
@@ -138,7 +138,7 @@ def _combine_digests(digests: Iterable[bytes]) -> bytes:
 
 
 def recorded_labels(file: DatasetFile | None) -> frozenset[str]:
-    """Return the names of fields that contain labels, numbers or lists according to the dataset file."""
+    """Return the fields with labels, numbers or lists, according to a dataset file."""
     if file is None:
         return frozenset()
     lists = (name for name, feature in file.features.items() if feature.is_list)

@@ -59,8 +59,7 @@ _EXPECTED_WEB = "a dataset file (NAME.json), a shard, or a pattern with its end,
 def open_dataset(dataset: DatasetLike, *, dots: Dots | None = None) -> StoredDataset:
     """Find a dataset and read its dataset file.
 
-    If there is no dataset file, `dots` selects the dot of member names where keys end. None derives it from the keys in
-    the sidecars.
+    Without a dataset file, `dots` selects the dot of member names where keys end. None derives it from sidecars.
     """
     stored = find_dataset(dataset).read()
     return stored if stored.file is not None else stored.with_dots(dots or recorded_dots(stored))
@@ -147,7 +146,7 @@ def natural_key(name: str) -> list[tuple[int, str]]:
 
 def _from_names(names: list[str], text: str = "") -> StoredDataset:
     sidecars = {sidecar_path(name, None) for name in names}
-    # A glob for shards without extension, such as `train-00000-of-01024`, may also match their sidecars.
+    # a glob for shards such as `train-00000-of-01024` may also match their sidecars
     names = [name for name in names if name not in sidecars] or names
     sizes = [*lookup.plain_sizes(names)]
     for name in names:
@@ -354,7 +353,7 @@ def default_dataset_names(shards: list[str]) -> Iterator[str]:
 
 
 def find_damaged_file(dataset: StoredDataset) -> str | None:
-    """Return the path of a damaged dataset file that probably belongs to the shards, or None."""
+    """Return the path of the shards' dataset file if it is damaged, else None."""
     if dataset.dataset_file is not None:
         return None
     for name in default_dataset_names([base_name(path) for path in dataset.paths]):

@@ -2,8 +2,8 @@
 
 A small file can expand to terabytes, for example because of wrong sizes or many dictionary indices of one long text.
 
-A header is rejected if a number does not have the type that Parquet specifies, or if a struct repeats a field. Pyarrow
-could interpret such a header differently and read pages that were not checked.
+A header is rejected if a number has a wrong type or a struct repeats a field. Otherwise, pyarrow could interpret the
+header differently and read pages that were not checked.
 
 Source: apache/parquet-format, parquet.thrift; apache/thrift, "Thrift Compact protocol encoding".
 """
@@ -44,11 +44,11 @@ _Struct = dict[int, tuple[int, Any]]  # type and value of each field, by field n
 
 
 class ParquetLeaf(NamedTuple):
-    """A column that contains values, which may be nested in other columns.
+    """A leaf column, which may be nested in other columns.
 
     Attributes:
         path: Names from the top-level column `top` to the leaf, joined by dots.
-        width: Bytes in memory per value. For text, only those of its offset.
+        width: Bytes in memory per value. For text, bytes per offset.
         repeated: Whether a row can have several values.
     """
 
@@ -79,7 +79,7 @@ class LeafMemory(NamedTuple):
     Attributes:
         values: Number of values, including nulls and empty lists.
         uncompressed: Bytes of all pages after decompression.
-        coded: Whether values are dictionary indices. Decoded text can then be larger than the pages.
+        coded: Whether values are dictionary indices, whose text can be larger than the pages.
     """
 
     leaf: ParquetLeaf

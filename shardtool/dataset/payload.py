@@ -1,4 +1,4 @@
-"""Detect the content type of payloads, and decode payloads for display. Payloads are untrusted."""
+"""Detect the content type of payloads and decode them for display. Payloads are untrusted."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def parse_value(data: bytes, kind: str = "bytes") -> int | float | str | list[in
 def feature_numbers(data: bytes, kind: str, count: int | None = None) -> list[int] | list[float]:
     """Return the numbers in a TFRecord feature whose `kind` is `int64` or `float`.
 
-    The numbers may be packed or not. If their number `count` is unknown, `data` is read as packed if possible.
+    The numbers may be packed or not. Without their `count`, `data` is read as packed if possible.
 
     Raises:
         ValueError: `data` does not contain such numbers.
@@ -95,7 +95,7 @@ def feature_numbers(data: bytes, kind: str, count: int | None = None) -> list[in
 
 
 def label_name(data: bytes, kind: str, classes: list[str] | None) -> tuple[str, int | float | None]:
-    """Return the text to display for a label, such as its class name, and the label's number or None."""
+    """Return the text to display for a label, such as its class name, and its number or None."""
     value = parse_value(data, kind)
     if isinstance(value, int) and classes is not None and 0 <= value < len(classes):
         return str(classes[value]), value
@@ -119,7 +119,7 @@ def image_info(data: bytes) -> tuple[int, int, str] | str:
 
 
 def duration_s(data: bytes, length: int) -> float | None:
-    """Return the duration that the headers of WAV, FLAC, MP3, Ogg or MP4 state. Return None if it is unknown.
+    """Return the duration in the headers of WAV, FLAC, MP3, Ogg or MP4, or None if it is unknown.
 
     `data` need only be the first few thousand of all `length` bytes, except for Ogg and some MP4 files.
 

@@ -50,8 +50,7 @@ _FILE_SUFFIX = re.compile(rb"(?<=[^/])\.[A-Za-z0-9]{1,8}$")
 _RECORD_SUFFIX = re.compile(r"\.tfrecords?|\.(?:gz|bz2|xz|zst)$", re.IGNORECASE)
 _MAX_KEY_BYTES = 2**20  # a longer `__key__` is treated as an attack
 _NO_END = 2**63
-# The scan of a plain shard may need as much memory as the shard has bytes. Without a limit, the scan of a compressed
-# shard could need a thousand times its size.
+# limits, because the scan of a compressed shard could need a thousand times its size in memory
 _BYTES_PER_FIELD, _BYTES_PER_SAMPLE, _BYTES_PER_NAME = 48, 128, 256
 _BASE_MEMORY_BYTES = 2**27
 _MEMORY_PER_BYTE = 8
@@ -120,8 +119,8 @@ class ShardScan:
         crcs: CRC-32C of each field's payload. Empty without checksums.
         nonzero_padding: Offsets of padding that is not zero. Empty without checksums.
         digest: The content fingerprint, or None if unknown, for example for floats.
-        text_rows: Numbers of the TFRecord fields that are one integer. Empty without checksums.
-        text_lengths: Length of each such integer as decimal text.
+        text_rows: Numbers of TFRecord fields with one integer. Empty without checksums.
+        text_lengths: Length of each such integer as text.
         text_crcs: CRC-32C of each such text.
         unrecognised: Members that belong to no sample, such as folders.
         ambiguous_headers: Offset and problem of each header that tar readers interpret differently.
@@ -160,7 +159,7 @@ class ShardScan:
     _known: dict[bytes, int] = field(default_factory=dict, repr=False)
 
     def code(self, name: bytes, kind: FeatureType = "bytes") -> int:
-        """Return the index of a field name in `names`. A new name is added."""
+        """Return the index of a field name in `names`, after adding a new name."""
         code = self._known.setdefault(name, len(self.names))
         if code == len(self.names):
             self.names.append(name)

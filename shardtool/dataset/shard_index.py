@@ -69,7 +69,7 @@ class ShardIndex:
         crcs: CRC-32C of each field's payload, or None if unknown.
         kinds: If a TFRecord shard was scanned, the type of each of `names`: `bytes`, `int64` or `float`.
         metadata: The metadata columns of the sidecar, each in one chunk. Text may be dictionary-encoded.
-        scan: The scan that returned the index, or None if the index was not scanned.
+        scan: The scan that returned the index, or None.
         damage: The error in the sidecar that made a scan necessary, or None.
     """
 
@@ -212,7 +212,7 @@ class ShardIndex:
         return ShardTally(len(self), first, last, dict(+fields), int(self.lengths.sum()))
 
     def codes_by_name(self) -> tuple[list[bytes], bytes]:
-        """Return the sorted field names, and uint16 indexes: the position of each field's name in these names."""
+        """Return the sorted field names, and the index of each field's name in them as uint16."""
         names = sorted(self.names)
         positions = np.array([names.index(name) for name in self.names], "<u2")
         return [name.encode() for name in names], positions[self.codes].tobytes()
@@ -261,7 +261,7 @@ class ShardIndex:
         return columns if self.crcs is None else {**columns, "crcs": self.crcs}
 
     def packed(self) -> list[tuple[int, bytes | memoryview]]:
-        """Return the index as bytes to write to a memory block, each with its offset in the block (see `unpacked`)."""
+        """Return the index as bytes for a memory block, with their offsets in the block (see `unpacked`)."""
         columns = self._columns()
         layout = {name: (column.dtype.str, len(column)) for name, column in columns.items()}
         header = json.dumps([self.names, self.kinds, layout]).encode()
@@ -273,7 +273,7 @@ class ShardIndex:
         return [*parts, (offset, self.keys)]
 
     def store_in(self, blocks: SharedBlocks, number: int) -> ShardIndex:
-        """Copy the index into shared block `number`, and return the copy. Return `self` if the index does not fit."""
+        """Copy the index into shared block `number`, and return the copy, or `self` if it does not fit."""
         parts = self.packed()
         block = blocks.write(number, parts[-1][0] + len(parts[-1][1]), parts)
         return self if block is None else ShardIndex.unpacked(block)
@@ -314,7 +314,7 @@ def scanned_index(scan: ShardScan) -> ShardIndex:
 
 
 def part_offsets(sizes: NDArray[np.integer] | Sequence[int]) -> Offsets:
-    """Return the start of each of several adjacent parts with these sizes, followed by the end of the last part."""
+    """Return the offsets of adjacent parts with these sizes, followed by the end of the last part."""
     ends = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=ends[1:])
     return ends

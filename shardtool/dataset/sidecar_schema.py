@@ -48,7 +48,7 @@ class TransformFacts(NamedTuple):
     Attributes:
         content: The content fingerprint of the shard.
         consumed: Number of processed source samples.
-        dropped: Number of source samples that `--map` dropped.
+        dropped: Number of samples that `--map` dropped.
         left_out: The skipped samples, if a later run must not try them again.
     """
 

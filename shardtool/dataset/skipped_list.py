@@ -36,7 +36,7 @@ def parse_skipped(data: bytes, where: str) -> list[Skipped]:
 
 
 def read_skipped_bytes(file: DatasetFile, folder: str) -> bytes:
-    """Return the list of skipped samples of a dataset, or b"" if no sample was skipped."""
+    """Return the bytes of a dataset's list of skipped samples, or b"" if no sample was skipped."""
     where = join(folder, file.skipped_file)
     try:
         data = read_small(where) if file.skipped else b""
@@ -47,7 +47,7 @@ def read_skipped_bytes(file: DatasetFile, folder: str) -> bytes:
 
 
 def check_skipped_file(data: bytes, dataset: DatasetFile, where: str) -> None:
-    """Raise an error if a list of skipped samples differs from the dataset file."""
+    """Raise an error unless a list of skipped samples has the length and checksum in the dataset file."""
     rows = data.count(b"\n")
     if rows != dataset.skipped:
         expected = f"{dataset.skipped:,}, as in the dataset file"

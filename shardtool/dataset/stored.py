@@ -1,4 +1,4 @@
-"""`StoredDataset` and `StoredShard`: a finished dataset and its shards. Files are read again for each call."""
+"""A finished dataset and its shards. Files are read again for each call."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class StoredShard:
         return detect_kind(self.path).format
 
     @property
-    def packed(self) -> bool:
+    def is_compressed(self) -> bool:
         """Whether the shard is compressed."""
         return bool(detect_kind(self.path).compression)
 
@@ -107,8 +107,8 @@ class StoredShard:
         except CorruptShard as error:
             return error
 
-    def head(self) -> tuple[int, ShardFacts] | None:
-        """Return the sample count and the facts in the sidecar, or None if there is no valid sidecar."""
+    def read_footer(self) -> tuple[int, ShardFacts] | None:
+        """Return the sample count and the facts in the footer of the sidecar, or None without a valid sidecar."""
         from shardtool.dataset.sidecar_read import read_sample_count
 
         content = self._read_sidecar(partial(read_sample_count, self.sidecar, self.name, self.size()))
@@ -119,7 +119,7 @@ class StoredShard:
         from shardtool.dataset.sidecar_read import read_sidecar_schema
         from shardtool.dataset.sidecar_schema import SIDECAR_SCHEMA
 
-        return SIDECAR_SCHEMA if self.head() is None else read_sidecar_schema(self.sidecar)
+        return SIDECAR_SCHEMA if self.read_footer() is None else read_sidecar_schema(self.sidecar)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class StoredDataset:
         is_whole: Whether the caller named the whole dataset, by its file, folder or complete range. If so, shards
             that the dataset file does not list are ignored.
         missing: For a range, the first names that neither exist nor are in the dataset file.
-        unlisted: Paths of existing shards that the dataset file does not list.
+        unlisted: Paths of shards that the dataset file does not list.
     """
 
     argument: DatasetLike
@@ -160,12 +160,12 @@ class StoredDataset:
 
     @property
     def where(self) -> str:
-        """Location for messages: the dataset file, or the folder if there is no dataset file."""
+        """Location for messages: the dataset file, or else the folder."""
         return self.dataset_file or self.folder or "."
 
     @property
     def split(self) -> str:
-        """The split that the dataset file records, or else a split name in the file name, or ""."""
+        """The split in the dataset file, or else in the file name, or ""."""
         if self.file is not None and self.file.made.split:
             return self.file.made.split
         words = _WORD.findall(base_name(self.dataset_file or self.paths[0]).lower())

@@ -30,7 +30,6 @@ class Classes(NamedTuple):
     """Existing class names, numbered from 0.
 
     Attributes:
-        where: Where the names come from, for messages.
         names: Class names by field. The key "" stands for all fields.
         grows: Whether new classes are appended. Otherwise, a new class is an error.
     """

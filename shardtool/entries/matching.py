@@ -54,6 +54,6 @@ def match_ids(ours: Rows, theirs: Rows) -> tuple[Rows, Rows, Rows, Rows]:
 
 
 def _first_positions(ids: Rows) -> Rows:
-    places = np.flatnonzero(ids >= 0)
-    places = places[np.argsort(ids[places], kind="stable")]
-    return np.asarray(places[np.diff(ids[places], prepend=-1) > 0])
+    positions = np.flatnonzero(ids >= 0)
+    positions = positions[np.argsort(ids[positions], kind="stable")]
+    return np.asarray(positions[np.diff(ids[positions], prepend=-1) > 0])

@@ -1,4 +1,4 @@
-"""Add and drop metadata columns of samples. Sidecars store these columns."""
+"""Add and drop metadata columns of sidecars."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def with_column(columns: pa.Table | None, name: str, values: pa.Array) -> pa.Tab
 
 
 def with_number_columns(columns: pa.Table | None, number_columns: Mapping[str, pa.Array | None]) -> pa.Table | None:
-    """Add the numbers of fields as columns. A field is ignored if its column is None or its name is reserved.
+    """Add the columns of number fields. A field is ignored if its column is None or its name is reserved.
 
-    An existing column with the name of a field is replaced only if it is numeric.
+    An existing column of the same name is replaced only if it is numeric.
     """
     for name, values in number_columns.items():
         if values is None or name.startswith("__"):
@@ -51,9 +51,9 @@ def is_number_type(kind: pa.DataType) -> bool:
 
 
 def to_class_names(column: pa.ChunkedArray, names: Sequence[str]) -> pa.ChunkedArray:
-    """Replace class numbers by class names, unless the column contains values that are not class numbers.
+    """Replace class numbers by class names, unless the column contains other values.
 
-    A split by label then does not depend on how classes are numbered.
+    A split by label then does not depend on the numbers.
     """
     if not names or not pa.types.is_integer(column.type):
         return column

@@ -1,7 +1,6 @@
 """Compute the exact size of every record in a shard before reading any payload.
 
-Each payload has a head and a tail: the bytes before and after it. A sample's size includes the heads, payloads and
-tails of all its fields.
+The head and tail of a payload are the bytes before and after it. A sample's size includes them for all its fields.
 """
 
 from __future__ import annotations
@@ -100,7 +99,7 @@ def _tfrecord_sizes(p: RecordColumns) -> tuple[NDArray[np.int64], NDArray[np.int
 def _feature_sizes(
     name_lengths: NDArray[np.int64] | np.int64, sizes: NDArray[np.int64], is_list: NDArray[np.bool_] | None = None
 ) -> NDArray[np.int64]:
-    # a feature is a map entry: a name, and a list with one value; with `is_list`, the size is that of an encoded list
+    # a feature is a name and a list with one value; with `is_list`, the list is already encoded
     total = sizes + 1 + _varint_sizes(sizes)
     if is_list is not None:
         total[is_list] = sizes[is_list]

@@ -77,7 +77,7 @@ def header_size(name_length: int, size: int, *, splits: bool) -> int:
 
 
 def padding_size(size: int) -> int:
-    """Return the number of zero bytes after a payload of `size` bytes."""
+    """Return the number of zero bytes after a payload."""
     return -size & (TAR_BLOCK_BYTES - 1)
 
 
@@ -108,7 +108,7 @@ def _long_header(name: bytes, size: int) -> bytes:
 
 
 def _cut_name(name: bytes, length: int) -> bytes:
-    """Truncate a name between two UTF-8 characters, because strict readers reject incomplete characters."""
+    # strict readers reject names that end inside a UTF-8 character
     while length and name[length] & _UTF8_TOP_BITS == _UTF8_CONTINUATION:
         length -= 1
     return name[:length]

@@ -34,7 +34,7 @@ _DISTANT_BLOCK_BYTES = 2**16
 
 
 def tfrecord_error(where: str, offset: int, found: str, expected: str = "") -> CorruptShard:
-    """Return the error for a damaged TFRecord file, with advice."""
+    """Return an error with the usual advice."""
     remedy = "Fetch the shard again, or recreate it from its source."
     return CorruptShard(where, found, offset=offset, expected=expected, remedy=remedy)
 
@@ -61,7 +61,6 @@ class ExampleFeature(NamedTuple):
     """A feature of an Example, and where its value is in the shard.
 
     Attributes:
-        values: Number of values.
         whole: Whether `offset` and `size` are those of the whole list, including tags and lengths. Otherwise, they are
             those of a single value or of packed numbers.
     """
@@ -107,7 +106,7 @@ def iter_records(read: Read, where: str, hold: Hold | None = None, offset: int =
 
 
 def is_record_start(start: bytes) -> bool:
-    """Return whether the first bytes of a file are the length of a record and its valid checksum."""
+    """Return whether a file starts with the length of a record and its valid checksum."""
     return len(start) >= FRAME_HEAD_BYTES and _unpack_head(start[:FRAME_HEAD_BYTES])[1] == mask_crc(crc32c(start[:8]))
 
 
@@ -143,7 +142,7 @@ def parse_features(data: Data, start: int, where: str) -> list[ExampleFeature]:
     """Return the features of an Example. `start` is the offset of the Example in the shard.
 
     Raises:
-        CorruptShard: `data` is not an Example, or it has too many features, which would need much more memory than it.
+        CorruptShard: `data` is not an Example, or has so many features that they would need much more memory.
     """
     features: list[ExampleFeature] = []
     count = name_bytes = 0

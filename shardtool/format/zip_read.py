@@ -87,7 +87,7 @@ def iter_zip_members(read: Read, size: int, where: str) -> Iterator[ZipMember]:
 
 
 def zip_payload_start(read: Read, member: ZipMember, where: str) -> int:
-    """Return the offset of a member's payload, which is after the local header."""
+    """Return the offset of a member's payload."""
     head = bytes(read(member.offset, _LOCAL_HEADER.size + len(member.name)))
     if len(head) < _LOCAL_HEADER.size or not head.startswith(_LOCAL_MARK):
         raise CorruptShard(where, "not a member header", offset=member.offset)

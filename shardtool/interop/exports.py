@@ -30,11 +30,10 @@ class ExportFormat(NamedTuple):
     """A kind of index that another tool reads.
 
     Attributes:
-        reader: The tool, for messages.
         suffix: Ending of a shard's index, instead of the shard's ending. "" if there is only one index per folder.
         folder_file: The file that lists all shards of a folder, or "" if the format has none.
         min_samples: Minimum number of samples per shard that the tool accepts.
-        has_hashes: Whether the index contains hashes of the shard, which must then be read.
+        has_hashes: Whether the index contains hashes, which require reading the shard.
         has_readme: Whether a `README.md` that lists the shards is written, too.
     """
 
@@ -93,7 +92,7 @@ _SUFFIXES = sorted({export.suffix for export in EXPORTS.values() if export.suffi
 
 
 def select_exports(formats: Sequence[str], shard_format: str = "") -> dict[str, ExportFormat]:
-    """Return the exports with these names, which must support `shard_format`. "" means that the format is unknown."""
+    """Return the exports with these names. Each must support `shard_format`, unless it is ""."""
     for name in formats:
         if name not in EXPORTS:
             raise InvalidRequest(choose_text("export", "--export"), repr(name), expected=f"one of {', '.join(EXPORTS)}")

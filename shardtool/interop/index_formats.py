@@ -45,7 +45,7 @@ _MAX_FIRST_OFFSET = 2**24  # a global pax header can precede the first sample
 
 
 class ShardIndexFile(NamedTuple):
-    """Functions that encode, recognise and compare the index file of one shard.
+    """Functions for the index file of one shard.
 
     Attributes:
         has_format: Returns whether a file has this format, by its first bytes and its size.
@@ -68,7 +68,7 @@ class ShardIndexFile(NamedTuple):
 
 
 class FolderIndexFiles(NamedTuple):
-    """Functions that encode and parse the index files of a folder, which cover all splits of a dataset.
+    """Functions for the index files of a folder, which list all splits of a dataset.
 
     Attributes:
         encode: Returns the bytes of each file by path in the folder, in the order of publication.
@@ -87,20 +87,17 @@ def _matches_start(pattern: bytes) -> Callable[[bytes, int], bool]:
 
 def _encode_tfrecord_index(shard: IndexedShard) -> bytes:
     # DALI and the `tfrecord` package read a line `OFFSET SIZE` per record.
-    return b"".join([b"%d %d\n" % sample for sample in shard.places()])
+    return b"".join([b"%d %d\n" % sample for sample in shard.sample_spans()])
 
 
 def _encode_dali_index(shard: IndexedShard) -> bytes:
-    """Return the index that `wds2idx` 1.2 writes: per sample, a line with `FIELD OFFSET LENGTH NAME` for each field.
-
-    Unsafe characters in names are percent-encoded. DALI uses the names only as labels.
-    """
+    """Return the index that `wds2idx` 1.2 writes: a line per sample, with `FIELD OFFSET LENGTH NAME` for each field."""
     used = {shard.index.names[code].encode() for code in {*shard.index.codes.tolist()}}
     if unsafe := sorted(name for name in used if _WHITESPACE.search(name)):
         found = f"white space in the field {printable(unsafe[0])!r}, which DALI's index cannot name"
         raise InvalidRequest(shard.name, found, remedy=f"Pack the samples with {flag_text('portable')}.")
     lines = [b"v1.2 %d\n" % len(shard.index)]
-    for key, fields in shard.samples():
+    for key, fields in shard.samples():  # DALI uses keys only as labels, so they can be percent-encoded
         safe_key = _UNSAFE.sub(lambda match: b"%%%02X" % match[0][0], key)
         words = [
             b"%b %d %d %b.%b" % (name, offset, size, safe_key, name.replace(b"%", b"%25"))
@@ -111,10 +108,9 @@ def _encode_dali_index(shard: IndexedShard) -> bytes:
 
 
 def _parse_dali_index(data: bytes) -> list[Fields]:
-    """Return the fields of each sample. Ignore member names, because an index of version 1.1 has no names."""
     head, *lines = data.removesuffix(b"\n").split(b"\n")
     version, count = head.split()
-    step = 3 if version == b"v1.1" else 4
+    step = 3 if version == b"v1.1" else 4  # version 1.1 has no member names
     if int(count) != len(lines):
         raise ValueError(count)
     samples = []
@@ -132,14 +128,13 @@ def _webdataset_difference(data: bytes, shard: IndexedShard) -> str:
 
 
 def _encode_energon_index(shard: IndexedShard) -> bytes:
-    """Return the uint64 offset of each sample, and the end of the last sample."""
     for key, fields in shard.samples():
         for field, *_ in fields:
             name = b"%b.%b" % (key, field)
             if not _ENERGON_MEMBER.match(name):
                 found = f"{printable(name)!r}, which energon ignores"
                 raise InvalidRequest(shard.name, found, remedy=f"Pack the samples with {flag_text('portable')}.")
-    positions = shard.places()
+    positions = shard.sample_spans()
     ends = [start for start, _ in positions] + [sum(positions[-1]) if positions else 0]
     return struct.pack(f"<{len(ends)}Q", *ends)
 
@@ -153,10 +148,10 @@ def _is_energon_index(head: bytes, size: int) -> bool:
 
 
 def _energon_folder_files(splits: Sequence[DatasetFile]) -> dict[str, bytes]:
-    """Return the files in `.nv-meta`. Empty shards are omitted, because energon rejects them."""
     counts: dict[str, int] = {}
     parts: dict[str, list[str]] = {name: [] for name in STANDARD_SPLITS}
     for split in sorted(splits, key=split_order):
+        # energon rejects empty shards
         shard_counts = {shard.name: shard.samples for shard in split.shards if shard.samples}
         parts.setdefault(split.made.split or DEFAULT_SPLIT, []).extend(shard_counts)
         counts |= shard_counts

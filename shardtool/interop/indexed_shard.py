@@ -108,7 +108,7 @@ class IndexedShard:
         for key, (first, last) in zip(index.all_keys(), pairwise(index.firsts.tolist()), strict=True):
             yield key, fields[first:last]
 
-    def places(self) -> list[tuple[int, int]]:
+    def sample_spans(self) -> list[tuple[int, int]]:
         """Return the offset and size of each sample."""
         return list(zip(self.index.starts.tolist(), self.index.sizes.tolist(), strict=True))
 

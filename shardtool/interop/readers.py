@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 NUMBER_FIELDS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
 _INTEGER = re.compile(rb"\s*[+-]?[0-9]+\s*")
 _WHITESPACE = tuple(bytes([code]) for code in (*range(1, 33), 127))
-# Each rule has a code, a text about the readers, a noun phrase for the problem, a tuple of bytes, and a pattern. An
-# affected key contains one of the bytes, and the pattern matches the key up to its final NUL.
+# code, readers, noun phrase for the problem, bytes, pattern: an affected key contains one of the bytes, and the pattern
+# matches the key up to its final NUL
 _KEY_RULES: tuple[tuple[str, str, str, tuple[bytes, ...], re.Pattern[bytes]], ...] = (
     ("dot-in-key", "webdataset, wids, DALI, energon and Hugging Face datasets end the key at its first dot",
      "key with a dot in the last part", (b".",), re.compile(rb"\.[^\0/]*\0")),
@@ -75,7 +75,7 @@ READERS_BY_PROBLEM = {
 
 @dataclass(frozen=True, slots=True)
 class NameProblem:
-    """A problem that some readers have with names in a dataset.
+    """A kind of name that some readers misread.
 
     Attributes:
         readers: Which readers misread the names, and how.
@@ -182,14 +182,14 @@ class ReaderProblems:
 
 
 def find_reader_problems(entries: SampleTable) -> list[NameProblem]:
-    """Return the problems that readers have with names of these samples."""
+    """Return the problems of these samples."""
     problems = ReaderProblems()
     problems.add(entries)
     return problems.problems()
 
 
 def find_key_problems(keys: PackedStrings) -> list[NameProblem]:
-    """Return the problems that readers have with these keys."""
+    """Return the problems of these keys."""
     problems = []
     for code, readers, what, required, pattern in _KEY_RULES:
         match = pattern.search(keys.data) if any(sign in keys.data for sign in required) else None

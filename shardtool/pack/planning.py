@@ -57,7 +57,7 @@ def plan_shards(listed: Listed) -> Planned:
     outputs = list[PlannedOutput]()
     for output in listed.outputs:
         pattern, bounds = remaining_names(output.pattern, output.destination.first), _make_bounds(listed, output)
-        plan = make_plan(entries, pattern, bounds, seed, which=output.sample_numbers, estimate=estimate)
+        plan = make_plan(entries, pattern, bounds, seed, samples=output.sample_numbers, estimate=estimate)
         if not outputs:  # samples that the source skipped belong to no split, so the first split lists them
             plan = replace(plan, skipped=(*listed.listing.skipped, *plan.skipped))
         destination = output.destination.with_shard_count(plan.shards)
@@ -213,7 +213,7 @@ def estimate_sizes(listed: Listed, transform: Transform) -> NDArray[np.int64]:
         entries,
         pattern,
         ShardBounds(max_count=_SAMPLES_PER_TASK),
-        which=sample_numbers,
+        samples=sample_numbers,
         estimate=np.ones(len(entries), np.int64),
     )
     measured: dict[int, int] = {}

@@ -109,7 +109,7 @@ class Plan:
         first, last = self.span(shard)
         if self.order is None:
             return metadata.slice(first, last - first)
-        return metadata.take(number_array(self.which(shard)))
+        return metadata.take(number_array(self.sample_numbers(shard)))
 
     def changed_ns(self, shard: int) -> int:
         """Return the latest ctime of a shard's source files, in nanoseconds since 1970."""
@@ -123,14 +123,14 @@ class Plan:
             self, order=order, total=total, ends=ShardRuns(total, self.limits).find_fewest_ends(), skipped=(), notes=()
         )
 
-    def which(self, shard: int) -> NDArray[np.int64]:
+    def sample_numbers(self, shard: int) -> NDArray[np.int64]:
         """Return the sample numbers of a shard, in order."""
         first, last = self.span(shard)
         return np.arange(first, last) if self.order is None else self.order[first:last]
 
     def rows(self, shard: int) -> NDArray[np.int64]:
         """Return the rows in `entries` of a shard's samples."""
-        return self.entries.rows_of(self.which(shard))
+        return self.entries.rows_of(self.sample_numbers(shard))
 
 
 def make_plan(
@@ -139,7 +139,7 @@ def make_plan(
     bounds: ShardBounds,
     shuffle_seed: int | None = None,
     *,
-    which: NDArray[np.int64] | None = None,
+    samples: NDArray[np.int64] | None = None,
     estimate: NDArray[np.int64] | None = None,
 ) -> Plan:
     """Return the plan for `entries`.
@@ -147,11 +147,11 @@ def make_plan(
     Args:
         pattern: Shard names. If the user sets no other limit and there are enough samples, every name gets a shard.
             Otherwise, the number of names is the maximum.
-        which: Numbers of the samples to pack. None for all.
+        samples: Numbers of the samples to pack. None for all.
         estimate: int64[samples], estimated bytes of each sample, if exact sizes are unknown before writing.
     """
     shard_format = pattern.format
-    requested = _requested_shards(pattern, bounds, len(entries) if which is None else len(which))
+    requested = _requested_shards(pattern, bounds, len(entries) if samples is None else len(samples))
     max_size = bounds.max_size or (DEFAULT_MAX_SIZE if bounds.max_count is None and requested is None else None)
     max_bytes = max_size - TRAILER_SIZE[shard_format] if max_size else NO_LIMIT
     stored, rounded = _stored_number_sizes(entries) if STORES_NUMBERS[shard_format] else (None, ())
@@ -163,18 +163,18 @@ def make_plan(
         sizes = np.minimum(estimate, limits.planned)
     else:
         sizes = _sample_sizes(entries, stored, shard_format)
-        which, skipped, notes = _apply_oversize(entries, sizes, shard_format, max_bytes, bounds.oversize, which)
-    chosen_sizes = sizes if which is None else sizes[which]
+        samples, skipped, notes = _apply_oversize(entries, sizes, shard_format, max_bytes, bounds.oversize, samples)
+    chosen_sizes = sizes if samples is None else sizes[samples]
     order: NDArray[np.int64] | None = None
     if bounds.by_hash:
-        keys = entries.keys if which is None else entries.keys.take(which)
+        keys = entries.keys if samples is None else entries.keys.take(samples)
         order, ends, hash_notes = HashAssignment(keys, chosen_sizes, limits, bounds).divide(requested, shuffle_seed)
         notes, total = (*notes, *hash_notes), cumulative_sizes(chosen_sizes, order)
     else:
         order = None if shuffle_seed is None else random_permutation(len(chosen_sizes), shuffle_seed)
         total = cumulative_sizes(chosen_sizes, order)
         ends = cut_shards(total, requested, limits, bounds)
-    order = which if order is None else order if which is None else which[order]
+    order = samples if order is None else order if samples is None else samples[order]
     notes = (*notes, *_check_name_count(pattern, bounds, len(ends), len(chosen_sizes)))
     return Plan(shard_format, entries, stored, order, total, ends, limits, skipped, (*notes, *rounded))
 
@@ -269,13 +269,13 @@ def _encoded_sizes(
 
 def _apply_oversize(
     entries: SampleTable, sizes: NDArray[np.int64], shard_format: str, max_bytes: int, oversize: Oversize,
-    which: NDArray[np.int64] | None,
+    samples: NDArray[np.int64] | None,
 ) -> tuple[NDArray[np.int64] | None, tuple[Skipped, ...], tuple[str, ...]]:  # fmt: skip
     trailer, format_limit = TRAILER_SIZE[shard_format], MAX_SAMPLE_BYTES[shard_format]
     limit = min(max_bytes, format_limit)
-    too_large = np.flatnonzero(sizes > limit) if which is None else which[sizes[which] > limit]
+    too_large = np.flatnonzero(sizes > limit) if samples is None else samples[sizes[samples] > limit]
     if not len(too_large):
-        return which, (), ()
+        return samples, (), ()
     total, impossible = sizes + trailer, too_large[sizes[too_large] > format_limit]
     if len(impossible) and oversize != "skip":
         found = _describe_samples(entries, total, impossible, "a TFRecord")
@@ -287,20 +287,22 @@ def _apply_oversize(
         remedy = f"Raise {option_text('max_size')}, or use {alone} (one shard per such sample) or {skip}."
         raise InvalidRequest(option_text("max_size"), found, remedy=remedy)
     if oversize == "alone":
-        return which, (), (f"{found}; each gets its own shard",)
+        return samples, (), (f"{found}; each gets its own shard",)
     over = dict.fromkeys(too_large.tolist(), cli_option("max_size"))
     over |= dict.fromkeys(impossible.tolist(), "the 2 GiB of a TFRecord")
     skipped = tuple(
         Skipped(entries.key(sample), "", "oversize", f"{int(total[sample]):,} bytes, over {name}")
         for sample, name in over.items()
     )
-    kept = np.flatnonzero(sizes <= limit) if which is None else which[sizes[which] <= limit]
+    kept = np.flatnonzero(sizes <= limit) if samples is None else samples[sizes[samples] <= limit]
     if not len(kept):
         remedy = "Write tar shards" if len(impossible) == len(too_large) else f"Raise {option_text('max_size')}"
         raise InvalidRequest(option_text("max_size"), found, remedy=f"{remedy}: no samples remain.")
     return kept, skipped, ()
 
 
-def _describe_samples(entries: SampleTable, total: NDArray[np.int64], which: NDArray[np.int64], container: str) -> str:
-    names = [f"{printable(entries.key(sample))} ({format_size(int(total[sample]))})" for sample in which[:5].tolist()]
-    return f"{pluralize(len(which), 'sample')} too large for {container}: {format_list(names, total=len(which))}"
+def _describe_samples(
+    entries: SampleTable, total: NDArray[np.int64], samples: NDArray[np.int64], container: str
+) -> str:
+    names = [f"{printable(entries.key(sample))} ({format_size(int(total[sample]))})" for sample in samples[:5].tolist()]
+    return f"{pluralize(len(samples), 'sample')} too large for {container}: {format_list(names, total=len(samples))}"

@@ -56,7 +56,7 @@ class ShardCapacity(NamedTuple):
 
 
 def cumulative_sizes(sizes: NDArray[np.int64], order: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-    """Return, for each position in `order` and for the end, the sum of all sizes before it: int64[positions + 1]."""
+    """Return the sum of all sizes before each position of `order`, and the total: int64[positions + 1]."""
     total = np.empty((len(sizes) if order is None else len(order)) + 1, np.int64)
     total[0] = 0
     if order is not None:
@@ -115,13 +115,11 @@ class ShardRuns:
         self.total, self.room, self.samples = total, limits.planned, len(total) - 1
         self.max_count = self.samples if limits.max_count is None else limits.max_count
 
-    def last_end(self, first: int) -> int:
-        """Return the last position at which a shard that starts at `first` can end."""
+    def _last_end(self, first: int) -> int:
         end = int(np.searchsorted(self.total, self.total[first] + self.room, "right")) - 1
         return max(first + 1, min(end, first + self.max_count))
 
-    def first_start(self, end: int) -> int:
-        """Return the first position at which a shard that ends at `end` can start."""
+    def _first_start(self, end: int) -> int:
         first = int(np.searchsorted(self.total, self.total[end] - self.room, "left"))
         return max(0, min(end - 1, max(first, end - self.max_count)))
 
@@ -136,7 +134,7 @@ class ShardRuns:
         """Return where as few shards as possible end."""
         ends, position = [], 0
         while position < self.samples:
-            position = self.last_end(position)
+            position = self._last_end(position)
             ends.append(position)
         return np.array(ends, np.int64)
 
@@ -145,11 +143,11 @@ class ShardRuns:
 
         `count` must be at least the number of shards that `find_fewest_ends` returns.
         """
-        # if shard k starts before earliest[k], the remaining samples do not fit into the remaining shards
+        # the first start of shard k for which the remaining samples fit into the remaining shards
         earliest = [0] * (count + 1)
         earliest[count] = self.samples
         for shard in range(count - 1, 0, -1):
-            earliest[shard] = max(self.first_start(earliest[shard + 1]), shard)
+            earliest[shard] = max(self._first_start(earliest[shard + 1]), shard)
         ends, position = [], 0
         targets = [int(self.total[-1]) * number // count for number in range(1, count + 1)]
         after = np.searchsorted(self.total, targets, "left").tolist()
@@ -158,7 +156,7 @@ class ShardRuns:
             if cut > 0 and targets[shard] - self.total[cut - 1] < self.total[cut] - targets[shard]:
                 cut -= 1
             lowest = max(earliest[shard + 1], position + 1)
-            highest = min(self.last_end(position), self.samples - (count - 1 - shard))
+            highest = min(self._last_end(position), self.samples - (count - 1 - shard))
             position = min(max(cut, lowest), highest)
             ends.append(position)
         return np.array(ends, np.int64)

@@ -29,7 +29,7 @@ _MIN_REGION_SHARE = 0.25  # if a smaller share of a region's bytes is needed, re
 def build_shard_samples(plan: Plan, shard: int) -> ShardSamples:
     """Return the data that a worker needs to write a shard, as plain bytes."""
     first, last = plan.span(shard)
-    e = replace(plan.entries, metadata=None).take(plan.which(shard))
+    e = replace(plan.entries, metadata=None).take(plan.sample_numbers(shard))
     stored = e.rows.size if plan.stored is None else plan.stored[plan.rows(shard)]
     content = ShardContent(
         keys=e.keys.data,

@@ -54,7 +54,7 @@ def read_if_exists(path: str) -> bytes | None:
 
 def check_format(dataset: StoredDataset) -> None:
     """Raise an error if the shards cannot be indexed because of their names or formats."""
-    if compressed := [shard.path for shard in dataset.shards if shard.packed]:
+    if compressed := [shard.path for shard in dataset.shards if shard.is_compressed]:
         remedy = "Decompress it, because compressed files cannot be read by offset."
         raise InvalidRequest(compressed[0], "a compressed shard", expected="an uncompressed shard", remedy=remedy)
     if not dataset.shards:

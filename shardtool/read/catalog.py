@@ -185,7 +185,7 @@ def _catalog_of(opened: StoredDataset) -> Catalog:
     file, shared, shards = opened.file, SharedBlocks(), opened.shards
     entries: Sequence[tuple[int, int, int | None]]  # number of samples, bytes, and CRC-32C of each shard
     if file is None:
-        heads = [*map_paths(StoredShard.head, shards, lambda shard: shard.path)]
+        heads = [*map_paths(StoredShard.read_footer, shards, lambda shard: shard.path)]
         if None in heads:  # scan these shards with the rule for keys that the sidecars of the other shards record
             shards = opened.with_dots(recorded_dots(opened)).shards
         counts_by_shard = _scan_shards(

@@ -96,7 +96,9 @@ def read_table(catalog: Catalog, chosen: Numbers | None) -> pads.Dataset:
     if chosen is not None:
         return pads.dataset(_read_rows(catalog, chosen, schema))
     parts = []
-    for has_sidecar, group in groupby(catalog.shards, lambda shard: not catalog.is_remote and shard.head() is not None):
+    for has_sidecar, group in groupby(
+        catalog.shards, lambda shard: not catalog.is_remote and shard.read_footer() is not None
+    ):
         if has_sidecar:
             parts.append(pads.dataset([shard.sidecar for shard in group], schema=schema, format="parquet"))
         else:

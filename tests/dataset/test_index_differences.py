@@ -28,7 +28,7 @@ def test_differences_of_two_indexes(tmp_path: Path, ending: str) -> None:
     assert [*compare_indexes(index, scanned)] == []
     assert index.plain_table() == scanned.plain_table()
     assert index.tally() == scanned.tally()
-    assert shard.head() == (5, index.facts)
+    assert shard.read_footer() == (5, index.facts)
     assert index.crcs is not None
     is_seventh = np.arange(10) == 6
     changed_indexes = [

@@ -301,7 +301,7 @@ def test_a_shard_matches_an_independent_encoder(samples: dict[str, Sample], seed
     keys = list(samples)
     for shard in range(plan.shards):
         raw = _written(plan, shard)
-        order = [keys[at] for at in plan.which(shard).tolist()]
+        order = [keys[at] for at in plan.sample_numbers(shard).tolist()]
         assert len(raw) == plan.sizes[shard]
         assert raw == b"".join(_encoded(key, samples[key]) for key in order)
 

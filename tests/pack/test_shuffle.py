@@ -245,7 +245,7 @@ def test_the_spool_is_in_plan_order(
     """Payloads are in plan order; each region belongs to one shard and fits in memory."""
     source = make_source(place, sizes)
     divided = [np.flatnonzero(np.arange(len(sizes)) % shares == at) for at in range(min(shares, len(sizes)))]
-    before = [make_plan_of(source.entries, 3, which=which) for which in divided]
+    before = [make_plan_of(source.entries, 3, samples=samples) for samples in divided]
     with scatter(before, place / "temp", pools[2], share) as plans:
         spool = Path(os.fsdecode(plans[0].entries.known_spans.files[0].path)).read_bytes()
         assert len(spool) == sum(map(len, source.payloads.values()))
@@ -257,7 +257,7 @@ def test_the_spool_is_in_plan_order(
             assert new.order is old.order
             assert entries.known_spans.expected is old.entries.known_spans.expected
             for shard in range(new.shards):
-                rows = entries.rows_of(new.which(shard))
+                rows = entries.rows_of(new.sample_numbers(shard))
                 rows = rows[entries.rows.kind[rows] == SPAN]
                 for row in rows.tolist():
                     start = int(entries.known_spans.offset[row])
@@ -652,14 +652,14 @@ def test_samples_in_file_order_need_no_method(place: Path, method: str) -> None:
     files_swapped = np.concatenate((np.arange(50, 100), np.arange(50)))
     subset = np.flatnonzero(random_permutation(100, 1) < 30)
     for order in (None, files_swapped, subset):
-        plan = make_plan_of(source.entries, None, which=order)
+        plan = make_plan_of(source.entries, None, samples=order)
         assert _method(source, [plan], requested=method).name == "order"
     swapped = make_plan_of(source.entries.take(files_swapped), None)
     assert choose_read_strategy([swapped], workers=1, is_compressed=False, requested="auto").name == "order"
     offsets = source.entries.known_spans.offset
     in_turn = np.argsort(offsets[source.entries.rows.code == 2])  # ascending in each file, but alternating files
     for order in (random_permutation(100, 1), in_turn):
-        assert _method(source, [make_plan_of(source.entries, None, which=order)], requested="gather").name == "gather"
+        assert _method(source, [make_plan_of(source.entries, None, samples=order)], requested="gather").name == "gather"
 
 
 def test_compressed_shards_are_scattered(place: Path) -> None:

@@ -41,7 +41,7 @@ def check_readers(subject: VerifiedDataset, shards: Sequence[ShardScan], targets
         if "dali" in targets:
             findings.unchecked.append("names for dali: for TFRecord shards, the features are set in the pipeline")
         return findings
-    packed = [case.name for case in subject.cases if case.size is not None and case.shard.packed]
+    packed = [case.name for case in subject.cases if case.size is not None and case.shard.is_compressed]
     refusing = [target for target in targets if packed and target in _UNCOMPRESSED_ONLY]
     if refusing:
         found = f"compressed shards: {format_list(packed, 3)}"
