@@ -37,7 +37,7 @@ def check_listed(listed: Listed) -> None:
 
 def check_shard_sizes(output: PlannedOutput) -> None:
     """Raise an error if a planned shard exceeds the maximum file size of the store."""
-    max_bytes, sizes = output.destination.folder.largest, output.plan.sizes
+    max_bytes, sizes = output.destination.folder.max_file_bytes, output.plan.sizes
     if max_bytes is not None and len(sizes) and int(sizes.max()) > max_bytes:
         where = output.destination.folder.full_path(output.shard_name(int(sizes.argmax())))
         expected = f"at most {format_size(max_bytes)}, the limit of the store"

@@ -110,7 +110,7 @@ class Destination:
     def check_space(self, sizes: Sequence[int]) -> None:
         """Raise an error if there is not enough space for shards of these sizes in bytes."""
         keeps_old = self.if_exists == "overwrite" and bool(self.existing)
-        check_space(self.folder, sum(sizes), "written", old_stays=keeps_old)
+        check_space(self.folder, sum(sizes), "written", keeps_old=keeps_old)
 
     def create_spool(self, size: int) -> StagedFile:
         """Create a temporary file for `size` bytes of payloads."""

@@ -257,7 +257,7 @@ def finish_replacements(dataset: object, notes: Notes) -> bool:
     any_finished = False
     for folder in map(open_staging_folder, dict.fromkeys(folders)):
         for match in filter(None, map(plan.fullmatch, folder.names())):
-            with folder.lock(match[1], finishes=True):
+            with folder.lock(match[1], continues_replacement=True):
                 finish_replacement(folder, match[1])
             notes.add(f"{match[1]}{DATASET_SUFFIX}: an interrupted replacement of shards was finished")
             any_finished = True

@@ -76,7 +76,7 @@ def copy_verified(
 def copy_inside_store(
     folder: OutputFolder, original: OriginalFile, report_bytes: Callable[[int], None] = lambda _: None
 ) -> DurableFile | None:
-    """Ask a store to copy its own object, and verify the copy. Return None if `copy_verified` is needed instead.
+    """Ask a store to copy one of its objects, and verify the copy. Return None if `copy_verified` is needed instead.
 
     A wrong copy is visible until this function deletes it.
 

@@ -160,9 +160,8 @@ def write_error(where: str, error: OSError) -> OutputFailed:
     """Return the error for a path that cannot be written, with advice."""
     code, remedy = error.errno or 0, ERRNO_ADVICE.get(error.errno or 0, "")
     if code in _SPACE_ADVICE:
-        resume = choose_text(
-            f"`create` and `reshard` with {flag_text('resume')}", "`create --resume` and `reshard --resume`"
-        )
+        in_python = f"`create` and `reshard` with {flag_text('resume')}"
+        resume = choose_text(in_python, "`create --resume` and `reshard --resume`")
         remedy = f"{_SPACE_ADVICE[code]}, then run the same command again; {resume} keep finished shards."
     elif code == errno.EFBIG:
         smaller = choose_text(option_text("max_size"), "`create --max-size`")

@@ -60,18 +60,16 @@ def check_published(folder: OutputFolder, sizes: Mapping[str, int], remedy: str)
             raise OutputFailed(folder.full_path(name), found, expected=expected, remedy=remedy)
 
 
-def check_space(folder: OutputFolder, size: int, action: str, *, old_stays: bool = False) -> None:
+def check_space(folder: OutputFolder, size: int, action: str, *, keeps_old: bool = False) -> None:
     """Raise `OutputFailed` if there is no space for `size` bytes of shards and their sidecars.
 
-    The message contains `action`, such as `copied`. With `old_stays`, the old dataset is kept until the new one is
+    The message contains `action`, such as `copied`. With `keeps_old`, the old dataset is kept until the new one is
     complete.
     """
     need, free = int(size * _INDEX_SPACE_FACTOR), folder.free_bytes()
     if free is not None and need > free:
-        advice = (
-            ": the old dataset is kept until the new one is complete."
-            if old_stays
-            else ", then run the same command again."
-        )
+        advice = ", then run the same command again."
+        if keeps_old:
+            advice = ": the old dataset is kept until the new one is complete."
         found = f"{format_size(free)} free, {format_size(need)} needed; nothing was {action}"
         raise OutputFailed(folder.path or ".", found, remedy=f"Free some space{advice}")

@@ -44,7 +44,7 @@ class RemoteFolder:
 
     path: str
     has_staging: bool = False
-    largest: ClassVar[int | None] = MAX_PUT_BYTES
+    max_file_bytes: ClassVar[int | None] = MAX_PUT_BYTES
 
     @property
     def temporary(self) -> Folder:
@@ -153,9 +153,9 @@ class RemoteFolder:
         return None
 
     @contextmanager
-    def lock(self, base: str, *, shared: bool = False, finishes: bool = False) -> Iterator[None]:
+    def lock(self, base: str, *, shared: bool = False, continues_replacement: bool = False) -> Iterator[None]:
         with hold_lock(self.path, base, shared=shared):
-            if not finishes and self.find_entries([plan := replacement_plan_name(base)]):
+            if not continues_replacement and self.find_entries([plan := replacement_plan_name(base)]):
                 raise unfinished_error(self.full_path(plan))
             yield
 

@@ -128,7 +128,7 @@ class Folder:
 
     path: str
     has_staging: ClassVar[bool] = True
-    largest: ClassVar[int | None] = None
+    max_file_bytes: ClassVar[int | None] = None
 
     @property
     def temporary(self) -> Folder:
@@ -277,13 +277,13 @@ class Folder:
 
     @contextmanager
     def lock(
-        self, base: str, *, shared: bool = False, finishes: bool = False, what: str = "this dataset"
+        self, base: str, *, shared: bool = False, continues_replacement: bool = False, output_name: str = "this dataset"
     ) -> Iterator[None]:
         """Hold the lock of the dataset `base` during the `with` block.
 
         Args:
             shared: Allow other shared locks. The lock file is then kept.
-            finishes: Whether this run continues an interrupted replacement of shards.
+            continues_replacement: Whether this run continues an interrupted replacement of shards.
 
         Raises:
             OutputExists: Another run holds the lock, or was interrupted while it replaced shards.
@@ -293,11 +293,12 @@ class Folder:
         with write_errors(path):
             lock = take_lock(path, shared=shared, create=True)
         if lock is None:
-            found = f"another run is writing {what}"
+            found = f"another run is writing {output_name}"
             raise OutputExists(path, found, remedy="Wait for it to finish, or choose another output.")
         with lock:
             try:
-                if not finishes and os.path.lexists(plan_path := self.full_path(replacement_plan_name(base))):
+                plan_path = self.full_path(replacement_plan_name(base))
+                if not continues_replacement and os.path.lexists(plan_path):
                     raise unfinished_error(plan_path)
                 yield
             finally:

@@ -15,16 +15,8 @@ from typing import Literal
 
 from shardtool.errors import InvalidRequest, OutputExists, OutputFailed, os_error_text
 from shardtool.messages import choose_text
+from shardtool.storage import file_system
 from shardtool.storage.descriptors import write_all
-from shardtool.storage.file_system import (
-    CREATE_FLAGS,
-    ERRNO_ADVICE,
-    OPEN_FOLDER_FLAGS,
-    make_folders,
-    not_a_folder,
-    unlink_file,
-    write_errors,
-)
 from shardtool.storage.files import READ_PLAIN, LocalFile
 
 _CONFLICT_ERRNOS = (errno.ENOTDIR, errno.ELOOP, errno.EEXIST, errno.EISDIR)
@@ -56,9 +48,9 @@ class FolderTree:
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        with write_errors(folder, _tree_error):
-            make_folders(folder)
-            self._root = os.open(folder or ".", OPEN_FOLDER_FLAGS)
+        with file_system.write_errors(folder, _tree_error):
+            file_system.make_folders(folder)
+            self._root = os.open(folder or ".", file_system.OPEN_FOLDER_FLAGS)
         self._parents: dict[bytes, int] = {}
 
     def close(self) -> None:
@@ -88,7 +80,7 @@ class FolderTree:
             parent = self._parents.get(folder) or self._open_parent(folder)
             if if_exists == "overwrite":
                 with suppress(FileNotFoundError):
-                    unlink_file(name, parent)
+                    file_system.unlink_file(name, parent)
             try:
                 _write_file(parent, name, blocks())
             except FileExistsError:
@@ -97,7 +89,7 @@ class FolderTree:
                     return False
                 if if_exists != "finish" or not match:
                     raise
-                unlink_file(name, parent)
+                file_system.unlink_file(name, parent)
                 _write_file(parent, name, blocks())
         except OSError as error:
             self._check_parents(folder)
@@ -127,7 +119,7 @@ class FolderTree:
             with suppress(OSError):
                 mode = os.lstat(parent, dir_fd=self._root).st_mode
                 if not stat.S_ISDIR(mode):
-                    raise not_a_folder(self.full_path(parent), mode)
+                    raise file_system.not_a_folder(self.full_path(parent), mode)
 
     def _open_parent(self, folder: bytes) -> int:
         if len(self._parents) >= _MAX_OPEN_PARENTS:
@@ -137,7 +129,7 @@ class FolderTree:
             for name in folder.split(b"/") if folder else ():
                 with suppress(FileExistsError):
                     os.mkdir(name, dir_fd=fd)
-                child = os.open(name, OPEN_FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=fd)
+                child = os.open(name, file_system.OPEN_FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=fd)
                 os.close(fd)
                 fd = child
         except OSError:
@@ -154,14 +146,14 @@ class FolderTree:
 
 def _tree_error(path: str, error: OSError) -> OutputExists | OutputFailed:
     if error.errno not in _CONFLICT_ERRNOS:
-        return OutputFailed(path, os_error_text(error), remedy=ERRNO_ADVICE.get(error.errno or 0, ""))
+        return OutputFailed(path, os_error_text(error), remedy=file_system.ERRNO_ADVICE.get(error.errno or 0, ""))
     found = "already exists" if error.errno == errno.EEXIST else f"cannot be created: {os_error_text(error)}"
     remedy = f"Choose another folder, or {choose_text('overwrite=True', '--overwrite files')}."
     return OutputExists(path, found, remedy=remedy)
 
 
 def _write_file(parent: int, name: bytes, blocks: Iterable[bytes | memoryview]) -> None:
-    fd = os.open(name, CREATE_FLAGS, 0o666, dir_fd=parent)
+    fd = os.open(name, file_system.CREATE_FLAGS, 0o666, dir_fd=parent)
     try:
         for block in blocks:
             if (written := os.write(fd, block)) < len(block):

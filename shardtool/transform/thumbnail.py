@@ -182,7 +182,7 @@ def make_thumbnail(
     """Return an upright thumbnail of an image. A mask is coloured.
 
     Args:
-        max_bytes: Maximum bytes, except for a thumbnail of the smallest size, or None for no limit.
+        max_bytes: Maximum bytes, or None for no limit. A thumbnail of the smallest size may exceed it.
         has_photo: Whether the sample also has a photograph. An image of few values is then a mask.
     """
     _, info = change_image(data, name, ImageOptions(probe=True, max_pixels=MAX_PIXELS))

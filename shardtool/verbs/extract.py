@@ -111,7 +111,7 @@ def extract(
         if not options.dry_run:
             output.create()
             pool.check(output=output.path)
-            with output.lock(_LOCK_NAME, what="into this folder"):
+            with output.lock(_LOCK_NAME, output_name="into this folder"):
                 kept = _write_files(listing, names, output, options, pool, notes)
     metadata = "" if _metadata_table(entries) is None else output.full_path(METADATA)
     return ExtractResult(

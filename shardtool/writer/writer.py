@@ -80,7 +80,7 @@ class ShardWriter(SampleWriter):
         has_bound = options.max_size is not None or options.max_count is not None or own_pattern.count == 1
         default = None if has_bound else DEFAULT_MAX_SIZE
         max_size = default if options.max_size is None else units.parse_size(options.max_size)
-        max_file_bytes = open_folder(own_pattern.folder).largest or NO_LIMIT
+        max_file_bytes = open_folder(own_pattern.folder).max_file_bytes or NO_LIMIT
         trailer = TRAILER_SIZE[own_pattern.format]
         if max_size is not None and max_size > max_file_bytes:
             expected = f"at most {units.format_size(max_file_bytes)}, the limit of the store"

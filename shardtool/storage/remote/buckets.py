@@ -109,7 +109,7 @@ def put_object(address: str, data: bytes, expected: str | None = None, *, lastin
 
     Args:
         expected: The version to replace. With "", the object must not exist. With None, replace any version.
-        lasting: Whether to use the storage class, which may be billed by the month. Locks do not use it.
+        lasting: Whether to use the requested storage class, which may be billed by the month. Locks do not.
 
     Raises:
         FileExistsError: The existing object does not have the version `expected`.

@@ -14,30 +14,18 @@ import os
 import re
 import threading
 from datetime import datetime, timedelta, timezone
-from functools import partial
 from hashlib import sha256
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urljoin, urlsplit
 
 from shardtool.errors import AccessRefused, InvalidRequest, StoreFailed, redact_secrets
-from shardtool.storage.remote import failures, retry
+from shardtool.storage.remote import failures, retry, store_access
 from shardtool.storage.remote.address import display_address, is_huggingface, is_web, parse_address
 from shardtool.storage.remote.connections import connections_for
 from shardtool.storage.remote.failures import obstore_errors
 from shardtool.storage.remote.fsspec import huggingface_request
 from shardtool.storage.remote.network import is_same_server, proxy_for, web_headers, without_user
-from shardtool.storage.remote.store_access import (
-    AZURE_ACCOUNT_VARIABLES,
-    AZURE_KEY_VARIABLES,
-    AZURE_TOKEN_VARIABLES,
-    azure_server,
-    environment_for,
-    first_variable,
-    is_anonymous,
-    key_pair,
-    store_for,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -65,9 +53,8 @@ def sign_headers(
     host = parts.netloc.removesuffix(_AWS_DEFAULT_PORTS[parts.scheme])
     lines = {"host": host, **{name.lower(): " ".join(value.split()) for name, value in signed.items()}}
     names = ";".join(sorted(lines))
-    query = sorted(
-        (quote(name, ""), quote(value, "")) for name, value in parse_qsl(parts.query, keep_blank_values=True)
-    )
+    pairs = parse_qsl(parts.query, keep_blank_values=True)
+    query = sorted((quote(name, ""), quote(value, "")) for name, value in pairs)
     request = "\n".join([
         method, quote(unquote(parts.path)) or "/", "&".join(f"{name}={value}" for name, value in query),
         *(f"{name}:{lines[name]}" for name in sorted(lines)), "", names, lines["x-amz-content-sha256"],
@@ -91,13 +78,12 @@ _SAS_PERMISSIONS = {"GET": "r", "PUT": "cwt"}  # r: read; c, w: create and write
 
 def azure_signed_url(container: str, key: str, method: str, environment: Mapping[str, str] = os.environ) -> str | None:
     """Return the signed URL of a blob, or None if there is no account key and no SAS token."""
-    account, token, secret = (
-        first_variable(environment, names)
-        for names in (AZURE_ACCOUNT_VARIABLES, AZURE_TOKEN_VARIABLES, AZURE_KEY_VARIABLES)
-    )
+    account = store_access.first_variable(environment, store_access.AZURE_ACCOUNT_VARIABLES)
+    token = store_access.first_variable(environment, store_access.AZURE_TOKEN_VARIABLES)
+    secret = store_access.first_variable(environment, store_access.AZURE_KEY_VARIABLES)
     if not account or not (token or secret):
         return None
-    base = azure_server(environment)
+    base = store_access.azure_server(environment)
     query = token.lstrip("?") if token else _make_sas(account, secret, container, _SAS_PERMISSIONS[method], base)
     return f"{base}/{quote(container)}/{quote(key)}?{query}"
 
@@ -107,7 +93,7 @@ def _make_sas(account: str, secret: str, container: str, permissions: str, base:
         raw = base64.b64decode(secret, validate=True)
     except ValueError:
         expected = "an account key in Base64"
-        raise InvalidRequest(AZURE_KEY_VARIABLES[0], "not an account key", expected=expected) from None
+        raise InvalidRequest(store_access.AZURE_KEY_VARIABLES[0], "not an account key", expected=expected) from None
     now = datetime.now(timezone.utc)
     start, end = (f"{when:%Y-%m-%dT%H:%M:%SZ}" for when in (now - _CLOCK_SLACK, now + SIGNATURE_LIFETIME))
     protocols = "https" if urlsplit(base).scheme == "https" else "https,http"
@@ -132,14 +118,14 @@ def sign_url(address: str, method: str) -> str:
     """Return the URL to send a request to. The URL of an object in a store is signed and therefore secret."""
     if is_web(address):
         return address
-    parts, environment = parse_address(address), environment_for(address)
+    parts, environment = parse_address(address), store_access.environment_for(address)
     if (
         parts.scheme == "az"
-        and not is_anonymous("az", environment)
+        and not store_access.is_anonymous("az", environment)
         and (url := azure_signed_url(parts.host, parts.key, method, environment))
     ):
         return url
-    store, unsigned_url = store_for(address)
+    store, unsigned_url = store_access.store_for(address)
     if unsigned_url is not None:
         return f"{unsigned_url}/{quote(parts.key)}"
     import obstore
@@ -161,7 +147,8 @@ def sign_put(address: str, headers: Mapping[str, str]) -> tuple[str, dict[str, s
         headers = {**headers, "x-amz-request-payer": payer}
     region = query["X-Amz-Credential"].split("/")[2]
     with _SIGNING_LOCK, obstore_errors(address):
-        keys = (store_for(address)[0].credential_provider or partial(key_pair, environment_for(address)))()
+        provider = store_access.store_for(address)[0].credential_provider
+        keys = provider() if provider else store_access.key_pair(store_access.environment_for(address))
     if not (keys["access_key_id"] and keys["secret_access_key"]):
         found = "credentials from a metadata service cannot sign headers"
         expected = "boto3, which provides them"
@@ -289,9 +276,8 @@ def first_response(address: str) -> FirstResponse:
     response.close()
     if isinstance(refused, retry.TransientError):
         raise refused
-    return FirstResponse(
-        f"{server.scheme}://{server.netloc}", proxy, response.headers, expiry, failures.error_code(body), refused
-    )
+    origin, code = f"{server.scheme}://{server.netloc}", failures.error_code(body)
+    return FirstResponse(origin, proxy, response.headers, expiry, code, refused)
 
 
 def etag_md5(headers: Mapping[str, str]) -> str | None:

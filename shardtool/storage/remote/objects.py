@@ -24,20 +24,10 @@ from operator import methodcaller
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from shardtool.errors import StoreFailed
-from shardtool.storage.remote import retry
+from shardtool.storage.remote import http, retry
 from shardtool.storage.remote.address import display_address, is_huggingface, parse_address, uses_fsspec
 from shardtool.storage.remote.buckets import version_number
 from shardtool.storage.remote.fsspec import call_fsspec
-from shardtool.storage.remote.http import (
-    PIECE_BYTES,
-    HuggingFaceLink,
-    content_length,
-    discard_response,
-    google_hashes,
-    iter_body,
-    object_md5,
-    request_object,
-)
 from shardtool.storage.remote.requests import ordered_results, request_threads
 
 if TYPE_CHECKING:
@@ -62,7 +52,7 @@ class RemoteObject:
     md5: str | None = None
 
     def __init__(self, address: str, size: int | None = None) -> None:
-        self.address, self._where, self._links = address, display_address(address), list[HuggingFaceLink]()
+        self.address, self._where, self._links = address, display_address(address), list[http.HuggingFaceLink]()
         # contains the ETag of the first response; a dict, because `setdefault` is thread-safe
         self._first_response = dict[str, str]()
         if size is None:
@@ -86,13 +76,13 @@ class RemoteObject:
 
     def pieces(self) -> Iterator[bytes]:
         """Yield the object in pieces of at most 1 MiB."""
-        return self._pieces(0, self.size, PIECE_BYTES)
+        return self._pieces(0, self.size, http.PIECE_BYTES)
 
     def _pieces(self, offset: int, end: int, max_bytes: int) -> Iterator[bytes]:
         attempts = retry.RetryState(self._where)
         while offset < end:
             try:
-                for piece in iter_body(self._request_range(offset, end), self.address, end - offset, max_bytes):
+                for piece in http.iter_body(self._request_range(offset, end), self.address, end - offset, max_bytes):
                     offset += len(piece)
                     yield piece
                     # record progress after the yield, because the time that the caller takes is not a stall
@@ -115,12 +105,12 @@ class RemoteObject:
 
         This requests one byte with GET, because HEAD may be forbidden.
         """
-        response = request_object(self.address, {"Range": "bytes=0-0"}, self._links)
+        response = http.request_object(self.address, {"Range": "bytes=0-0"}, self._links)
         if response.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            discard_response(response)
+            http.discard_response(response)
             # the object is empty, and with status 416 some servers omit the size
-            response = request_object(self.address)
-        discard_response(response)
+            response = http.request_object(self.address)
+        http.discard_response(response)
         version = response.headers.get("ETag", "")
         if "Content-Range" in response.headers:
             if match := _CONTENT_RANGE.fullmatch(response.headers["Content-Range"]):
@@ -138,7 +128,7 @@ class RemoteObject:
         if has_stable_etag and self.version and not self.version.startswith("W/"):
             headers["If-Match"] = self.version
         try:
-            response = request_object(self.address, headers, self._links)
+            response = http.request_object(self.address, headers, self._links)
         except FileExistsError:
             raise OSError(errno.ESTALE, "changed while it was read", self._where) from None
         try:
@@ -165,7 +155,7 @@ class RemoteObject:
             raise OSError(errno.ESTALE, f"{size:,} bytes; expected {self.size:,}", self._where)
         if size != self.size or self._first_response.setdefault("version", tag) != tag:
             raise OSError(errno.ESTALE, "changed while it was read", self._where)
-        self.md5 = object_md5(self.address, response.headers)
+        self.md5 = http.object_md5(self.address, response.headers)
         requested = f"bytes {offset}-{end - 1}/{self.size}"
         if self.ranges and content_range != requested:
             found = f"status {response.status}, {content_range[:60] or 'no range'}"
@@ -204,15 +194,15 @@ def read_object(address: str, check_size: Callable[[int], object]) -> tuple[byte
         return b"" if check_size(remote.size) is False else remote.read(0, remote.size), remote.stat()
 
     def attempt() -> tuple[bytes, ObjectInfo]:
-        with closing(request_object(address)) as response:
-            length = content_length(response)
+        with closing(http.request_object(address)) as response:
+            length = http.content_length(response)
             if length is None or "Content-Encoding" in response.headers:
                 return read_whole(RemoteObject(address))
             info = ObjectInfo(length, version_number(response.headers.get("ETag", "")))
             if check_size(length) is False:
                 return b"", info
-            data = b"".join(iter_body(response, address, length, length))
-        if (md5 := object_md5(address, response.headers)) is not None:
+            data = b"".join(http.iter_body(response, address, length, length))
+        if (md5 := http.object_md5(address, response.headers)) is not None:
             _check_md5(address, md5, hashlib.md5(data, usedforsecurity=False))
         return data, info
 
@@ -228,7 +218,7 @@ def read_object_end(address: str, limit: int) -> bytes:
         return remote.read(max(0, remote.size - limit) if remote.ranges else 0, remote.size)[-limit:]
 
     def attempt() -> bytes:
-        with closing(request_object(address, {"Range": f"bytes=-{limit}"})) as response:
+        with closing(http.request_object(address, {"Range": f"bytes=-{limit}"})) as response:
             match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
             _check_unencoded(response, display_address(address))
             if match is None or match[1] is None:
@@ -237,7 +227,7 @@ def read_object_end(address: str, limit: int) -> bytes:
             if end != size - 1 or start != max(0, size - limit):
                 expected = f"the last {limit:,} bytes"
                 raise StoreFailed(display_address(address), f"the range {match[0]}", expected=expected)
-            return b"".join(iter_body(response, address, end + 1 - start))
+            return b"".join(http.iter_body(response, address, end + 1 - start))
 
     if uses_fsspec(address):
         return read_end(FsspecObject(address))
@@ -245,7 +235,7 @@ def read_object_end(address: str, limit: int) -> bytes:
 
 
 def _require_length(response: urllib3.BaseHTTPResponse, where: str) -> int:
-    if (length := content_length(response)) is None:
+    if (length := http.content_length(response)) is None:
         raise StoreFailed(where, "the server does not report the size")
     return length
 
@@ -265,9 +255,11 @@ def object_crc(address: str) -> int | None:
     """Return the CRC-32C that Google's store reports, or None for other stores."""
     if parse_address(address).scheme != "gs":
         return None
-    response = retry.with_retries(display_address(address), lambda: request_object(address, {"Range": "bytes=0-0"}))
-    discard_response(response)
-    encoded = google_hashes(response.headers).get("crc32c", "")
+    response = retry.with_retries(
+        display_address(address), lambda: http.request_object(address, {"Range": "bytes=0-0"})
+    )
+    http.discard_response(response)
+    encoded = http.google_hashes(response.headers).get("crc32c", "")
     try:
         return int.from_bytes(base64.b64decode(encoded, validate=True), "big") if encoded else None
     except ValueError:
@@ -316,7 +308,7 @@ def _merge_ranges(offsets: Sequence[int], lengths: Sequence[int]) -> list[tuple[
     return spans
 
 
-_FSSPEC_READ_BYTES = 4 * PIECE_BYTES
+_FSSPEC_READ_BYTES = 4 * http.PIECE_BYTES
 
 
 class FsspecObject(RemoteObject):

@@ -58,9 +58,8 @@ def map_requests(call: Callable[[Item], Result], items: Iterable[Item]) -> list[
             failed.append(error)
             raise
 
-    return [
-        retry.wait_interruptibly(future).result() for future in [caller_threads().submit(run, item) for item in items]
-    ]
+    futures = [caller_threads().submit(run, item) for item in items]
+    return [retry.wait_interruptibly(future).result() for future in futures]
 
 
 def imap_requests(

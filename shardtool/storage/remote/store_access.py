@@ -39,12 +39,9 @@ if TYPE_CHECKING:
 
 _SKIP_SIGNATURE_VARIABLES = {"s3": "AWS_SKIP_SIGNATURE", "gs": "GOOGLE_SKIP_SIGNATURE", "az": "AZURE_SKIP_SIGNATURE"}
 _AWS_CREDENTIAL_VARIABLES = (
-    "AWS_ACCESS_KEY_ID",
-    "AWS_WEB_IDENTITY_TOKEN_FILE",
-    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
-    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-    "AWS_SKIP_SIGNATURE",
-)
+    "AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_SKIP_SIGNATURE",
+)  # fmt: skip
 
 
 _ENDPOINT_VARIABLES = (ENDPOINT_VARIABLE, "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
@@ -79,10 +76,8 @@ def use_anonymous(enabled: bool = True) -> None:  # noqa: FBT001, FBT002 - the v
 
 def is_anonymous(scheme: str, environment: Mapping[str, str] = os.environ) -> bool:
     """Return whether requests to the stores of a scheme are unsigned."""
-    return any(
-        environment.get(name, "").lower() in ("1", "true")
-        for name in (ANONYMOUS_VARIABLE, _SKIP_SIGNATURE_VARIABLES[scheme])
-    )
+    variables = ANONYMOUS_VARIABLE, _SKIP_SIGNATURE_VARIABLES[scheme]
+    return any(environment.get(name, "").lower() in ("1", "true") for name in variables)
 
 
 def source_address_for(address: str, endpoint: str | None) -> str:
@@ -92,15 +87,12 @@ def source_address_for(address: str, endpoint: str | None) -> str:
     exists, the endpoint comes only from these variables or from `endpoint`. If one of them sets credentials, all
     credentials come from them.
     """
-    source_variables = [
-        name.removeprefix(SOURCE_PREFIX) for name in os.environ if name.startswith(SOURCE_PREFIX) and os.environ[name]
-    ]
-    if unknown := {*source_variables}.difference(_SOURCE_VARIABLES, ("ENDPOINT",)):
+    prefixed = [name for name, value in os.environ.items() if name.startswith(SOURCE_PREFIX) and value]
+    source_variables = {name.removeprefix(SOURCE_PREFIX) for name in prefixed}
+    if unknown := source_variables.difference(_SOURCE_VARIABLES, ("ENDPOINT",)):
         expected = f"{SOURCE_PREFIX} before ENDPOINT, {', '.join(_SOURCE_VARIABLES)}"
         raise InvalidRequest(SOURCE_PREFIX + min(unknown), "unknown variable for a source", expected=expected)
-    if {*source_variables}.intersection(_KEY_PAIR_VARIABLES) and not {*source_variables}.issuperset(
-        _KEY_PAIR_VARIABLES[:2]
-    ):
+    if source_variables & {*_KEY_PAIR_VARIABLES} and not source_variables.issuperset(_KEY_PAIR_VARIABLES[:2]):
         expected = " and ".join(SOURCE_PREFIX + name for name in _KEY_PAIR_VARIABLES[:2])
         raise InvalidRequest(f"keys of {SOURCE_PREFIX}*", "half of a key pair", expected=expected)
     if server := endpoint or os.environ.get(f"{SOURCE_PREFIX}ENDPOINT", ""):

@@ -24,7 +24,7 @@ from shardtool.storage.staging import Folder, local_folder
 from shardtool.units import format_size, parse_size
 from shardtool.verbs.cache.cache_space import CacheSpace, Policy, lock_reservation
 from shardtool.verbs.cache.counts import CacheCounts, CountsFile
-from shardtool.verbs.cache.folder import COPIED, WRITTEN, original_file
+from shardtool.verbs.cache.layout import COPIED, WRITTEN, original_file
 from shardtool.verbs.cache.leases import (
     LOCAL_LOCKS_FIX,
     CacheShards,

@@ -18,30 +18,8 @@ from shardtool.storage.files import READ_PLAIN, read_small
 from shardtool.storage.locks import UNSUPPORTED_LOCK_ERRNOS, FileLock, take_lock
 from shardtool.storage.lookup import list_folder_names
 from shardtool.storage.staging import Folder
+from shardtool.verbs.cache import layout
 from shardtool.verbs.cache.counts import CacheCounts, read_counts
-from shardtool.verbs.cache.folder import (
-    CACHE_VERSION,
-    COPIED,
-    COUNTS,
-    COUNTS_FILE_NAME,
-    FOLDERS,
-    LOCK_NAME,
-    MARK_NAME,
-    PART_SUFFIX,
-    RESERVATION_PREFIX,
-    TOTAL_NAME,
-    WRITTEN,
-    WRITTEN_SHARD_NAME,
-    CacheContents,
-    CachedFile,
-    add_reservation,
-    copy_name,
-    encode_reservation,
-    file_facts,
-    names_in_folder,
-    scan_folder,
-    writer_name,
-)
 
 Policy = Literal["least-used", "oldest", "keep"]
 _MAX_MARK_BYTES = 4096
@@ -53,7 +31,7 @@ _MIN_PAUSE_S, _MAX_PAUSE_S = 0.001, 0.05
 
 def lock_reservation(folder: Folder, name: str) -> FileLock | None:
     """Lock the reservation of a copy or writer. Return None if another process holds the lock."""
-    return take_lock(folder.full_path(f"{RESERVATION_PREFIX}{name}"), create=True)
+    return take_lock(folder.full_path(f"{layout.RESERVATION_PREFIX}{name}"), create=True)
 
 
 class Backoff:
@@ -87,7 +65,7 @@ class CacheSpace(NamedTuple):
     def locked(self) -> Iterator[None]:
         """Hold the folder's lock for a short operation, never for copying."""
         pauses = Backoff()
-        while (lock := take_lock(os.path.join(self.folder, LOCK_NAME), create=True)) is None:
+        while (lock := take_lock(os.path.join(self.folder, layout.LOCK_NAME), create=True)) is None:
             if not pauses.wait():
                 raise OSError(EBUSY, "a process holds the lock but makes no progress")
         with lock:
@@ -98,35 +76,36 @@ class CacheSpace(NamedTuple):
         folder = self.folder
         if os.path.exists(folder) and not os.path.isdir(folder):
             raise InvalidRequest(folder, "a file", expected="a folder, or a path that does not exist")
-        for name, info in Folder(folder).find_entries(FOLDERS).items():
+        for name, info in Folder(folder).find_entries(layout.FOLDERS).items():
             if not info.is_folder:
                 path, expected = os.path.join(folder, name), "a folder"
                 raise InvalidRequest(path, "a link or a file", expected=expected)
-        path = os.path.join(folder, MARK_NAME)
+        path = os.path.join(folder, layout.MARK_NAME)
         if not os.path.lexists(path):
             return False
         try:
             version = json.loads(read_small(path, _MAX_MARK_BYTES, flags=READ_PLAIN))["shardtool-cache"]
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             version = "unknown"
-        if version != CACHE_VERSION:
+        if version != layout.CACHE_VERSION:
             remedy = "Use another folder, or delete this one."
-            raise InvalidRequest(folder, f"cache version {version}", expected=f"version {CACHE_VERSION}", remedy=remedy)
+            found, expected = f"cache version {version}", f"version {layout.CACHE_VERSION}"
+            raise InvalidRequest(folder, found, expected=expected, remedy=remedy)
         return True
 
     def prepare(self) -> list[str]:
         """Create the cache if needed, delete files of exited processes, and return the foreign files."""
         folder = Folder(self.folder)
         self.is_cache()
-        for name in ("", *FOLDERS):
+        for name in ("", *layout.FOLDERS):
             Folder(folder.full_path(name)).create()
         try:
             with self.locked():
-                if (second_lock := take_lock(folder.full_path(LOCK_NAME))) is not None:
+                if (second_lock := take_lock(folder.full_path(layout.LOCK_NAME))) is not None:
                     second_lock.close()
                     raise _no_locks_error(self.folder, "two processes can hold the same lock")
-                if not os.path.lexists(folder.full_path(MARK_NAME)):
-                    folder.publish_bytes(MARK_NAME, b'{"shardtool-cache": %d}\n' % CACHE_VERSION)
+                if not os.path.lexists(folder.full_path(layout.MARK_NAME)):
+                    folder.publish_bytes(layout.MARK_NAME, b'{"shardtool-cache": %d}\n' % layout.CACHE_VERSION)
                 self.counts()
                 return self.scan().foreign
         except OSError as error:
@@ -134,40 +113,43 @@ class CacheSpace(NamedTuple):
                 raise _no_locks_error(self.folder, f"file locks do not work: {os_error_text(error)}") from None
             raise
 
-    def scan(self, *, ignored_path: str = "") -> CacheContents:
+    def scan(self, *, ignored_path: str = "") -> layout.CacheContents:
         """Return the contents of the folder, and delete files of exited processes.
 
         The caller must hold the folder's lock. `ignored_path` is the caller's reservation.
         """
-        folder, contents = self.folder, CacheContents()
-        contents.foreign += [name for name in names_in_folder(folder) if name not in (MARK_NAME, LOCK_NAME, *FOLDERS)]
-        for part, owner_of in ((COPIED, copy_name), (WRITTEN, writer_name)):
+        folder, contents = self.folder, layout.CacheContents()
+        cache_names = layout.MARK_NAME, layout.LOCK_NAME, *layout.FOLDERS
+        contents.foreign += [name for name in layout.names_in_folder(folder) if name not in cache_names]
+        for part, owner_of in ((layout.COPIED, layout.copy_name), (layout.WRITTEN, layout.writer_name)):
             groups: dict[str, dict[str, os.stat_result]] = defaultdict(dict)
-            for entry in scan_folder(os.path.join(folder, part)):
-                owner, info = owner_of(entry.name), file_facts(entry)
+            for entry in layout.scan_folder(os.path.join(folder, part)):
+                owner, info = owner_of(entry.name), layout.file_facts(entry)
                 if owner is None or info is None:
                     contents.foreign.append(f"{part}/{entry.name}")
                 else:
                     groups[owner][entry.name] = info
             for owner, files in groups.items():
-                for name in [owner] if part == COPIED else [*filter(WRITTEN_SHARD_NAME.fullmatch, files)]:
-                    sidecar = "" if part == COPIED else sidecar_name(name)
+                for name in [owner] if part == layout.COPIED else [*filter(layout.WRITTEN_SHARD_NAME.fullmatch, files)]:
+                    sidecar = "" if part == layout.COPIED else sidecar_name(name)
                     if name in files and (not sidecar or sidecar in files):
-                        shard, sidecar_size = files.pop(name), files.pop(sidecar).st_size if sidecar else 0
+                        shard = files.pop(name)
+                        size = shard.st_size + (files.pop(sidecar).st_size if sidecar else 0)
                         times = shard.st_mtime_ns, shard.st_atime_ns
-                        contents.shards.append(CachedFile(part, name, shard.st_size + sidecar_size, *times, sidecar))
-                add_reservation(os.path.join(folder, part), owner, contents, ignored_path, files)
-        for name in names_in_folder(os.path.join(folder, COUNTS)):
-            if name not in (TOTAL_NAME, f".{TOTAL_NAME}{PART_SUFFIX}") and not COUNTS_FILE_NAME.fullmatch(name):
-                contents.foreign.append(f"{COUNTS}/{name}")
+                        contents.shards.append(layout.CachedFile(part, name, size, *times, sidecar))
+                layout.add_reservation(os.path.join(folder, part), owner, contents, ignored_path, files)
+        total_names = layout.TOTAL_NAME, f".{layout.TOTAL_NAME}{layout.PART_SUFFIX}"
+        for name in layout.names_in_folder(os.path.join(folder, layout.COUNTS)):
+            if name not in total_names and not layout.COUNTS_FILE_NAME.fullmatch(name):
+                contents.foreign.append(f"{layout.COUNTS}/{name}")
         return contents
 
     def counts(self) -> tuple[CacheCounts, list[int]]:
         """Return the statistics of all processes, and the ids of running ones. The folder's lock must be held."""
-        folder = Folder(os.path.join(self.folder, COUNTS))
-        total, ended, pids = read_counts(folder, TOTAL_NAME), [], []
+        folder = Folder(os.path.join(self.folder, layout.COUNTS))
+        total, ended, pids = read_counts(folder, layout.TOTAL_NAME), [], []
         live = CacheCounts()
-        for name in filter(COUNTS_FILE_NAME.fullmatch, list_folder_names(folder.path)):
+        for name in filter(layout.COUNTS_FILE_NAME.fullmatch, list_folder_names(folder.path)):
             try:
                 lock = take_lock(folder.full_path(name))
             except OSError:
@@ -182,7 +164,7 @@ class CacheSpace(NamedTuple):
                 lock.close()
         if ended:
             with suppress(OutputFailed):
-                folder.publish_bytes(TOTAL_NAME, json.dumps(asdict(total)).encode())
+                folder.publish_bytes(layout.TOTAL_NAME, json.dumps(asdict(total)).encode())
                 folder.remove(ended)
         live.add(total)
         return live, sorted({*pids})
@@ -192,23 +174,23 @@ class CacheSpace(NamedTuple):
 
         If there is not enough space, evict no shard, record the request in the reservation, and return None.
         """
-        reservation.write(encode_reservation(0, size))
+        reservation.write(layout.encode_reservation(0, size))
         contents = self.scan(ignored_path=reservation.path)
         evicted = self.evict(self.eviction_order(contents.shards), self.excess_bytes(contents, size))
         if evicted is not None:
-            reservation.write(encode_reservation(size, 0))
+            reservation.write(layout.encode_reservation(size, 0))
         return evicted
 
-    def excess_bytes(self, contents: CacheContents, size: int) -> int:
+    def excess_bytes(self, contents: layout.CacheContents, size: int) -> int:
         """Return how many bytes must be freed before `size` bytes can be added."""
         return max(contents.size + contents.reserved + size - self.max_bytes, size - Folder(self.folder).free_bytes())
 
-    def evict(self, shards: Iterable[CachedFile], excess: int) -> int | None:
+    def evict(self, shards: Iterable[layout.CachedFile], excess: int) -> int | None:
         """Evict shards in order until `excess` bytes are free, and return their number.
 
         If too many shards are in use, evict none and return None. The folder's lock must be held.
         """
-        victims: list[tuple[CachedFile, FileLock]] = []
+        victims: list[tuple[layout.CachedFile, FileLock]] = []
         try:
             for shard in shards if self.policy != "keep" else ():
                 if excess <= 0:
@@ -225,7 +207,7 @@ class CacheSpace(NamedTuple):
             for _, lock in victims:
                 lock.close()
 
-    def eviction_order(self, shards: list[CachedFile]) -> list[CachedFile]:
+    def eviction_order(self, shards: list[layout.CachedFile]) -> list[layout.CachedFile]:
         """Return the shards in the order in which the policy evicts them."""
         if self.policy == "oldest":
             return sorted(shards, key=lambda shard: (shard.added_ns, shard.name))
@@ -246,7 +228,7 @@ class CacheSpace(NamedTuple):
             lock.close()
         return False
 
-    def remove(self, shard: CachedFile) -> None:
+    def remove(self, shard: layout.CachedFile) -> None:
         """Delete a shard, then its sidecar. A sidecar alone is not a finished shard."""
         Folder(os.path.join(self.folder, shard.folder)).discard(*filter(None, (shard.name, shard.sidecar)))
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from shardtool.dataclass import dataclass
 from shardtool.storage.files import READ_PLAIN, read_small
 from shardtool.storage.locks import FileLock, take_lock
-from shardtool.verbs.cache.folder import COUNTS
+from shardtool.verbs.cache.layout import COUNTS
 
 if TYPE_CHECKING:
     from shardtool.storage.staging import Folder

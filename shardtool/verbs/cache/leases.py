@@ -14,7 +14,7 @@ from shardtool.storage.locks import FileLock, take_lock
 from shardtool.storage.lookup import plain_size
 from shardtool.storage.staging import Folder, staged_path
 from shardtool.verbs.cache.cache_space import Backoff, CacheSpace, lock_reservation
-from shardtool.verbs.cache.folder import COPIED, WRITTEN, CacheContents, CachedFile
+from shardtool.verbs.cache.layout import COPIED, WRITTEN, CacheContents, CachedFile
 
 if TYPE_CHECKING:
     from shardtool.dataset.stored import StoredShard

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from shardtool.verbs.cache.counts import CacheCounts
-    from shardtool.verbs.cache.folder import CacheContents, CachedFile
+    from shardtool.verbs.cache.layout import CacheContents, CachedFile
 
 
 _UNLIMITED_BYTES = 10**18

@@ -154,9 +154,9 @@ def _remove_leftovers(target: CopyTarget) -> None:
 
 
 def _check_space(target: CopyTarget, pending: Sequence[ShardCopy]) -> None:
-    largest = target.below.largest
-    if largest is not None and (too_large := [shard.shard for shard in pending if shard.shard.size > largest]):
-        found, expected = format_size(too_large[0].size), f"at most {format_size(largest)}, the limit of the store"
+    limit = target.below.max_file_bytes
+    if limit is not None and (too_large := [shard.shard for shard in pending if shard.shard.size > limit]):
+        found, expected = format_size(too_large[0].size), f"at most {format_size(limit)}, the limit of the store"
         remedy = "`reshard` writes smaller shards."
         raise errors.InvalidRequest(too_large[0].path, found, expected=expected, remedy=remedy)
     check_space(target.folder, sum(shard.size for shard in pending), "copied")

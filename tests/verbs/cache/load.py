@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import shardtool
 from shardtool.dataset.find import open_dataset
 from shardtool.verbs.cache.cache_space import CacheSpace
-from shardtool.verbs.cache.folder import COPIED, FOLDERS, WRITTEN
+from shardtool.verbs.cache.layout import COPIED, FOLDERS, WRITTEN
 from shardtool.verbs.cache.status import cache_status, cache_verify
 
 if TYPE_CHECKING:
