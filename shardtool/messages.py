@@ -14,7 +14,7 @@ from shlex import quote
 # with commas, and options that are a key of another option, such as `fetch timeout={}`.
 CLI_NAMES: dict[str, str] = {}
 COMMA_OPTIONS: set[str] = set()
-FAMILY_KEYS: dict[str, str] = {}
+PARENT_FORMS: dict[str, str] = {}
 _UNSAFE_IN_DOUBLE_QUOTES = re.compile(r'["\\$`]|!(?![= ])')
 _cli_names_in_use = False
 
@@ -96,8 +96,8 @@ def resume_hint() -> str:
 
 def cli_name(name: str) -> str:
     """Return the command-line name of an option."""
-    if name in FAMILY_KEYS:
-        return f"--{FAMILY_KEYS[name].partition('{}')[0].rstrip(' =-')}"
+    if name in PARENT_FORMS:
+        return f"--{PARENT_FORMS[name].partition('{}')[0].rstrip(' =-')}"
     return CLI_NAMES.get(name, f"--{name.replace('_', '-')}")
 
 
@@ -106,9 +106,9 @@ def cli_words(name: str, value: object) -> list[str]:
     if isinstance(value, dict):
         value = [f"{key}={item}" for key, item in value.items()]
     values = [*value] if isinstance(value, list | tuple) else [value]
-    if name in FAMILY_KEYS:
-        family, key = FAMILY_KEYS[name].split(" ", 1)
-        return [f"--{family}", ",".join(key.format(item) for item in values)]
+    if name in PARENT_FORMS:
+        parent, key = PARENT_FORMS[name].split(" ", 1)
+        return [f"--{parent}", ",".join(key.format(item) for item in values)]
     values = [",".join(map(str, values))] if name in COMMA_OPTIONS else values
     return [word for item in values for word in (cli_name(name), *([] if item is True else [str(item)]))]
 

@@ -75,8 +75,8 @@ def _markdown() -> Iterator[str]:
                 yield f"\n### {name}: {title}\n"
                 tables = [("option", _rows(verb, topic))]
                 tables += [
-                    (f"key of `--{family}`", [key.key_record() for key in keys])
-                    for family, keys in option_keys(verb, topic).items()
+                    (f"key of `--{parent}`", [key.key_record() for key in keys])
+                    for parent, keys in option_keys(verb, topic).items()
                 ]
                 if any(row not in described for _, rows in tables for row in rows):
                     new = [text for text in topic_sentences(verb, topic) if text not in introduced]
@@ -141,8 +141,8 @@ def _man() -> Iterator[str]:
                 yield f".SS {_plain(title)}"
                 yield from (_plain(sentence) for sentence in topic_sentences(verb, topic))
                 yield from (f".TP\n.B {_plain(names)}\n{_plain(text)}" for names, text in _rows(verb, topic))
-                for family, keys in option_keys(verb, topic).items():
-                    yield f".PP\nKeys of {_plain(f'--{family}')}:"
+                for parent, keys in option_keys(verb, topic).items():
+                    yield f".PP\nKeys of {_plain(f'--{parent}')}:"
                     records = [one.key_record() for one in keys]
                     yield from (f".TP\n.B {_plain(key)}\n{_plain(text)}" for key, text in records)
         if lines := list_examples(verb):

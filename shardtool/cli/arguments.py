@@ -38,7 +38,7 @@ def split_sources(names: tuple[str, ...]) -> tuple[str | list[str], list[str]]:
     """Split `SOURCE... OUTPUT` into sources and output.
 
     All shard names at the end belong to the output, because a shell may have expanded the pattern. If the first
-    argument is an archive, whose name could be that of a shard, the names at the end must have consecutive numbers.
+    argument is an archive, the names at the end must have consecutive numbers.
     """
     output_start = len(names) - 1
     first, last = names[0], names[output_start]

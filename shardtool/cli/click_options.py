@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,7 +24,7 @@ from shardtool.request.option_spec import (
 from shardtool.request.option_values import parse_whole_number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from click.shell_completion import CompletionItem
 
@@ -55,8 +56,8 @@ def prefer_typed(kind: type[Any], context: click.Context) -> None:
             params[name] = None
         if spec.expand is None or not params[name]:
             continue
-        family = cli_spellings(kind, name)[0][2:]
-        members = [other for other in specs if specs[other].family.split(" ")[0] == family and params[other]]
+        parent = cli_spellings(kind, name)[0][2:]
+        members = [other for other in specs if specs[other].parent.split(" ")[0] == parent and params[other]]
         if not spec.comma_separated:  # the option has one value, which a typed value replaces
             required = {
                 other.name
@@ -86,16 +87,17 @@ def build_options(kind: type[Any], names: Sequence[str], typed_values: Mapping[s
         raise InvalidRequest(error.where, error.found, expected=error.expected, remedy=remedy) from None
 
 
-def build_click_options(kind: type[Any], name: str) -> Iterator[VerbOption]:
-    """Yield the command-line options for a declared option."""
-    spec, default = option_specs(kind)[name], kind.__dataclass_fields__[name].default
+def build_click_option(kind: type[Any], name: str) -> VerbOption:
+    """Return the command-line option for an option of the class `kind`."""
+    specs, default = option_specs(kind), kind.__dataclass_fields__[name].default
+    spec = specs[name]
     old = [f"--{spec.old}"] if spec.old else []
     names, text = [*cli_spellings(kind, name), *old, name], to_cli_text(option_texts(kind)[name])
     callbacks: Any = {"callback": partial(_apply_option, spec), "is_eager": spec.use is not None}
     if default is False:
-        options = [VerbOption(names, is_flag=True, help=text, **callbacks)]
+        option = VerbOption(names, is_flag=True, help=text, **callbacks)
     elif default is True:
-        options = [VerbOption(names, flag_value=False, default=True, help=to_cli_text(spec.off))]
+        option = VerbOption(names, flag_value=False, default=True, help=to_cli_text(spec.off))
     else:
         choices = option_choices(kind, name)
         text = f"{text} One of: {', '.join(choices)}." if choices and spec.metavar else text
@@ -114,14 +116,11 @@ def build_click_options(kind: type[Any], name: str) -> Iterator[VerbOption]:
             shell_complete=complete_value,
             **callbacks,
         )
-        options = [option]
-    all_names = [*option_specs(kind)]
-    sections = [option_specs(kind)[other].section for other in all_names[: all_names.index(name) + 1]]
-    for option in options:
-        option.hidden, option.family, option.old = bool(spec.family), spec.family, tuple(old)
-        option.common, option.rare = spec.common, spec.rare
-        option.section = next(filter(None, reversed(sections)))
-        yield option
+    option.hidden, option.parent, option.old = bool(spec.parent), spec.parent, tuple(old)
+    option.common, option.rare = spec.common, spec.rare
+    sections = [specs[other].section for other in islice(specs, [*specs].index(name) + 1)]
+    option.section = next(filter(None, reversed(sections)))
+    return option
 
 
 def _click_type(kind: type[Any], name: str) -> Any:

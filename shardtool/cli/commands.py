@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from shardtool.cli.arguments import materialize_inputs, split_datasets, split_destination, split_keys, split_sources
-from shardtool.cli.click_options import PATH_TYPE, build_click_options, build_options, complete_value, prefer_typed
+from shardtool.cli.click_options import PATH_TYPE, build_click_option, build_options, complete_value, prefer_typed
 from shardtool.cli.command_options import (
     IndexCommandOptions,
     InspectViewOptions,
@@ -18,7 +18,7 @@ from shardtool.cli.command_options import (
     ReportOptions,
     RunOptions,
 )
-from shardtool.cli.help import VerbCommand, VerbOption, brief_help, refuse_loose_value, suggest_verb, topic_help
+from shardtool.cli.help import VerbCommand, VerbOption, brief_help, refuse_stray_value, suggest_verb, topic_help
 from shardtool.cli.inspect_views import print_keys, print_samples, print_table, write_pictures
 from shardtool.cli.output import print_text, write_bytes
 from shardtool.cli.run_verb import ON_VALID_REQUEST, open_progress_display, print_result, run_and_print
@@ -79,12 +79,7 @@ def register_verb(
     def make_command(function: Callable[..., int | None]) -> click.Command:
         kinds = [running] if options is None else [options, running]
         option_names = {kind: [name for name in option_specs(kind) if name not in without] for kind in kinds}
-        params = [
-            option
-            for kind, names in option_names.items()
-            for name in names
-            for option in build_click_options(kind, name)
-        ]
+        params = [build_click_option(kind, name) for kind, names in option_names.items() for name in names]
         first = VerbOption(["-h", "first_help"], is_flag=True, is_eager=True, expose_value=False, callback=_show_brief)
         plain = VerbOption(["--no-color"], is_flag=True, expose_value=False)  # see `allow_color`
         first.hidden = plain.hidden = True
@@ -98,7 +93,7 @@ def register_verb(
                     prefer_typed(kind, context)
             words = [values[argument.name or ""] for argument in typed]
             if any(_STRAY_VALUE.fullmatch(word) for word in values.get("names", ())):
-                refuse_loose_value(values["names"], context)
+                refuse_stray_value(values["names"], context)
             factories = [partial(build_options, kind, names, values) for kind, names in option_names.items()]
             if values.get("save_config") is not None:
                 from shardtool.cli.config import prepare_config

@@ -20,7 +20,7 @@ from click.shell_completion import CompletionItem, ShellComplete, add_completion
 
 from shardtool.cli.help import VerbCommand
 from shardtool.errors import printable
-from shardtool.messages import FAMILY_KEYS
+from shardtool.messages import PARENT_FORMS
 from shardtool.storage import files, lookup
 from shardtool.storage.lookup import is_file, is_folder
 from shardtool.storage.paths import base_name
@@ -176,8 +176,8 @@ def _list_fields(ctx: click.Context, _param: click.Parameter) -> Iterator[str]:
 
 def _list_keys(ctx: click.Context, param: click.Parameter) -> Iterator[str]:
     for option in ctx.command.params:
-        family, _, key = FAMILY_KEYS.get(option.name or "", "").partition(" ")
-        if family == param.name:
+        parent, _, key = PARENT_FORMS.get(option.name or "", "").partition(" ")
+        if parent == param.name:
             yield from map(key.format, option.type.choices if isinstance(option.type, click.Choice) else [""])
 
 

@@ -39,7 +39,7 @@ else:
 _MAX_CONFIG_BYTES = 2**20
 _EXAMPLE_NAME = "job.toml"
 _SECRET_KEYS = ("header",)
-_WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # a text that TOML can contain as a number without changing it
+_WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # numbers whose spelling TOML keeps
 
 
 def read_config(path: str, ctx: click.Context) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Write the help: on one screen (`-h`), with all options (`--help`), or for a topic (`shardtool help VERB TOPIC`).
 
 A topic is a section of options with background from `topics.txt`. For unknown options and verbs, this module suggests
-similar names, and shardtool's names for options and verbs of other tools (`meant.txt`).
+similar names, and shardtool's names for options and verbs of other tools (`synonyms.txt`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import click
 
 from shardtool.cli.text_layout import terminal_width
 from shardtool.errors import InvalidRequest
-from shardtool.messages import FAMILY_KEYS
+from shardtool.messages import PARENT_FORMS
 from shardtool.request.option_checks import suggest_choice
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class VerbOption(click.Option):
     section = "output"
     common = False
     rare = False
-    family = ""  # name of the option that accepts this option as `key=value`
+    parent = ""
     old: tuple[str, ...] = ()  # former names, which are accepted but not shown
 
     def get_error_hint(self, _ctx: click.Context | None) -> str:
@@ -83,7 +83,7 @@ class VerbOption(click.Option):
 
     def key_record(self) -> tuple[str, str]:
         """Return `key=VALUE` and the help text."""
-        key = FAMILY_KEYS[self.name or ""].split()[-1]
+        key = PARENT_FORMS[self.name or ""].split()[-1]
         value = "|".join(self.type.choices) if isinstance(self.type, click.Choice) else self.metavar or ""
         return key.format(value), self.help or ""
 
@@ -189,9 +189,9 @@ class VerbCommand(click.Command):
 
 
 @cache
-def read_meanings(kind: str) -> list[tuple[list[str], str]]:
-    """Return names that other tools use, with their meaning in shardtool. `kind` is `options`, `verbs` or `help`."""
-    lines = _read_resource("meant.txt").partition(f"[{kind}]\n")[2].partition("\n\n")[0].splitlines()
+def read_synonyms(kind: str) -> list[tuple[list[str], str]]:
+    """Return names that other tools use, with shardtool's name or advice. `kind` is `options`, `verbs` or `help`."""
+    lines = _read_resource("synonyms.txt").partition(f"[{kind}]\n")[2].partition("\n\n")[0].splitlines()
     return [(names.split(), meaning) for names, _, meaning in (line.partition(": ") for line in lines)]
 
 
@@ -208,7 +208,7 @@ def restore_typed_names(
     return {name: replace(str(texts[name])) for name in ("where", "found")} if renamed else {}
 
 
-def refuse_loose_value(names: Sequence[str], context: click.Context) -> None:
+def refuse_stray_value(names: Sequence[str], context: click.Context) -> None:
     """Raise InvalidRequest if an argument is probably a part of an option's value, as in `--max-size 1 GB`."""
     words = context.obj if isinstance(context.obj, list) else []
     for name in names:
@@ -228,7 +228,7 @@ def refuse_loose_value(names: Sequence[str], context: click.Context) -> None:
 def suggest_verb(typed: str, verbs: Iterable[str]) -> str:
     """Return a suggestion for an unknown verb, or ""."""
     known_verbs = [*verbs]
-    for names, meaning in read_meanings("verbs"):
+    for names, meaning in read_synonyms("verbs"):
         if typed.lower() in names and (meaning.startswith("-") or meaning.replace(",", "").split()[0] in known_verbs):
             return f"Did you mean `shardtool {meaning}`?"
     from difflib import get_close_matches
@@ -244,7 +244,7 @@ def suggest_option(option: str, ctx: click.Context) -> str:
     word = option.lower().replace("_", "-").lstrip("-")
     if same_letters := [name for name in known_names if name.replace("-", "") == word.replace("-", "")]:
         return f"Did you mean {same_letters[0]}?"
-    for names, meaning in read_meanings("options"):
+    for names, meaning in read_synonyms("options"):
         if word in names and known_names.issuperset(_MEANT_WORDS.findall(meaning)):
             return f"Did you mean {meaning}?" if meaning.startswith("-") else meaning
     others = _options_of_other_verbs(ctx)
@@ -347,8 +347,8 @@ def option_keys(verb: VerbCommand, topic: str) -> dict[str, list[VerbOption]]:
     """Return the keys of each option that accepts `key=value`, by the name of the option."""
     keys: dict[str, list[VerbOption]] = {}
     for param in verb.params:
-        if isinstance(param, VerbOption) and param.section == topic and param.family and " " not in param.family:
-            keys.setdefault(param.family, []).append(param)
+        if isinstance(param, VerbOption) and param.section == topic and param.parent and " " not in param.parent:
+            keys.setdefault(param.parent, []).append(param)
     return keys
 
 

@@ -27,7 +27,7 @@ _MAX_VALUE_LINES = 200
 
 
 def write_pictures(dataset: Sequence[str], options: InspectViewOptions, how: RunOptions) -> None:
-    """Write the HTML report and the contact sheet, if they are requested."""
+    """Write the HTML report and the contact sheet."""
     from shardtool.verbs.inspect.reports import inspect_contact_sheet, inspect_html
 
     if options.contact_sheet is not None:

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardtool.cli.help import VerbCommand, VerbOption, read_meanings, topic_sentences
+from shardtool.cli.help import VerbCommand, VerbOption, read_synonyms, topic_sentences
 from shardtool.errors import InvalidRequest
 from shardtool.units import pluralize
 
@@ -99,7 +99,7 @@ def _list_topics_and_options(verbs: Mapping[str, click.Command | None]) -> Itera
                 text = " ".join(topic_sentences(verb, topic))
                 yield Passage(f"{title}: options of {name}", text, f"shardtool help {name} {topic}", _OPTION_WEIGHT)
         for option in verb.params:
-            is_key = isinstance(option, VerbOption) and bool(option.family) and " " not in option.family
+            is_key = isinstance(option, VerbOption) and bool(option.parent) and " " not in option.parent
             if not isinstance(option, VerbOption) or (option.hidden and not is_key):
                 continue
             flag = option.opts[0]
@@ -138,7 +138,7 @@ def _word_pattern(word: str) -> re.Pattern[str]:
     """Return a pattern that finds words starting with `word`, its singular, or shardtool's name for it."""
     words = [word, word.removesuffix("s")] if len(word) > _MIN_PLURAL_LETTERS else [word]
     for kind in ("help", "options"):
-        meanings = [meaning for names, meaning in read_meanings(kind) if word in names]
+        meanings = [meaning for names, meaning in read_synonyms(kind) if word in names]
         words += [name.lstrip("-") for meaning in meanings for name in re.findall(r"^--[a-z-]+|^[a-z ]+$", meaning)]
     return re.compile(rf"(?<![a-z0-9])(?:{'|'.join(map(re.escape, words))})", re.IGNORECASE)
 

@@ -21,7 +21,7 @@ from shardtool.request.option_spec import (
     option,
     option_specs,
     options_class,
-    parse_family,
+    parse_keys,
 )
 from shardtool.request.option_values import parse_share
 from shardtool.request.output_options import COUNT_RANGE, OutputOptions
@@ -43,7 +43,7 @@ def _need_urls() -> tuple[Needs, ...]:
 
 
 # Most download options do not affect the dataset.
-_fetch_option = DeclareOption(partial(OptionSpec, family="fetch", recorded=False, requires=_need_urls))
+_fetch_option = DeclareOption(partial(OptionSpec, parent="fetch", recorded=False, requires=_need_urls))
 
 
 @options_class
@@ -114,7 +114,7 @@ class CreateOptions(SelectingOptions):
     label_from_folder: bool = option(False, only_for="folder", common=True)
     split_from_folder: bool = option(
         False,
-        family="split-by folder",
+        parent="split-by folder",
         only_for="folder",
         conflicts=(Given(OutputOptions.split), Given(OutputOptions.split_column)),
     )
@@ -139,7 +139,7 @@ class CreateOptions(SelectingOptions):
         comma_separated=True,
         requires=(Needs("no URLs to fetch", Given(url)),),
         recorded=False,
-        expand=lambda kind, value: parse_family(kind, "fetch", value),
+        expand=lambda kind, value: parse_keys(kind, "fetch", value),
     )
     connections: int = _fetch_option(256, range=(1, 4096))
     per_host: int = _fetch_option(16, range=(1, 10**6))

@@ -28,7 +28,7 @@ from typing import (
 
 from shardtool.dataclass import dataclass
 from shardtool.errors import InvalidRequest
-from shardtool.messages import CLI_NAMES, COMMA_OPTIONS, FAMILY_KEYS, cli_option, option_text
+from shardtool.messages import CLI_NAMES, COMMA_OPTIONS, PARENT_FORMS, cli_option, option_text
 from shardtool.request import option_values
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class OptionSpec(NamedTuple):
         old: Former command-line name, which is accepted but not shown.
         common: Show the first sentence of the text with `-h`.
         rare: Show the option only in the help of its topic.
-        family: The option whose value can contain this option, and in which form: `fields -{}`. The form `fetch` means
+        parent: The option whose value can contain this option, and in which form: `fields -{}`. The form `fetch` means
             `fetch timeout={}`.
         expand: Converts the value to values of other options.
         metavar: Placeholder for the value in the help. With "", the type determines the placeholder.
@@ -140,7 +140,7 @@ class OptionSpec(NamedTuple):
     old: str = ""
     common: bool = False
     rare: bool = False
-    family: str = ""
+    parent: str = ""
     expand: Callable[[type, Any], Mapping[str, object]] | None = None
     metavar: str = ""
     shown: str = ""
@@ -225,9 +225,9 @@ def options_class(kind: type[OptionsT]) -> type[OptionsT]:
             CLI_NAMES[name] = f"--{spec.typed.split('/')[0]}"
         if spec.word:
             COMMA_OPTIONS.add(name)
-        if spec.family:
+        if spec.parent:
             key = name.replace("_", "-") + ("" if kind.__dataclass_fields__[name].default is False else "={}")  # type: ignore[attr-defined]
-            FAMILY_KEYS[name] = spec.family if " " in spec.family else f"{spec.family} {key}"
+            PARENT_FORMS[name] = spec.parent if " " in spec.parent else f"{spec.parent} {key}"
     return kind
 
 
@@ -286,11 +286,11 @@ def is_list_option(options: type, name: str) -> bool:
     )
 
 
-def parse_family(options: type, family: str, value: object) -> dict[str, object]:
-    """Parse the options in a value of the option `family`: `per-host=4,retry-failed`, or a mapping."""
-    names = [name for name, spec in option_specs(options).items() if spec.family == family]
+def parse_keys(options: type, parent: str, value: object) -> dict[str, object]:
+    """Parse the options in a value of the option `parent`: `per-host=4,retry-failed`, or a mapping."""
+    names = [name for name, spec in option_specs(options).items() if spec.parent == parent]
     pieces = [*value.items()] if isinstance(value, Mapping) else []
-    for part in option_values.split_commas(family, value) if not pieces else ():
+    for part in option_values.split_commas(parent, value) if not pieces else ():
         key, equals, text = part.partition("=")
         if not equals and pieces and _option_name(key) not in names and isinstance(pieces[-1][1], str):
             pieces[-1] = (pieces[-1][0], f"{pieces[-1][1]},{part}")  # a comma within a value
@@ -301,13 +301,13 @@ def parse_family(options: type, family: str, value: object) -> dict[str, object]
         name = _option_name(key)
         if name not in names:
             expected = f"keys {', '.join(known.replace('_', '-') for known in names)}"
-            raise InvalidRequest(option_text(family), repr(key)[:100], expected=expected)
+            raise InvalidRequest(option_text(parent), repr(key)[:100], expected=expected)
         if name in values:
-            raise InvalidRequest(option_text(family), f"{key!r} more than once", expected="each key once")
+            raise InvalidRequest(option_text(parent), f"{key!r} more than once", expected="each key once")
         is_flag = options.__dataclass_fields__[name].default is False  # type: ignore[attr-defined]
         if is_flag != isinstance(item, bool):
             expected = f"{key} without a value" if is_flag else f"{key}=VALUE"
-            raise InvalidRequest(option_text(family), repr(key), expected=expected)
+            raise InvalidRequest(option_text(parent), repr(key), expected=expected)
         is_number = option_specs(options)[name].range and isinstance(item, str)
         values[name] = option_values.parse_whole_number(item) if is_number else item
     return values

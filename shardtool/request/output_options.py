@@ -129,7 +129,7 @@ class OutputOptions(WorkerOptions):
     )
     split_by: str | None = option(None, metavar="COLUMN", common=True, recorded=False, expand=_expand_split_by)
     split_column: str | None = option(
-        None, metavar="COLUMN", family="split-by {}", conflicts=(Given(split), Given(stratify), Given(group_by))
+        None, metavar="COLUMN", parent="split-by {}", conflicts=(Given(split), Given(stratify), Given(group_by))
     )
     portable: bool = option(False, section="fields")
     target: Target | tuple[Target, ...] | list[Target] = option(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardtool.dataclass import dataclass
-from shardtool.messages import FAMILY_KEYS, cli_words, option_text, quote_for_shell, uses_cli_names
+from shardtool.messages import PARENT_FORMS, cli_words, option_text, quote_for_shell, uses_cli_names
 from shardtool.values import Dots, __version__
 
 _RECORDED_NAMES = {  # options that have another name in dataset files and plan files
@@ -164,7 +164,7 @@ def describe_differences(then: Mapping[str, object], now: Mapping[str, object]) 
 
 
 def _describe_value(name: str, value: object) -> str:
-    if isinstance(value, list) and name in FAMILY_KEYS and uses_cli_names():
+    if isinstance(value, list) and name in PARENT_FORMS and uses_cli_names():
         return repr(cli_words(name, value)[-1][:80])
     if value is None or value is True:
         return "given" if value else "not given"

@@ -101,8 +101,8 @@ class SelectingOptions(OutputOptions):
         common=True,
         expand=_expand_fields,
     )
-    select_fields: Texts = option((), metavar="FIELDS", word=True, only_for="folder", family="fields {}")
-    drop_fields: Texts = option((), metavar="FIELDS", word=True, only_for="folder", family="fields -{}")
+    select_fields: Texts = option((), metavar="FIELDS", word=True, only_for="folder", parent="fields {}")
+    drop_fields: Texts = option((), metavar="FIELDS", word=True, only_for="folder", parent="fields -{}")
     rename_fields: Pairs = option(
         (),
         typed="rename-field",
@@ -111,7 +111,7 @@ class SelectingOptions(OutputOptions):
         example="jpg=jpeg",
         comma_separated=True,
         only_for="folder",
-        family="fields {}",
+        parent="fields {}",
     )
     rename_keys: str | None = option(None, form="rename", metavar="PATTERN")
     join: object = option(None, form="path", metavar="TABLE", only_for="folder", recorded=False)
@@ -144,7 +144,7 @@ class SelectingOptions(OutputOptions):
         expand=_expand_sort_by,
     )
     descending: bool = option(
-        False, only_for="folder", family="sort-by -COLUMN", requires=(Needs("no column to sort by", Given(sort_by)),)
+        False, only_for="folder", parent="sort-by -COLUMN", requires=(Needs("no column to sort by", Given(sort_by)),)
     )
     sample: str | float | None = option(None, section="choosing", form="sample", metavar="SHARE")
     head: int | None = option(None, range=COUNT_RANGE, common=True)

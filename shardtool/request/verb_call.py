@@ -33,7 +33,7 @@ if TYPE_CHECKING:
             *args: _OptionParams.args,
             **named: _OptionParams.kwargs,
         ) -> _Result_co:
-            """Run the verb with an options object, or with options as keyword arguments."""
+            """Run the verb."""
 
     class VerbOfTwo(Protocol[_A_contra, _B_contra, _Options_contra, _Result_co, _OptionParams]):
         """A verb of two arguments, such as `create(source, output, shuffle=True)`."""
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
             *args: _OptionParams.args,
             **named: _OptionParams.kwargs,
         ) -> _Result_co:
-            """Run the verb with an options object, or with options as keyword arguments."""
+            """Run the verb."""
 
 
 _cached_signature = cache(signature)  # takes 1 ms for a hundred options
@@ -89,17 +89,6 @@ def lists_options(kind: Any) -> Callable[[_FunctionT], _FunctionT]:
     return describe
 
 
-def _with_storage_options(
-    arguments: list[Any], named: dict[str, Any], options: BaseOptions, storage_options: Mapping[str, Any]
-) -> tuple[list[Any], dict[str, Any], BaseOptions]:
-    """Return the arguments of a call, with the storage options attached to each address in them."""
-    from shardtool.storage.remote.call_options import with_options
-
-    paths = {name: getattr(options, name) for name, spec in option_specs(type(options)).items() if spec.form == "path"}
-    arguments, named, paths = with_options((arguments, named, paths), storage_options)
-    return arguments, named, replace(options, **paths, storage_options=None)
-
-
 def _without_markers(result: object) -> object:
     from shardtool.storage.remote.call_options import without_markers
 
@@ -107,7 +96,7 @@ def _without_markers(result: object) -> object:
 
 
 def _with_plain_addresses(observer: Observer) -> Observer:
-    """Return an observer that receives addresses without storage options, and passes everything on."""
+    """Return an observer that removes the storage options from addresses, and passes everything on to `observer`."""
 
     def pass_on(method: Callable[..., None], *arguments: object) -> None:
         method(*map(_without_markers, arguments))
@@ -148,22 +137,27 @@ class accepts_options(Generic[_OptionsT, _OptionParams]):  # noqa: N801 - a deco
         index = [*own].index("options")
 
         @wraps(verb)
-        def called(*given: object, observer: Observer | None = None, **named: Any) -> object:
-            names = {name: named.pop(name) for name in [*named] if name not in own}
-            options = given[index] if len(given) > index else named.pop("options", None)
-            resolved: BaseOptions = merge_options(verb.__name__, options, names, kind)
-            user_observer = observer or resolved.observer
+        def called(*args: object, observer: Observer | None = None, **named: Any) -> object:
+            option_values = {name: named.pop(name) for name in [*named] if name not in own}
+            options_object = args[index] if len(args) > index else named.pop("options", None)
+            options: BaseOptions = merge_options(verb.__name__, options_object, option_values, kind)
+            user_observer = observer or options.observer
             run_observer = user_observer or default_observer()
-            arguments = [*given[:index], *given[index + 1 :]]
-            storage_options = resolved.storage_options
-            if storage_options is not None:
-                arguments, named, resolved = _with_storage_options(arguments, named, resolved, storage_options)
+            arguments = [*args[:index], *args[index + 1 :]]
+            storage_options = options.storage_options
+            if storage_options is not None:  # attach them to each address
+                from shardtool.storage.remote.call_options import with_options
+
+                specs = option_specs(kind)
+                paths = {name: getattr(options, name) for name in specs if specs[name].form == "path"}
+                arguments, named, paths = with_options((arguments, named, paths), storage_options)
+                options = replace(options, **paths, storage_options=None)
             try:
                 with explaining_missing_cwd():
                     if storage_options is None:
-                        return verb(*arguments, options=resolved, observer=run_observer, **named)
+                        return verb(*arguments, options=options, observer=run_observer, **named)
                     plain_observer = _with_plain_addresses(run_observer)
-                    return _without_markers(verb(*arguments, options=resolved, observer=plain_observer, **named))
+                    return _without_markers(verb(*arguments, options=options, observer=plain_observer, **named))
             finally:
                 if user_observer is None:
                     run_observer.close()

@@ -12,7 +12,7 @@ import pytest
 
 from shardtool import create
 from shardtool.cli import cli
-from shardtool.cli.help import VerbCommand, help_topics, read_meanings, topic_sentences
+from shardtool.cli.help import VerbCommand, help_topics, read_synonyms, topic_sentences
 from tests.helpers import typed, write_tree
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def test_every_topic_belongs_to_a_verb() -> None:
         assert len(told) == len(help_topics()[topic].prose)
 
 
-def test_a_family_has_its_keys_in_its_topic() -> None:
+def test_a_topic_lists_the_keys_of_fetch() -> None:
     """The topic of `--fetch` lists its keys with text and default."""
     ran = typed("help", "create", "urls")
     assert "  per-host=N          Number of concurrent downloads per host, across all workers. [default: 16]" in ran.out
@@ -243,11 +243,11 @@ def test_an_unknown_verb_gets_a_suggestion(word: str, said: str) -> None:
 def test_suggested_names_exist() -> None:
     """Suggestions mention only existing options and verbs, and no existing name is redirected."""
     known = {word for verb in VERBS.values() for word in verb.visible_names()}
-    for typed_here, meant in read_meanings("options"):
+    for typed_here, meant in read_synonyms("options"):
         assert {*re.findall(r"--[a-z][a-z-]*", meant)} <= known, meant
         assert typed_here
     verbs = {*cli.list_commands(_CONTEXT)}
-    for typed_here, meant in read_meanings("verbs"):
+    for typed_here, meant in read_synonyms("verbs"):
         assert not verbs & {*typed_here}
         assert meant.startswith("-") or meant.replace(",", "").split()[0] in verbs, meant
 

@@ -15,16 +15,16 @@ from shardtool import CreateOptions, InvalidRequest, ReshardOptions
 from shardtool.cli import cli
 from shardtool.cli.click_options import parse_typed_value
 from shardtool.cli.help import VerbOption
-from shardtool.messages import FAMILY_KEYS, use_cli_names
+from shardtool.messages import PARENT_FORMS, use_cli_names
 from shardtool.request.option_spec import cli_spellings, option_specs
 from shardtool.request.run_record import RunRecord, describe_differences, format_command_line
 
 _URLS: dict[str, Any] = {"url": ("jpg=url",)}
-_FETCHING = [name for name, one in option_specs(CreateOptions).items() if one.family == "fetch"]
+_FETCHING = [name for name, one in option_specs(CreateOptions).items() if one.parent == "fetch"]
 
 
 @pytest.mark.parametrize(
-    ("family", "members"),
+    ("parent", "members"),
     [
         ({"fields": "jpg,cls"}, {"select_fields": ("jpg", "cls")}),
         ({"fields": ("jpg", "cls")}, {"select_fields": ("jpg", "cls")}),
@@ -46,11 +46,11 @@ _FETCHING = [name for name, one in option_specs(CreateOptions).items() if one.fa
         ({"fetch": ("allow-private", "max-file-size=1MB")}, {"allow_private": True, "max_file_size": "1MB"}),
     ],
 )
-def test_a_family_sets_its_members(family: dict[str, Any], members: dict[str, Any]) -> None:
+def test_a_parent_option_sets_its_members(parent: dict[str, Any], members: dict[str, Any]) -> None:
     """An option that combines others sets them: options and records are equal."""
-    more = _URLS if "fetch" in family else {}
-    options, same = CreateOptions(**family, **more), CreateOptions(**members, **more)
-    assert options == same == replace(options) == CreateOptions(**{**members, **family, **more})
+    more = _URLS if "fetch" in parent else {}
+    options, same = CreateOptions(**parent, **more), CreateOptions(**members, **more)
+    assert options == same == replace(options) == CreateOptions(**{**members, **parent, **more})
     assert options.recorded() == same.recorded()
     assert not {"fields", "fetch", "split_by"} & options.recorded().keys()
 
@@ -102,10 +102,10 @@ def test_errors_name_the_option_as_used(given: dict[str, Any], typed: str, pytho
 
 
 @given(st.lists(st.text(max_size=12), max_size=4), st.sampled_from(["fields", "fetch"]))
-def test_any_text_is_parsed_or_refused(parts: list[str], family: str) -> None:
+def test_any_text_is_parsed_or_refused(parts: list[str], parent: str) -> None:
     """Any text is accepted or refused as an invalid request."""
     try:
-        CreateOptions(**{family: tuple(parts)}, **_URLS)  # type: ignore[arg-type]
+        CreateOptions(**{parent: tuple(parts)}, **_URLS)  # type: ignore[arg-type]
     except InvalidRequest as refused:
         assert refused.where in {*option_specs(CreateOptions)}  # noqa: PT017 - both outcomes are valid
 
@@ -165,16 +165,16 @@ def test_differences_name_options_as_used() -> None:
     assert "drop_fields differs: not given before, now 'json'" in describe_differences(then, now)
 
 
-def test_a_member_is_hidden_and_its_family_is_not() -> None:
-    """Members are hidden command-line options; the family is listed."""
+def test_a_member_is_hidden_and_its_parent_is_not() -> None:
+    """Members are hidden command-line options; their parent is listed."""
     assert len(_FETCHING) == 12
     for verb, kind in (("create", CreateOptions), ("reshard", ReshardOptions)):
         command = cli.get_command(click.Context(cli), verb)
         assert command is not None
         params = {one.name: one for one in command.params if isinstance(one, VerbOption)}
         for name in option_specs(kind):
-            if name in FAMILY_KEYS:
+            if name in PARENT_FORMS:
                 assert params[name].hidden
                 assert params[name].opts == cli_spellings(kind, name)
-                family = next(one for one in params.values() if f"--{FAMILY_KEYS[name].split()[0]}" in one.opts)
-                assert not family.hidden
+                parent = next(one for one in params.values() if f"--{PARENT_FORMS[name].split()[0]}" in one.opts)
+                assert not parent.hidden
