@@ -117,12 +117,10 @@ class ArchiveSource(FolderSource):
         self._copied: list[tuple[int, int]] = []  # offset and size of each payload to copy from a compressed tar
 
     def list_samples(self, pool: Pool, observer: Observer) -> Listing:
-        """List the samples."""
         listed = super().list_samples(pool, observer)
         return self._set_copy_offsets(listed) if self._packed else listed
 
     def write_binary(self, file: Writable) -> None:
-        """Copy the requested files of a compressed tar to `file`."""
         with CompressedFile(self._path) as packed:
             for offset, size in self._copied:
                 for done in range(0, size, BLOCK_BYTES):

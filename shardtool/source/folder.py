@@ -55,7 +55,6 @@ class FolderSource(Source):
         self._tree = open_tree(source, options, outputs)
 
     def list_samples(self, pool: Pool, observer: Observer) -> Listing:
-        """List the samples of the tree."""
         options, pattern = self._options, None
         if options.key_pattern is not None:
             from shardtool.select.key_pattern import KeyPattern

@@ -102,10 +102,10 @@ def find_number_fields(
     texts_of_parts = _read_fields(parts, numbers, tar_types, run, salvage=salvage)
     for name in tar_types:
         texts_of_name = {index: texts[name] for index, texts in enumerate(texts_of_parts) if name in texts}
-        conflicts = {index: texts for index, texts in texts_of_name.items() if texts.bad}
+        conflicts = {index: texts for index, texts in texts_of_name.items() if texts.changed}
         if conflicts and name in numbers:
             index, texts = next(iter(conflicts.items()))
-            where = parts[index].describe_value(name, texts.first_bad)
+            where = parts[index].describe_value(name, texts.first_changed)
             expected = f"{numbers[name]}, as in TFRecord shards"
             raise _kind_conflict(where, name, "a text that such a number does not reproduce", expected)
         if conflicts:
@@ -180,8 +180,8 @@ def _read_fields(
     return texts_of_parts
 
 
-def _text_note(name: str, kind: str, bad: list[NumberTexts]) -> str:
-    count, rounded = sum(texts.bad for texts in bad), sum(texts.rounded for texts in bad)
+def _text_note(name: str, kind: str, changed: list[NumberTexts]) -> str:
+    count, rounded = sum(texts.changed for texts in changed), sum(texts.rounded for texts in changed)
     if kind == "float" and rounded == count:
         return f"{name!r} stays text: {pluralize(count, 'value')} would be rounded to TFRecord's 32-bit floats"
     return f"{name!r} stays text: {pluralize(count, 'value')} would change as TFRecord's {kind}"

@@ -59,15 +59,15 @@ class NumberTexts:
     """The texts of one field in one shard.
 
     Attributes:
-        data: The texts in order, each followed by NUL. Empty if `bad` is above 0.
-        bad: The number of texts that would change if they were stored as numbers.
+        data: The texts in order, each followed by NUL. Empty if `changed` is above 0.
+        changed: The number of texts that would change if they were stored as numbers.
         rounded: How many of these texts are numbers, which a float would round.
     """
 
     data: bytes = b""
-    bad: int = 0
+    changed: int = 0
     rounded: int = 0
-    first_bad: int = -1
+    first_changed: int = -1
     damaged: list[int] = field(default_factory=list)
 
 
@@ -96,11 +96,11 @@ def read_number_texts(task: NumberTask) -> list[NumberTexts]:
             texts[number][index] = text
             if not field.stored and not _round_trips(text, field.number):
                 result = results[number]
-                result.bad += 1
+                result.changed += 1
                 result.rounded += _is_number(text)
-                result.first_bad = index if result.first_bad < 0 else result.first_bad
+                result.first_changed = index if result.first_changed < 0 else result.first_changed
     for result, values in zip(results, texts, strict=True):
-        result.data = b"" if result.bad else b"".join([value + b"\0" for value in values])
+        result.data = b"" if result.changed else b"".join([value + b"\0" for value in values])
     return results
 
 

@@ -64,13 +64,11 @@ class PlannedSource(Source):
         self.may_skip_names = request.kind != "manifest"
 
     def list_samples(self, pool: Pool, observer: Observer) -> Listing:  # noqa: ARG002 - no worker is needed
-        """Return the samples of the plan."""
         listed, self._split_values, self.by_key = _read_plan(self._path, self._request)
         observer.listed(len(listed.entries))
         return listed
 
     def column(self, listed: Listing, name: str) -> pa.ChunkedArray:  # noqa: ARG002 - a plan has only the split column
-        """Return the column by which samples are split."""
         if self._split_values is None:
             raise InvalidRequest(self._path, f"a plan without the column {name}")
         return self._split_values

@@ -193,7 +193,9 @@ def _link_problem(
     except OSError as error:
         return link_failure(error)
     if stat.S_ISDIR(mode):
-        if any(_is_below(os.path.realpath(root + parent), target) for parent in _with_parents(prefix)):
+        parts = prefix.split(b"/")[:-1]
+        parents = [root + b"/".join(parts[:count]) for count in range(len(parts) + 1)]
+        if any(_is_below(os.path.realpath(parent), target) for parent in parents):
             skip = cli_option("symlinks", "skip")
             return "link-loop", f"a link to a folder that contains the link; {skip} ignores it"
     elif not stat.S_ISREG(mode):
@@ -203,11 +205,6 @@ def _link_problem(
 
 def _is_below(path: bytes, folder: bytes) -> bool:
     return (path.rstrip(b"/") + b"/").startswith(folder.rstrip(b"/") + b"/")
-
-
-def _with_parents(prefix: bytes) -> list[bytes]:
-    parts = prefix.split(b"/")[:-1]
-    return [b"/".join(parts[:count]) for count in range(len(parts) + 1)]
 
 
 def _split_item(item: ScanItem) -> list[ScanItem]:

@@ -57,7 +57,6 @@ class DatasetSource(Source):
         self._options, self._format = options, to_format
 
     def list_samples(self, pool: Pool, observer: Observer) -> Listing:
-        """List the samples of the shards, and apply the options up to `where`."""
         options = self._options
         renames = parse_pairs("rename_fields", options.rename_fields)
         without = {*options.drop_fields, *options.classes} - {old for _, old in renames} - {*options.columns_from}
@@ -84,7 +83,6 @@ class DatasetSource(Source):
         return replace(listed, entries=entries, skipped=listed.skipped + empty, digest=None) if empty else listed
 
     def choose(self, listed: Listing, read_existing_keys: Callable[[], PackedStrings | None]) -> Listing:
-        """Select and sort the listed samples as the options request."""
         options = self._options
         listed = selection.rename_listed_keys(selection.take_sample(listed, options), options)
         listed = self._without_duplicates(listed, read_existing_keys())

@@ -48,12 +48,12 @@ class FieldLayout(NamedTuple):
 
     Attributes:
         code: uint16[extensions, fields], the sorted fields as indices into `fields`.
-        part: int64[extensions, fields], the column of each of these fields.
+        column: int64[extensions, fields], the column of each of these fields.
     """
 
     fields: tuple[str, ...]
     code: NDArray[np.uint16]
-    part: NDArray[np.int64]
+    column: NDArray[np.int64]
     endings: NDArray[np.uint16] | None
 
     def rows(self, columns: Sequence[FieldColumn], paths: Sequence[pa.Array], samples: int) -> FieldRows:
@@ -67,7 +67,7 @@ class FieldLayout(NamedTuple):
             size=self._spread(sizes, samples, np.int64),
             mtime_ns=self._spread(mtimes, samples, np.int64),
             changed_ns=self._spread(changed, samples, np.int64),
-            paths=row_paths(samples, paths, np.where(self.part < len(paths), self.part, -1), self.endings),
+            paths=row_paths(samples, paths, np.where(self.column < len(paths), self.column, -1), self.endings),
         )
 
     def _spread(self, parts: Sequence[ScalarOrArray], samples: int, kind: type[_Number]) -> NDArray[_Number]:
@@ -75,14 +75,14 @@ class FieldLayout(NamedTuple):
             return np.broadcast_to(kind(0), samples * len(parts))
         values_of_rows = np.empty((samples, len(parts)), kind)
         if self.endings is None:
-            for position, part in enumerate(self.part[0].tolist()):
+            for position, part in enumerate(self.column[0].tolist()):
                 values_of_rows[:, position] = parts[part]
             return values_of_rows.reshape(-1)
         for part, values in enumerate(parts):
             values_of_rows[:, part] = values
         for first in range(0, samples, CHUNK_ROWS):
             chunk = values_of_rows[first : first + CHUNK_ROWS]
-            chunk[:] = np.take_along_axis(chunk, self.part[self.endings[first : first + CHUNK_ROWS]], axis=1)
+            chunk[:] = np.take_along_axis(chunk, self.column[self.endings[first : first + CHUNK_ROWS]], axis=1)
         return values_of_rows.reshape(-1)
 
 

@@ -124,7 +124,6 @@ class ManifestSource(Source):
         return pa.table(self._columns)
 
     def column(self, listed: Listing | None, name: str) -> pa.ChunkedArray:  # noqa: ARG002 - may be called before listing
-        """Return the selected rows of a column."""
         if (labels := self._numbers_of(name)) is not None:
             return pa.chunked_array([labels])
         if name not in self._non_binary:
@@ -177,7 +176,6 @@ class ManifestSource(Source):
         self._numbers, self._count = rows if self._numbers is None else self._numbers[rows], len(rows)
 
     def list_samples(self, pool: Pool, observer: Observer) -> Listing:
-        """Select rows, check columns, and examine the files in workers."""
         later, options, roles = self._select_rows(), self._options, self._roles
         rows = self._rows()
         checks.check_column_types(rows, roles, options.classes, self._table.schema)
@@ -255,7 +253,6 @@ class ManifestSource(Source):
         return later
 
     def write_binary(self, file: Writable) -> None:
-        """Write the payloads of all rows one after the other."""
         rows_done = 0
         for batch in self._iter_bytes() if self._lengths else ():
             planned = [column[rows_done : rows_done + len(batch[0])] for column in self._lengths]
