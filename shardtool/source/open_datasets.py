@@ -104,7 +104,7 @@ def source_dataset_name(dataset: StoredDataset) -> str:
 def merge_classes(
     datasets: Sequence[StoredDataset], parts: Sequence[SourceShard], is_wanted: Callable[[str], bool]
 ) -> tuple[dict[str, list[str]], list[str]]:
-    """Return the class names by field, and notes. Datasets with different names for a field are an error."""
+    """Return the class names by field, and notes. Raise an error if datasets have different names for a field."""
     merged: dict[str, list[str]] = {}
     datasets_of_field: dict[str, dict[int, None]] = {}
     for part in parts:

@@ -37,6 +37,7 @@ def plan_schema(inline: int, split_type: pa.DataType | None, *, paths: bool, spa
     """Return the schema of a plan file without its metadata columns.
 
     `inline` is the number of fields with INLINE payloads. Without `paths`, the path of each field is key + "." + field.
+    `spans` adds the offset and CRC-32C of each payload.
     """
     type_names = {**_FIELD_TYPES, **(_SPAN_TYPES if spans else {})}
     field_types = {name: pa.type_for_alias(kind) for name, kind in type_names.items()}

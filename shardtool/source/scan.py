@@ -77,7 +77,10 @@ def scan_items(task: ScanTask) -> ScanPart:
 
 
 def make_scan_tasks(root: bytes, rules: ScanRules, parts: int, top: ScanPart) -> Iterator[ScanTask]:
-    """List the top of the tree until there are about `parts` items. Then yield tasks in key order."""
+    """List the top of the tree until there are about `parts` items. Then yield tasks in key order.
+
+    Skipped files in the top of the tree are added to `top`.
+    """
     changed = max(os.lstat(root.rstrip(b"/") or b"/").st_ctime_ns, os.stat(root).st_ctime_ns)
     items = [ScanItem(b"", None, changed)]
     for _ in range(4):  # below four levels, one worker lists a whole subtree

@@ -36,7 +36,8 @@ _MAX_PROBED_SHARDS = 8
 def shards_note(entries: SampleTable, *, named: bool) -> str:
     """Return a note if a folder contains shards, or an empty text.
 
-    Raise an error if the shards belong to a dataset or are the only files, unless the user `named` the files.
+    Raise an error if the shards belong to a dataset or are the only files. With `named`, the user selected the files,
+    so there is no error.
     """
     counts = entries.code_counts()
     codes = [code for code, field in enumerate(entries.fields) if counts[code] and is_shard_name(f"x.{field}")]

@@ -103,7 +103,7 @@ def find_upward(paths: pa.Array) -> NDArray[np.int64]:
 
 
 def use_common_folder(columns: Mapping[str, pa.Array], root: bytes) -> tuple[dict[str, pa.Array], bytes] | None:
-    """If a path leaves `root`, return all paths as absolute paths, and their common folder."""
+    """If a path leaves `root`, return all paths as absolute paths, and their common folder. Otherwise, return None."""
     relative = {name: relative_to_root(paths, root) for name, paths in columns.items()}
     leaving = {name: find_upward(paths) for name, paths in relative.items()}
     if not any(len(leaving[name]) or len(find_absolute(paths)) for name, paths in relative.items()):
@@ -211,10 +211,10 @@ class PathEndings:
 def row_paths(
     samples: int, columns: Sequence[pa.Array], roles: NDArray[np.int64], endings: NDArray[np.uint16] | None
 ) -> ArrowStrings:
-    """Return the path of each row. Each array in `columns` has one path per sample.
+    """Return the paths of all rows of samples. Each array in `columns` has one path per sample.
 
-    `endings` is the extension number of each sample, or None if all are 0. In samples with extension number `ending`,
-    the path of row `row` is in the column `roles[ending, row]`, or empty if this is -1.
+    `endings` contains the extension number of each sample, or is None if all are 0. If it is e, the path of row r of
+    the sample is in column `roles[e, r]`. A row with -1 has an empty path.
     """
     count = samples * roles.shape[1]
 

@@ -87,7 +87,7 @@ class FieldLayout(NamedTuple):
 
 
 def arrange_fields(endings: PathEndings | None, names_of_others: Sequence[str]) -> FieldLayout:
-    """Return the order of the fields of each sample. With `endings`, they name the field of the first column."""
+    """Return the order of the fields of each sample. `endings` are the extensions that name the first field."""
     names = [] if endings is None else endings.names
     fields = tuple(sorted({*names, *names_of_others}, key=to_bytes))
     number = {name: index for index, name in enumerate(fields)}
