@@ -98,7 +98,7 @@ def _makeable(paths: list[bytes]) -> set[bytes]:
 @settings(max_examples=100)
 @example([b"2/2.x", b"2.x", b"2.a.x", b"2-.x", b"2/.x.a", b"2/2/2.x", b"2 .x", b"22/a"], "first", 3, 1)
 def test_any_tree(paths: list[bytes], dots: str, parts: int, chunk: int) -> None:
-    """Any tree is listed as sorted (key, field), each file once, however the work is shared out."""
+    """Any tree is listed as sorted (key, field), each file once, for any division into tasks."""
     files = _makeable(paths)
     rows, without = _expected(files, dots)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:

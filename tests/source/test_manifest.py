@@ -484,7 +484,7 @@ def test_unused_columns_of_bytes_are_excluded(tmp_path: Path) -> None:
 
 
 def test_a_table_in_memory_names_files_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its absolute paths are relative to their common folder, or to `root`."""
+    """Absolute paths in a table in memory are relative to their common folder, or to `root`."""
     write_tree(tmp_path / "data", _FILES)
     write_tree(tmp_path / "here", {"own.png": b"own"})
     monkeypatch.chdir(tmp_path / "here")

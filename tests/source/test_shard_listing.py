@@ -504,7 +504,7 @@ def test_a_changed_shard_is_refused(tmp_path: Path) -> None:
 
 
 def test_missing_and_different_files_are_refused(ending: str, ours: dict[str, Path], tmp_path: Path) -> None:
-    """If a dataset file lists it, a missing or different shard or sidecar is an error, never a reason to scan."""
+    """A missing or different shard or sidecar that a dataset file lists is an error, never a reason to scan."""
     number = itertools.count()
 
     def changed(change: Callable[[Path], object], what: str, given_as: str = "{dataset}") -> None:
@@ -792,7 +792,7 @@ def test_dots_in_both_keys_and_fields_are_noted(tmp_path: Path) -> None:
 @example(0x0F800000)  # 2**-96: most numbers that round to it are larger
 @example(1)
 def test_the_text_of_floats(bits: int) -> None:
-    """It is the shortest text that restores the float, as Python writes it; NumPy's text is the same number."""
+    """A float becomes the shortest text that restores it, in Python's form; NumPy's text is the same number."""
     data = struct.pack("<I", bits)
     value = np.frombuffer(data, np.float32)[0]
     text = float_text(data)
@@ -804,7 +804,7 @@ def test_the_text_of_floats(bits: int) -> None:
 
 @given(st.integers(-(2**63), 2**63 - 1))
 def test_the_text_of_whole_numbers(number: int) -> None:
-    """It is the decimal number; lists and empty features have none."""
+    """An int64 becomes its decimal text; lists and empty features have no text."""
     data = tfrecords.varint(number)
     assert int_text(data) == b"%d" % number
     assert int_text(data + data) is None
@@ -812,7 +812,7 @@ def test_the_text_of_whole_numbers(number: int) -> None:
 
 
 def test_numbers_of_tfrecords_equal_the_tar(ours: dict[str, Path], tmp_path: Path) -> None:
-    """Their texts equal those in the tar of the same source, from a dataset file or a scan."""
+    """Numbers become the texts in the tar of the same source, with types from a dataset file or a scan."""
     expected = contents(listed(ours["tar"]))
     for to, given_to in itertools.product(("tar", "tfrecord"), (True, False)):
         dataset = copied(ours["tfrecord"], tmp_path / f"{to}{given_to}")
@@ -948,7 +948,7 @@ def test_conflicting_number_types_stay_texts(tmp_path: Path) -> None:
 
 
 def test_the_dataset_file_lists_numbers(ours: dict[str, Path], tmp_path: Path) -> None:
-    """It lists number fields only if there are some, and only valid entries are used."""
+    """A dataset file lists number fields only if there are some, and only valid entries are used."""
     document = json.loads(ours["tar"].read_bytes())["shardtool"]
     assert document["numbers"] == {"cls": "int64", "n": "int64", "score": "float"}
     assert "numbers" not in json.loads(ours["tfrecord"].read_bytes())["shardtool"]

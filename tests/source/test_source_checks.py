@@ -50,7 +50,7 @@ def folder(tmp_path: Path) -> Path:
     ],
 )
 def test_invalid_sources_are_refused(source: str, problem: str, remedy: str, folder: Path) -> None:
-    """The message starts with the path as typed, and suggests what to do with what is there."""
+    """The message starts with the path as typed, and suggests how to use the existing files."""
     before = read_tree(folder)
     ran = typed("create", source, OUTPUT, cwd=folder)
     assert (ran.code, ran.out) == (2, "")
