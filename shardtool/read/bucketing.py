@@ -26,7 +26,7 @@ DEFAULT_ASPECT_RATIOS = (1 / 2, 9 / 16, 2 / 3, 3 / 4, 1.0, 4 / 3, 3 / 2, 16 / 9,
 
 
 def nearest_aspect_ratios(aspects: Sequence[float], reader: AnySampleReader, views: EpochSamples) -> Numbers:
-    """Return, by sample number, the index of the nearest ratio in `aspects`, which must be ascending."""
+    """Return the index of the nearest ratio in `aspects` (ascending), by sample number."""
     if not aspects or aspects[0] <= 0:
         raise InvalidRequest("aspects", repr(aspects), expected="ratios of width to height, above 0")
     width, height = (np.log(np.maximum(1, metadata_sizes(name, reader, views))) for name in ("width", "height"))

@@ -315,8 +315,7 @@ def sample_sizes(
 ) -> Numbers:
     """Return the size of each sample by its number, with 0 for unused samples.
 
-    `shard_sizes` returns the sizes of all samples in a shard. A negative size raises InvalidRequest, which reports that
-    `what` is missing.
+    `shard_sizes` returns the sizes of the samples in a shard. For a negative size, raise InvalidRequest: no `what`.
     """
     parts = []
     for dataset_reader, view in each_dataset(reader, views):
@@ -332,7 +331,7 @@ def sample_sizes(
 
 
 def metadata_sizes(name: str, reader: AnySampleReader, views: EpochSamples) -> Numbers:
-    """Return the values of an integer metadata column by sample number, or raise InvalidRequest."""
+    """Return an integer metadata column by sample number, or raise InvalidRequest."""
 
     def shard_sizes(dataset_reader: SampleReader, shard: int) -> Numbers:
         integer_columns = [

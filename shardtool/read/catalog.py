@@ -49,7 +49,7 @@ logger = logging.getLogger("shardtool")
 
 @dataclass(frozen=True)
 class Catalog:
-    """The shards of one or several datasets. Texts and mappings are empty if they are unknown.
+    """The shards of one or several datasets. Unknown texts and mappings are empty.
 
     Attributes:
         firsts: Number of the first sample of each shard, followed by the number of all samples, int64 [shards + 1].
@@ -97,7 +97,7 @@ class Catalog:
         return shards, numbers - self.firsts[shards]
 
     def group_by_shard(self, numbers: Numbers) -> Iterator[tuple[int, Numbers, Numbers]]:
-        """For each shard, yield its index, the ascending rows of the samples, and their indexes in `numbers`."""
+        """Yield each shard, the ascending rows of its samples, and the samples' indexes in `numbers`."""
         order = np.argsort(numbers, kind="stable")
         shards, rows = self.locate(numbers[order])
         cuts = [0, *(np.flatnonzero(np.diff(shards)) + 1).tolist(), len(shards)]

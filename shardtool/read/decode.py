@@ -1,8 +1,4 @@
-"""Decode the fields of a sample. Nothing is unpickled.
-
-The last extension of a field name determines the decoder. For example, `seg.png` is decoded as a png. Without a known
-extension, the type in the dataset file determines the decoder. Other fields stay bytes.
-"""
+"""Decode the fields of a sample, by the last extension of their names. Nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -51,7 +47,7 @@ RngOf: TypeAlias = "Callable[[int], np.random.Generator]"  # returns the generat
 
 
 def seeded_rng(_: int = 0) -> np.random.Generator:
-    """Return a generator seeded from Python's `random`, for samples not read by a stream."""
+    """Return a generator seeded from Python's `random`, for samples outside streams."""
     return np.random.default_rng(random.getrandbits(64))
 
 

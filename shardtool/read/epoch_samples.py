@@ -148,7 +148,7 @@ class MixedSamples:
 
     @classmethod
     def from_weights(cls, sources: Sequence[EpochSamples], weights: Sequence[float], stop: Stop) -> MixedSamples:
-        """Create a mix from weights. `stop` determines the length of an epoch."""
+        """Create a mix from weights."""
         whole = _whole_weights(weights, len(sources))
         for at, source in enumerate(sources):
             if not source.length:
@@ -273,7 +273,8 @@ def _check_numbers(name: str, numbers: Sequence[float], count: int) -> None:
     if not isinstance(numbers, Sized):
         raise InvalidRequest(name, repr(numbers), expected="a list with one number per dataset")
     if len(numbers) != count or not count:
-        raise InvalidRequest(name, f"{len(numbers)} for {count} datasets", expected="one per dataset, and a dataset")
+        found, expected = f"{len(numbers)} for {count} datasets", "one number per dataset, and at least one dataset"
+        raise InvalidRequest(name, found, expected=expected)
     for number in numbers:
         if isinstance(number, bool) or not isinstance(number, Real) or not 0 < number < math.inf:
             raise InvalidRequest(name, repr(number), expected="numbers above 0")

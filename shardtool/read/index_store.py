@@ -84,8 +84,7 @@ class IndexStore(LruCache[int, ShardIndex]):
     """The indexes of a catalog's shards. A pickle does not contain the indexes.
 
     To find a key, the store first searches the shard whose first and last key enclose the key. Then it searches an
-    index of all keys, which contains ascending hashes and sample numbers (12 to 16 bytes per sample). This index is in
-    shared blocks. If the blocks have no room, each process has its own index.
+    index of all keys, which contains ascending hashes and sample numbers (12 to 16 bytes per sample).
     """
 
     def __init__(self, catalog: Catalog, on_release: Callable[[], None] = lambda: None) -> None:
@@ -141,7 +140,7 @@ class IndexStore(LruCache[int, ShardIndex]):
     def numbers(self, keys: Sequence[str]) -> Numbers:
         """Return the sample number of each key, or -1, as int64 [keys].
 
-        If several samples have a key, the same number is always returned.
+        A duplicate key always returns the same number.
         """
         encoded = [key.encode("utf-8", "surrogatepass") for key in keys]  # a lone surrogate matches no key
         numbers = np.full(len(keys), -1, np.int64)

@@ -144,7 +144,7 @@ class SelectedShard(NamedTuple):
     rows: NDArray[np.int64]
 
     def raise_damage(self) -> None:
-        """Raise the error that stopped the scan of the shard, if any, because later samples are unknown."""
+        """Raise the error that stopped the scan, if any, because later samples are unknown."""
         if self.shard_index.problems:
             raise self.shard_index.problems[-1]
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class MixedDataset(Streamable[SampleT]):
-    """A mix of several datasets. The field `__dataset__` of a sample is the number of its dataset, from 0."""
+    """A mix of datasets. The field `__dataset__` of a sample is the number of its dataset, from 0."""
 
     source: MixedSamples
     reader: MixedReader

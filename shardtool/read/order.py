@@ -66,7 +66,7 @@ class OrderOptions:
 
 
 def rng_at(options: OrderOptions, position: int, stage: int) -> np.random.Generator:
-    """Return the random generator for a stage of a pipeline at a position of an epoch.
+    """Return the random generator of a stage at a position of an epoch.
 
     Source: J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011 (Philox, a keyed counter).
     """

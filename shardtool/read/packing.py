@@ -74,9 +74,12 @@ class TokenField(NamedTuple):
         elif value.startswith(head) and not (len(value) - self.header) % self.dtype.itemsize:
             values = np.frombuffer(value, self.dtype, offset=self.header)
         if values is None or len(values) != size or not np.can_cast(values.dtype, self.dtype, "same_kind"):
-            problem = "another number, type or shape" if values is None else f"{len(values):,} of {values.dtype}"
+            problem = "values of another number, type or shape"
+            if values is not None:
+                problem = f"{len(values):,} values of {values.dtype}"
             where = f"sample {sample['__key__']}, field {self.name}"
-            raise SampleFailed(where, problem, expected=f"{size:,} of {self.dtype}, from its size or column")
+            expected = f"{size:,} values of {self.dtype}, as its size or column requires"
+            raise SampleFailed(where, problem, expected=expected)
         return values
 
 

@@ -84,8 +84,8 @@ class SampleReader:
     """
 
     def __init__(self, catalog: Catalog, options: ReadOptions) -> None:
-        # Freeing a block of 16 MB once makes the C library keep freed memory for reuse. Otherwise, the system would map
-        # new memory for each list of large samples, which takes longer than reading (measured: 50 us for 100 KB).
+        # Freeing a block of 16 MB once makes the C library keep freed memory for reuse. Otherwise, the system maps new
+        # memory for each list of large samples, which takes longer than reading (measured: 50 us for 100 KB).
         bytes(_FREED_BLOCK_BYTES)
         self.catalog = catalog
         self._open_shards: dict[int, ReadableShard] = {}
@@ -121,7 +121,7 @@ class SampleReader:
                     cache.expect(shard)
 
     def with_options(self, **changes: Any) -> SampleReader:
-        """Return a reader with changed `ReadOptions`, which shares the indexes and open shards of this reader."""
+        """Return a reader with changed `ReadOptions`, which shares indexes and open shards with this reader."""
         reader = SampleReader.__new__(SampleReader)
         vars(reader).update(vars(self))
         reader.set_options(replace(self.options, **changes))

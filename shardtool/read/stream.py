@@ -158,7 +158,7 @@ class SampleSource(PipelineMethods[SampleT]):
         return changed
 
     def with_on_error(self, on_error: OnError | None) -> Self:
-        """Return a copy with this `on_error`, or with the same if it is None."""
+        """Return a copy with this `on_error`. None keeps the old value."""
         changed = copy(self)
         if on_error is not None:
             check_choice("on_error", on_error, OnError)
@@ -208,7 +208,7 @@ class Stream(SampleSource[SampleT]):
         raise no_random_access_error("a stream")
 
     def __len__(self) -> int:
-        """Return the number of samples (or batches, after `batch`) of this rank in an epoch.
+        """Return the number of samples or batches of this rank in an epoch.
 
         This is an upper bound if skipped samples are not replaced.
         """
@@ -304,7 +304,7 @@ class Stream(SampleSource[SampleT]):
         self._go_to(loaded.options, loaded.position)
 
     def state_after(self, samples: int) -> dict[str, object]:
-        """Return the state that the stream will have after `samples` more samples per rank."""
+        """Return the state after `samples` more samples per rank."""
         position = min(self.end, self._position + samples * self.world_size)
         return StreamState.at_position(self._source, self._options, position, self.end).to_json()
 
@@ -410,7 +410,7 @@ class StreamPosition:
         return self.next_replacement(error, damaged=False)
 
     def next_replacement(self, error: ShardError, *, damaged: bool = True) -> Sample | None:
-        """Return the next replacement of a skipped sample, or None if skipped samples are not replaced."""
+        """Return the next replacement of a skipped sample, or None."""
         if self._remaining is None:
             self._current.count_empty(error, self._stream.skipped, damaged=damaged)
             is_filled = self._current.share.replaces(damaged=damaged)

@@ -50,7 +50,7 @@ class Streamable(SampleSource[SampleT]):
         self.reader, self.source = reader, source
 
     def __len__(self) -> int:
-        """Return the number of samples (or batches, after `batch`) in an epoch, for all ranks together."""
+        """Return the number of samples or batches in an epoch, for all ranks together."""
         return self.stages.count(self.source.length)
 
     def __iter__(self) -> Iterator[SampleT]:
@@ -90,8 +90,8 @@ class Streamable(SampleSource[SampleT]):
             parts: Number of parts of the dataset that are read in parallel. The default is 128 per rank.
             ends: What to do if the number of samples is not a multiple of the number of ranks: `drop` the last samples,
                 `pad` with the first samples (marked with `__padding__`), or give ranks `uneven` numbers of samples.
-                With a shuffle, the default is `drop`. Otherwise, it is `pad`, or `uneven` for a single rank. For
-                skipped samples, see `Stream`.
+                With a shuffle, the default is `drop`. Otherwise, it is `pad`, or `uneven` for one rank. For skipped
+                samples, see `Stream`.
             groups: Number of groups of adjacent ranks. All ranks of a group get the same samples, for tensor and
                 sequence parallelism. By default, there are no groups.
             on_error: What to do with a sample that is damaged or cannot be decoded: `raise` an error, or `skip` and

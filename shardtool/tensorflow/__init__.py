@@ -57,7 +57,7 @@ class TFRecordShards(NamedTuple):
     packing: str = ""
 
     def buffer(self, shuffle: bool | int) -> int:  # noqa: FBT001 - the public option
-        """Return the number of samples in the shuffle buffer for this value of the option `shuffle`."""
+        """Return the number of samples in the shuffle buffer."""
         if shuffle is not True:
             return max(1, int(shuffle))
         return max(1, min(_MAX_BUFFER_SAMPLES, self.samples, _SHUFFLE_BUFFER_BYTES * self.samples // max(1, self.size)))

@@ -164,7 +164,7 @@ class StreamTransfer:
         self._reading: list[torch.Tensor] = []  # keeps pinned memory alive until the copy finishes
 
     def send(self, batch: Any) -> TakeBatch:
-        """Enqueue the copies of the tensors, and then their changes."""
+        """Enqueue the copies of tensors, then their changes."""
         caller_stream = torch.cuda.current_stream(self._device)
         with torch.cuda.stream(self._stream):
             moved = change_tensors(batch, lambda tensor: self._move(tensor, caller_stream))

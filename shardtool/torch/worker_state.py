@@ -33,7 +33,6 @@ class WorkerState:
     """The progress of one worker in a pass.
 
     Attributes:
-        start: State of the stream at the start of the pass.
         left_out: Number of samples that were skipped and not replaced.
     """
 
@@ -102,7 +101,7 @@ def _state_after_batches(loader: Mapping[str, Any], batches: int) -> dict[str, o
 
 
 SKIP_TALLY_BLOCKS = 256  # if there are more workers, some of them use the same block
-_TALLY_STEP_DIVISOR = 16  # publish counts when they have grown by 1/16, because this takes new shared memory each time
+_TALLY_STEP_DIVISOR = 16  # counts are published when they have grown by 1/16, because this takes new shared memory
 
 
 class SkipCounter(SkippedSamples):

@@ -302,5 +302,7 @@ def test_invalid_requests(folder: Path, call: Any, message: str) -> None:
 def test_a_wrong_length_column_is_detected(folder: Path) -> None:
     """If a document's length differs from its column, an error names it, and no tokens are shifted."""
     stream = _open(folder).pack(TOKENS, "npy", length="width").stream()
-    with pytest.raises(SampleFailed, match=r"field npy: another number, type or shape; expected \d+ of uint16"):
+    with pytest.raises(
+        SampleFailed, match=r"field npy: values of another number, type or shape; expected \d+ values of uint16"
+    ):
         list(stream)

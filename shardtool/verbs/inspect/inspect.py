@@ -196,12 +196,10 @@ def _field_summaries(overview: DatasetOverview) -> dict[str, FieldSummary]:
     file = overview.dataset.file
     listed = file.fields if file else {}
     summaries = {}
-    for name, tally in overview.fields.items():
-        kind, size = overview.kinds.get(name, "bytes"), tally.sizes.spread()
-        count = listed.get(name)
-        samples = count if isinstance(count, int) else size.count
-        summaries[name] = FieldSummary(kind, content_type(name, kind), samples, size)
-    return dict(sorted(summaries.items()))
+    for name in sorted(overview.fields):
+        kind, size = overview.kinds.get(name, "bytes"), overview.fields[name].sizes.spread()
+        summaries[name] = FieldSummary(kind, content_type(name, kind), listed.get(name, size.count), size)
+    return summaries
 
 
 def _image_summary(overview: DatasetOverview) -> dict[str, ImageSummary]:

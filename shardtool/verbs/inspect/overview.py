@@ -139,7 +139,7 @@ class FieldTally:
 
 
 def shard_random_numbers(seed: int, number: int, count: int) -> NDArray[np.float64]:
-    """Return one random number for each of the `count` samples in shard `number`."""
+    """Return a random number for each sample of shard `number`."""
     return np.random.default_rng([seed % 2**64, number]).random(count)
 
 
@@ -286,12 +286,11 @@ class DatasetOverview:
     def inspect_samples(self, *, images: bool = True) -> None:
         """Read images of the chosen samples, and labels whose checksums the indexes lack."""
         has_image_columns = {"width", "height", "mode"} <= {*self.columns} and self.pixels[0].spread().count
-        image_fields = [name for name in self.fields if content_type(name, self.kinds.get(name, "bytes")) == "image"]
-        can_show_images = images and not has_image_columns and find_spec("PIL") is not None
-        image_fields = image_fields if can_show_images else []
-        label_fields = [name for name, tally in self.fields.items() if tally.unknown and self.is_label(name)]
-        max_bytes = dict.fromkeys(label_fields, MAX_LABEL_BYTES)
-        max_bytes |= dict.fromkeys(image_fields, MAX_INSPECTED_IMAGE_BYTES)
+        labels = [name for name, tally in self.fields.items() if tally.unknown and self.is_label(name)]
+        max_bytes = dict.fromkeys(labels, MAX_LABEL_BYTES)
+        if images and not has_image_columns and find_spec("PIL") is not None:
+            kinds = {name: content_type(name, self.kinds.get(name, "bytes")) for name in self.fields}
+            max_bytes |= {name: MAX_INSPECTED_IMAGE_BYTES for name, kind in kinds.items() if kind == "image"}
         if not max_bytes:
             return
         samples = [candidate[-1] for candidate in sorted(self._chosen, key=lambda candidate: candidate[1:3])]

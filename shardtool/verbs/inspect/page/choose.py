@@ -94,10 +94,8 @@ class UnusualSamples:
         samples = []
         for reason, number, row in locations:
             with suppress(CorruptShard):
-                shard = shards[number]
-                samples += [
-                    (reason, sample) for sample in stored_samples(shard, shard.index(metadata=True), np.array([row]))
-                ]
+                index = shards[number].index(metadata=True)
+                samples.append((reason, stored_samples(shards[number], index, np.array([row]))[0]))
         pairs: list[tuple[str, StoredSample]] = []
         for candidates in self._duplicate_candidates():
             if len(pairs) < 2 * _MAX_DUPLICATE_PAIRS:

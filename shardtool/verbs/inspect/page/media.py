@@ -55,7 +55,7 @@ class MediaClip(NamedTuple):
 
     @property
     def description(self) -> str:
-        """A text with the kind, the duration, and how much of the payload the page includes."""
+        """A text with the kind, the duration, and how much of the payload is included."""
         duration = "" if self.seconds is None else f", {self.seconds:,.1f} s"
         included = (
             f", the first {len(self.data) / max(self.length, 1):.0%}" if self.data else ", not included in this page"

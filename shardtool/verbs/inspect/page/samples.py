@@ -128,7 +128,6 @@ class SampleBudget(NamedTuple):
     """Limits of what is shown for each sample.
 
     Attributes:
-        edge: Longer side of a thumbnail in pixels.
         image: Bytes of all thumbnails, or None for no limit.
         media: Budget for audio and video, which all samples share, or None for no clips.
     """
