@@ -107,10 +107,8 @@ def _has_same_samples(keys: PackedStrings, destination: Destination, old: Datase
     if not len(appended_hashes) or not contains_hashes(appended_hashes, np.sort(own_hashes)).all():
         return False
     skipped_keys = {row.key for row in destination.load_skipped()}
-    return all(
-        printable(keys[index]) in skipped_keys
-        for index in np.flatnonzero(~contains_hashes(own_hashes, np.sort(appended_hashes))).tolist()
-    )
+    missing = np.flatnonzero(~contains_hashes(own_hashes, np.sort(appended_hashes))).tolist()
+    return all(printable(keys[index]) in skipped_keys for index in missing)
 
 
 def check_append_schema(old: DatasetFile, plan: Plan, options: CreateOptions | ReshardOptions) -> None:

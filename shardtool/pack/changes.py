@@ -104,17 +104,12 @@ def other_plan_notes(planned: Planned) -> Iterator[str]:
     """Yield a note for each unfinished dataset that was written with other options or from another source."""
     for output in planned.outputs:
         existing = output.destination.existing
-        existing_shards = [
-            shard for shard in output.own_shards[:_MAX_CHECKED_SHARDS] if output.shard_name(shard) in existing
-        ]
-        is_finished = output.pattern.dataset_file in existing
-        if (
-            existing_shards
-            and not is_finished
-            and not any(_read_planned_facts(planned.listed, output, shard) for shard in existing_shards)
-        ):
+        if output.pattern.dataset_file in existing:
+            continue
+        shards = [shard for shard in output.own_shards[:_MAX_CHECKED_SHARDS] if output.shard_name(shard) in existing]
+        if shards and not any(_read_planned_facts(planned.listed, output, shard) for shard in shards):
             cause = "written by an earlier run with other options or another source"
-            yield f"{output.shard_name(existing_shards[0])}: {cause}; its shards are written again"
+            yield f"{output.shard_name(shards[0])}: {cause}; its shards are written again"
 
 
 def lost_columns_notes(planned: Planned) -> Iterator[str]:
@@ -147,12 +142,11 @@ def find_refusal(planned: Planned, changes: ResumeChanges, max_removed: Fraction
         return OutputExists(output.destination.dataset_file, found, expected=expected, remedy=remedy)
 
     for output in planned.outputs:
-        file = _read_dataset_file(output.destination)
-        if file is not None and (differences := _describe_differences(file.made, planned.listed.record(output))):
+        if (file := _read_dataset_file(output.destination)) is None:
+            continue
+        if differences := _describe_differences(file.made, planned.listed.record(output)):
             return refused(output, differences, "the options of the first run")
-        if file is not None and (
-            renumbered := _describe_renumbering(file.classes, planned.listed.entries.values.classes)
-        ):
+        if renumbered := _describe_renumbering(file.classes, planned.listed.entries.values.classes):
             numbers = option_text("classes_from", output.destination.dataset_file)
             return refused(output, renumbered, f"the class numbers of the first run: {numbers}")
     first = planned.outputs[0]
@@ -170,10 +164,9 @@ def find_refusal(planned: Planned, changes: ResumeChanges, max_removed: Fraction
 def check_same_options(listed: Listed) -> None:
     """Raise an error if this update selects samples with other options than the first run."""
     for output in listed.outputs:
-        old_dataset, new_record = output.destination.old, listed.record(output)
-        if old_dataset is not None and (
-            differences := _describe_differences(old_dataset.made, new_record, compare_shards=False)
-        ):
+        if (old := output.destination.old) is None:
+            continue
+        if differences := _describe_differences(old.made, listed.record(output), compare_shards=False):
             expected = "the options of the first run"
             append = f"{flag_text('append')} {option_text('on_duplicate', 'first')}"
             remedy = f"Nothing was changed. To add samples with other options, use {append}."
@@ -206,11 +199,8 @@ def _read_dataset_file(output: Destination) -> DatasetFile | None:
 def _list_earlier_shards(output: Destination) -> list[tuple[str, ShardEntry | None]]:
     if (file := _read_dataset_file(output)) is not None:
         return [(to_local_name(entry.name), entry) for entry in file.shards]
-    existing = output.existing
-    names = (
-        name for name in sorted(existing) if name.endswith(output.pattern.format) and sidecar_name(name) in existing
-    )
-    return [(name, None) for name in names]
+    shards = [name for name in sorted(output.existing) if name.endswith(output.pattern.format)]
+    return [(name, None) for name in shards if sidecar_name(name) in output.existing]
 
 
 def _read_packed_keys(

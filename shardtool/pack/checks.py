@@ -90,9 +90,8 @@ def check_metadata_size(output: PlannedOutput) -> None:
     row_bytes = metadata.nbytes / max(1, len(metadata))
     for shard, size in enumerate(plan.sizes.tolist()):
         first, last = plan.span(shard)
-        metadata_bytes = (
-            metadata.slice(first, last - first).nbytes if plan.order is None else row_bytes * (last - first)
-        )
+        count = last - first
+        metadata_bytes = metadata.slice(first, count).nbytes if plan.order is None else row_bytes * count
         excess.append(metadata_bytes - max_metadata_bytes(size))
     largest = max(range(plan.shards), key=excess.__getitem__)
     if excess[largest] > 0:

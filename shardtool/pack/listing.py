@@ -69,9 +69,8 @@ def _check_other_location(run: Run, listing: Listing) -> None:
         path = shard.path
         is_same_folder = os.path.realpath(os.path.dirname(path)) == os.path.realpath(pattern.folder)
         if not is_url(path) and is_same_folder and pattern.owns(os.path.basename(path)):
-            raise OutputExists(
-                path, outputs.OUTPUT_IS_SOURCE, expected=outputs.OTHER_OUTPUT, remedy=outputs.NOTHING_CHANGED
-            )
+            expected, remedy = outputs.OTHER_OUTPUT, outputs.NOTHING_CHANGED
+            raise OutputExists(path, outputs.OUTPUT_IS_SOURCE, expected=expected, remedy=remedy)
 
 
 @reporting_memory_errors("listing the source")
@@ -126,9 +125,8 @@ def _make_condition(run: Run, listing: Listing, condition: ReadCondition, transf
     if unknown := [name for name in condition.columns if name not in names]:
         found = f"{condition.query} needs the content of the samples, and no sidecar will have the column {unknown[0]}"
         remedy = f"Write the condition on {unknown[0]} as a separate term, joined by `and`."
-        raise InvalidRequest(
-            option_text("where"), found, expected=f"columns of sidecars: {format_list(names)}", remedy=remedy
-        )
+        expected = f"columns of sidecars: {format_list(names)}"
+        raise InvalidRequest(option_text("where"), found, expected=expected, remedy=remedy)
     match_rows(columns, condition.query, classes)
     return condition._replace(classes=tuple((name, (*classes[name],)) for name in condition.columns if name in classes))
 
@@ -143,9 +141,9 @@ def _read_taken_keys(run: Run, listing: Listing, found: tuple[Output, ...]) -> P
 
 def _choose_dots(run: Run, listing: Listing) -> tuple[Dots, Listing]:
     recorded_options = {**run.options.recorded(), **listing.recorded}
-    requested_dots: Dots | None = (
-        "last" if recorded_options.get("dots") == "last" else "first" if "dots" in recorded_options else None
-    )
+    requested_dots: Dots | None = None
+    if "dots" in recorded_options:
+        requested_dots = "last" if recorded_options["dots"] == "last" else "first"
     if run.format != "tar" or (run.options.portable and requested_dots != "last"):
         return requested_dots or "first", listing
     from shardtool.select.storable_names import choose_dots

@@ -74,7 +74,7 @@ def pack_dataset(
             _export_missing_indexes(listed)
             return make_result(Planned(listed, ()), ())
         spool = get_spool(run, listed.outputs)
-        if listed.is_binary:  # workers read binary columns from a file next to the output
+        if listed.has_payloads_in_memory:  # workers read binary columns from a file next to the output
             listed = _write_binary_spool(lock_outputs(listed, spool, stack), stack)
             planned = plan_shards(listed)
         else:

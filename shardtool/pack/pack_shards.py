@@ -126,10 +126,8 @@ class Packing:
             self._unpublished += self._plan.shards
             self._check_names()
         if self._finished_samples != samples:
-            found = (
-                f"{self._finished_samples:,} of {samples:,} planned samples accounted for; no dataset file was written"
-            )
-            raise Bug(self.output.pattern.text, found)
+            counts = f"{self._finished_samples:,} of {samples:,} planned samples"
+            raise Bug(self.output.pattern.text, f"{counts} accounted for; no dataset file was written")
         totals.shards.sort(key=lambda shard: self._numbers[shard.name])
         self._check_shard_counts()
         has_earlier_data = any(destination.old for destination in self.planned.destinations)
@@ -232,12 +230,11 @@ class Packing:
         if failed > max_failed * samples:
             ((code, message), count), *_ = Counter((row.code, row.message) for row in left_out).most_common(1)
             found = f"{failed:,} of {pluralize(samples, 'sample')} failed, {count:,} of this shard with: {message}"
-            expected, continue_option = f"at most {float(100 * max_failed):.4g}%", self.run.continue_option
-            remedy = f"Continue with {continue_option}. Add {option_text('max_failed', '100%')} if the URLs are gone."
+            expected = f"at most {float(100 * max_failed):.4g}%"
+            fix = f"Add {option_text('max_failed', '100%')} if the URLs are gone."
             if code == "refused-address":
-                remedy = (
-                    f"Continue with {continue_option}. Add {flag_text('allow_private')} to allow private addresses."
-                )
+                fix = f"Add {flag_text('allow_private')} to allow private addresses."
+            remedy = f"Continue with {self.run.continue_option}. {fix}"
             raise SampleFailed(shard, found, expected=expected, remedy=remedy)
 
     def _none_packed_error(self) -> ShardError:
@@ -294,11 +291,11 @@ class Packing:
         name, folder, append = planned.name, self.destination.folder, self.destination.append
         is_kept, left_out = result.staged is None, tuple(row for _, row in result.skipped)
         if kept_index is not None and is_kept:
-            index, (fact, data) = kept_index, self._describe_kept_shard(planned, kept_index)
-            left_out = fact.made.left_out if fact.made else ()
+            index, (facts, data) = kept_index, self._describe_kept_shard(planned, kept_index)
+            left_out = facts.made.left_out if facts.made else ()
         else:
-            index, fact, data = self._describe_written_shard(result, planned)
-        tally, made = index.tally(), fact.made
+            index, facts, data = self._describe_written_shard(result, planned)
+        tally, made = index.tally(), facts.made
         self._consumed[shard] = self._plan.count(shard) if made is None else made.consumed
         self._finished_samples += self._consumed[shard]
         self.dropped += made.dropped if made else 0
@@ -307,8 +304,8 @@ class Packing:
         self.totals.skipped += left_out
         if self.run.makes_keys:
             self._add_made_keys(index.all_keys())
-        entry = self.totals.add(fact, data, tally)
-        self._numbers[fact.name] = number = self._first_number + shard
+        entry = self.totals.add(facts, data, tally)
+        self._numbers[facts.name] = number = self._first_number + shard
         if isinstance(append, FinishedAppend):
             if not is_kept:
                 folder.temporary.discard_staged([name])
@@ -323,11 +320,11 @@ class Packing:
             if self._unpublished and (result.compared or not is_kept):
                 self._journal.add(resume.JournalLine(name, result.size, result.crc, stamp))
         reported_samples, reported_bytes, failed = self._reported.pop(shard, (0, 0, 0))
-        size = fact.size if self.run.fetches else int(self._plan.sizes[shard])
+        size = facts.size if self.run.fetches else int(self._plan.sizes[shard])
         if self.run.fetches:
             self.observer.failed(max(0, len(failed_rows(row for _, row in result.skipped)) - failed))
         self.observer.advance(max(0, self._consumed[shard] - reported_samples), max(0, size - reported_bytes), 1)
-        self.observer.shard(name, "kept" if is_kept else "written", tally.samples, fact.size)
+        self.observer.shard(name, "kept" if is_kept else "written", tally.samples, facts.size)
 
     def _describe_written_shard(
         self, result: ShardResult, planned: resume.ShardPlan
@@ -358,26 +355,27 @@ class Packing:
                 result.digest, consumed, made.dropped, len(result.skipped), left_out
             )
         shards, name = self._count_known_shards(planned.shard, consumed), to_output_name(planned.name)
-        fact = sidecar_schema.ShardFacts(
+        facts = sidecar_schema.ShardFacts(
             name, result.size, result.crc, planned.fingerprint(), transform_facts, self._first_name, shards
         )
         index = sidecar_write.written_index(plan.format, content, columns, result.field_crcs, skipped, paths)
-        data, self.totals.schema = sidecar_write.encode_sidecar(index, fact)
+        data, self.totals.schema = sidecar_write.encode_sidecar(index, facts)
         accounted = len(np.unique(sources)) + made.dropped if made else len(index)
         if consumed != accounted + len(result.skipped):
             found = f"{accounted:,} of {consumed:,} samples accounted for; no dataset file was written"
             raise Bug(planned.name, found)
-        return index, fact, data
+        return index, facts, data
 
     def _describe_kept_shard(
         self, planned: resume.ShardPlan, index: shard_index.ShardIndex
     ) -> tuple[sidecar_schema.ShardFacts, bytes]:
-        fact, table = index.facts, index.plain_table()
-        if fact.made is None:
+        facts, table = index.facts, index.plain_table()
+        if facts.made is None:
             raise Bug(planned.name, "a kept shard without a record of its transform")
         self.totals.schema = sidecar_schema.column_types(sidecar_schema.with_shard_column(table.schema))
-        fact = fact._replace(first=self._first_name, shards=self._count_known_shards(planned.shard, fact.made.consumed))
-        return fact, sidecar_write.encode_sidecar_table(table, fact)
+        shards = self._count_known_shards(planned.shard, facts.made.consumed)
+        facts = facts._replace(first=self._first_name, shards=shards)
+        return facts, sidecar_write.encode_sidecar_table(table, facts)
 
     def _count_known_shards(self, shard: int, consumed: int) -> int:
         """Return the number of planned shards, plus one if `shard` is full before all its samples are packed."""

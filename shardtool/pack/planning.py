@@ -71,7 +71,7 @@ def plan_shards(listed: Listed) -> Planned:
     planned = _with_changes(planned)
     _add_plan_notes(planned)
     checks.check_export_targets(planned)
-    if listed.transform is None and not listed.is_binary:
+    if listed.transform is None and not listed.has_payloads_in_memory:
         for planned_output in planned.outputs:
             checks.check_metadata_size(planned_output)
     return planned
@@ -205,7 +205,7 @@ def estimate_sizes(listed: Listed, transform: Transform) -> NDArray[np.int64]:
         remedy = f"Drop these fields with {option_text('drop_fields', tuple(lists))}."
         raise InvalidRequest(option, f"lists of values: {format_list(lists)}", expected="single values", remedy=remedy)
     source_sizes: NDArray[np.int64] = np.add.reduceat(entries.rows.size, entries.first[:-1]) + _SAMPLE_OVERHEAD_BYTES
-    if listed.is_binary or run.fetches or listed.listing.compressed or not len(entries):
+    if listed.has_payloads_in_memory or run.fetches or listed.listing.compressed or not len(entries):
         return source_sizes
     sample_numbers = np.sort(random_permutation(len(entries), _SAMPLE_SEED)[:_MAX_TRIED_SAMPLES])
     pattern = replace(listed.outputs[0].pattern, count=None, names=None)

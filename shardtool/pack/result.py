@@ -72,9 +72,8 @@ def _make_appended_part(outputs: Sequence[FinishedOutput]) -> AppendedPart | Non
     if not any(output.destination.appends for output in outputs):
         return None
     new_shards = [shard for output in outputs for shard in output.dataset.shards[output.destination.first :]]
-    return AppendedPart(
-        len(new_shards), sum(shard.samples for shard in new_shards), sum(shard.size for shard in new_shards)
-    )
+    samples, size = sum(shard.samples for shard in new_shards), sum(shard.size for shard in new_shards)
+    return AppendedPart(len(new_shards), samples, size)
 
 
 def make_dry_run(planned: Planned) -> CreateResult:

@@ -222,7 +222,7 @@ class Listed:
         return self.listing.entries
 
     @property
-    def is_binary(self) -> bool:
+    def has_payloads_in_memory(self) -> bool:
         """Whether the payloads are in the memory of this process, which workers cannot read."""
         return self.entries.spans is not None and not self.entries.spans.files
 
@@ -298,21 +298,20 @@ def make_run(
     """Create a run. Raise an error if its options and shard names contradict each other."""
     shuffle, split_options = options if isinstance(options, ReshardOptions) else None, options.make_split_options()
     if shuffle is None and options.on_duplicate != "error":
-        updates = options.if_exists == "update"
-        options = (
-            replace(options, on_duplicate="error") if updates else _get_first_run_options(names, options, split_options)
-        )
+        if options.if_exists == "update":
+            options = replace(options, on_duplicate="error")
+        else:
+            options = _get_first_run_options(names, options, split_options)
     transform = options.make_transform()
     has_split_field = [_SPLIT_FIELD in name for name in names]
     if any(has_split_field) and split_options is None:
-        alternatives = f", {option_text('split_by', 'COLUMN')} or {option_text('split_by', 'folder')}"
-        alternatives = alternatives if shuffle is None else f" or {option_text('split_by', 'COLUMN')}"
+        by_column, by_folder = option_text("split_by", "COLUMN"), option_text("split_by", "folder")
+        alternatives = f", {by_column} or {by_folder}" if shuffle is None else f" or {by_column}"
         options_for_splits = f"{option_text('split', 'train=0.8,val=0.2')}{alternatives}"
         raise InvalidRequest(names[0], "{split} without splits", expected=options_for_splits)
     if split_options is not None and not all(has_split_field):
-        raise InvalidRequest(
-            names[0], "a pattern without {split}", expected="a pattern such as out-{split}-{000000..}.tar"
-        )
+        expected_pattern = "a pattern such as out-{split}-{000000..}.tar"
+        raise InvalidRequest(names[0], "a pattern without {split}", expected=expected_pattern)
     return Run(
         names=names,
         options=options,

@@ -253,6 +253,5 @@ def _make_spooled_spans(
     file[samples] = file_index + 1
     rows = entries.rows_of(samples)
     offset[rows] = spans.offset[rows]
-    return replace(
-        spans, files=(spool, *(spans.files[index] for index in used_files.tolist())), file=file, offset=offset
-    )
+    files = (spool, *(spans.files[index] for index in used_files.tolist()))
+    return replace(spans, files=files, file=file, offset=offset)

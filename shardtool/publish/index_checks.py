@@ -64,9 +64,8 @@ def check_format(dataset: StoredDataset) -> None:
         remedy = "Create a link with such a name, and index the link."
         raise InvalidRequest(unnamed[0], "a name without a shard extension", expected=expected, remedy=remedy)
     if len({shard.format for shard in dataset.shards}) > 1:
-        raise InvalidRequest(
-            dataset.where, "tar and TFRecord shards", expected="one format", remedy="Index each format separately."
-        )
+        found, remedy = "tar and TFRecord shards", "Index each format separately."
+        raise InvalidRequest(dataset.where, found, expected="one format", remedy=remedy)
 
 
 def missing_shard_error(path: str) -> CorruptShard:
@@ -87,17 +86,14 @@ def get_subfolder(folder: str, shards: list[str]) -> str:
     if path.split(os.sep)[0] == os.pardir:
         alone = choose_text("`export`", "--export alone")
         problem = f"{folder or '.'}, which does not contain the shards"
-        remedy = (
-            f"A dataset file lists only shards below it. To write indexes elsewhere, use {alone} with a dataset file."
-        )
-        raise InvalidRequest(
-            option_text("output"), problem, expected="the folder of the shards, or a parent folder", remedy=remedy
-        )
+        expected = "the folder of the shards, or a parent folder"
+        only_below = "A dataset file lists only shards below it."
+        remedy = f"{only_below} To write indexes elsewhere, use {alone} with a dataset file."
+        raise InvalidRequest(option_text("output"), problem, expected=expected, remedy=remedy)
     name = to_output_name(path)
     if printable(name) != name or ":" in name:
-        raise InvalidRequest(
-            path, "a folder name that a dataset file cannot store", expected="a printable name without colons"
-        )
+        found = "a folder name that a dataset file cannot store"
+        raise InvalidRequest(path, found, expected="a printable name without colons")
     return name
 
 
@@ -141,16 +137,15 @@ def read_old_dataset(dataset: StoredDataset, path: str, data: bytes, *, overwrit
 def check_listed_shards(
     old: DatasetFile, dataset: StoredDataset, path: str, shards_folder: str, *, overwrite: bool
 ) -> None:
-    """Raise an error if the dataset file lists existing shards that are not indexed."""
+    """Raise an error if the dataset file lists existing shards that are not in `dataset`."""
     listed, given_names = {entry.name for entry in old.shards}, {shard.name for shard in dataset.shards}
     others = sorted(listed - given_names)
     folder = join(folder_of(path), to_local_name(old.shards_folder))
     existing = set(list_folder_names(folder)) if others else set()
     if ungiven := [name for name in others if to_local_name(name) in existing]:
         found = f"it lists {pluralize(len(ungiven), 'shard')} that exist and were not given: {format_list(ungiven, 3)}"
-        raise OutputExists(
-            path, found, remedy=f"Index all shards of the dataset, or choose another {option_text('output')}."
-        )
+        remedy = f"Index all shards of the dataset, or choose another {option_text('output')}."
+        raise OutputExists(path, found, remedy=remedy)
     if given_names - listed:
         require_finished(dataset)
     if listed != given_names or old.shards_folder != shards_folder:

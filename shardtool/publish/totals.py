@@ -66,9 +66,9 @@ class DatasetTotals:
     digest: int = 0
     skipped: list[Skipped] = field(default_factory=list)
 
-    def add(self, fact: ShardFacts, sidecar: bytes, tally: ShardTally) -> ShardEntry:
+    def add(self, facts: ShardFacts, sidecar: bytes, tally: ShardTally) -> ShardEntry:
         """Add a shard, except its digest and skipped samples. Return its entry for the dataset file."""
-        self.shards.append(tally.entry(fact, sidecar))
+        self.shards.append(tally.entry(facts, sidecar))
         self.field_bytes += tally.field_bytes
         self.fields.update(tally.fields)
         return self.shards[-1]

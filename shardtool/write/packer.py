@@ -239,18 +239,18 @@ class Packer:
 
     def skip(self, sample: int, failed: SourceFailed, *, streamed: bool) -> None:
         """Skip a failed sample or raise its error. `streamed` tells whether the sample was partly written."""
-        path, key, skip_or_raise = to_text(failed.path), to_text(self.keys[sample]), option_text("on_error", "skip")
+        path, key = to_text(failed.path), to_text(self.keys[sample])
+        skip_advice = f"or skip such samples with {option_text('on_error', 'skip')}."
         stops = self.task.on_error == "raise" and failed.code not in INTENDED_CODES
         if stops and failed.code == "corrupt":
-            advice = (
-                f"Run `shardtool verify` on the source to find all damage, or skip such samples with {skip_or_raise}."
+            remedy = (
+                f"The sample was not copied. Run `shardtool verify` on the source to find all damage, {skip_advice}"
             )
-            raise CorruptShard(path, f"{key}: {failed.message}", remedy=f"The sample was not copied. {advice}")
+            raise CorruptShard(path, f"{key}: {failed.message}", remedy=remedy)
         if stops:
             location = to_text(self.root) + path if failed.path else key
             expected = "a file that does not change during the run" if failed.code == "changed" else ""
-            fix_text = f"Fix the sample and run again with {flag_text('resume')}"
-            remedy = f"{fix_text}, or skip such samples with {skip_or_raise}."
+            remedy = f"Fix the sample and run again with {flag_text('resume')}, {skip_advice}"
             raise SampleFailed(location, failed.message, expected=expected, remedy=remedy, detail=failed.detail)
         # remove folder names, because the output must not contain folders of this machine
         for file in self.files:

@@ -133,7 +133,7 @@ class TarPacker(packer.Packer):
 
 
 class SpanTarPacker(TarPacker):
-    """Writes one tar member per field. All payloads are in shards or in the plan.
+    """Writes one tar member per field. All payloads are in shards, archives or the plan.
 
     One call reads many payloads at once. The tar headers then overwrite the bytes between the payloads.
     """

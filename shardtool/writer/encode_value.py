@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import suppress
 from datetime import date, datetime, time
 from decimal import Decimal
 from functools import lru_cache
@@ -44,7 +45,7 @@ class BadValue(Exception):
 
 
 def encode_value(value: object, field: str) -> EncodedValue:
-    """Return the bytes of a value and the name of its type, or "" for values that a table cannot contain (bytes).
+    """Return the bytes of a value and the name of its type, or "" for values that a table cannot store.
 
     Raises:
         BadValue: The field cannot store the value.
@@ -151,9 +152,8 @@ def _to_array(value: Any, field: str) -> NDArray[np.generic]:
         is_torch = hasattr(value, "detach")
         array = np.asarray(value.detach().cpu() if is_torch else value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise BadValue(
-            f"a {type(value).__name__} that cannot be converted to an array: {error}", "a NumPy number type"
-        ) from None
+        found = f"a {type(value).__name__} that cannot be converted to an array: {error}"
+        raise BadValue(found, "a NumPy number type") from None
     has_channels_first = array.ndim == _PIXEL_DIMENSIONS and array.shape[0] in _CHANNEL_COUNTS
     if is_torch and has_channels_first and _get_ending(field) in names.IMAGE_ENDINGS:
         return np.moveaxis(array, 0, -1)
@@ -179,15 +179,10 @@ def _encode_pixels(value: NDArray[np.generic], field: str) -> EncodedValue:
     from PIL import Image
 
     pixels = value[..., 0] if value.ndim == _PIXEL_DIMENSIONS and value.shape[2] == 1 else value
-    try:
-        if (
-            pixels.size
-            and pixels.dtype in _PIXEL_TYPES
-            and (pixels.ndim == _PIXEL_DIMENSIONS - 1 or pixels.shape[-1] in _CHANNEL_COUNTS)
-        ):
+    has_image_shape = pixels.ndim == _PIXEL_DIMENSIONS - 1 or (pixels.ndim > 0 and pixels.shape[-1] in _CHANNEL_COUNTS)
+    with suppress(TypeError):
+        if pixels.size and pixels.dtype in _PIXEL_TYPES and has_image_shape:
             return _encode_image(Image.fromarray(pixels), field)
-    except TypeError:
-        pass
     expected = "uint8 [height, width] or [height, width, 3] (for a tensor, [3, height, width]), or bytes"
     raise BadValue(f"an array {[*value.shape]} of {value.dtype}", expected)
 
@@ -204,9 +199,8 @@ def _encode_image(value: Image, field: str) -> EncodedValue:
     try:
         value.save(stream, pillow_format, **save_options)
     except (OSError, ValueError, KeyError) as error:
-        raise BadValue(
-            f"an image that cannot be written as {pillow_format}: {error}", "a mode that this format supports"
-        ) from None
+        found = f"an image that cannot be written as {pillow_format}: {error}"
+        raise BadValue(found, "a mode that this format supports") from None
     return stream.getvalue(), ""
 
 

@@ -69,17 +69,12 @@ class MetadataColumns:
                 continue
             family = _FAMILY_BY_TYPE.get(type(scalar), "")
             column_family = self._families.get(name, family)
-            if (
-                not family
-                or family != column_family
-                or (type(scalar) is int and not -INT64_LIMIT <= scalar < INT64_LIMIT)
-            ):
-                description = (
-                    f"a value of the type {type(value).__name__}" if family != "numbers" else f"the number {scalar}"
-                )
+            is_too_large = type(scalar) is int and not -INT64_LIMIT <= scalar < INT64_LIMIT
+            if not family or family != column_family or is_too_large:
+                found = f"the number {scalar}" if family == "numbers" else f"a value of the type {type(value).__name__}"
                 earlier = f"{column_family}, as in earlier samples" if column_family and family != column_family else ""
                 expected = earlier or "a type that Arrow supports"
-                raise make_refusal(where, f"metadata {name!r}: {description}", expected=expected)
+                raise make_refusal(where, f"metadata {name!r}: {found}", expected=expected)
             if isinstance(scalar, _TYPED_VALUES):
                 self._row_types[name] = self._join_type(name, scalar, where)
             elif (number_form := _get_number_form(scalar)) and self._number_forms.get(name, number_form) != number_form:
@@ -137,14 +132,12 @@ class MetadataColumns:
 
     def _make_array(self, name: str, rows: list[object]) -> pa.Array:
         column_type = self._types.get(name)
+        is_timestamp = column_type is not None and pa.types.is_timestamp(column_type)
         try:
-            return pa.array(
-                rows, column_type if column_type is not None and pa.types.is_timestamp(column_type) else None
-            )
+            return pa.array(rows, column_type if is_timestamp else None)
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-            raise InvalidRequest(
-                f"metadata {name!r}", f"values that Arrow cannot store in one column: {error}"
-            ) from None
+            found = f"values that Arrow cannot store in one column: {error}"
+            raise InvalidRequest(f"metadata {name!r}", found) from None
 
 
 def _get_number_form(value: object) -> str:

@@ -58,6 +58,7 @@ class JournalEntry:
     """The journal line of a shard.
 
     Attributes:
+        rounded: Number of floats in each field that TFRecord rounds to 32 bits.
         skipped: Key, code and message of the samples skipped since the previous shard.
         version: The version of the shard in a store, or "" if unknown. While the version is the same, a resumed
             writer does not read the shard.
@@ -142,7 +143,7 @@ class WriterOutput:
             self.folder.publish_bytes(self._part_record, parts.PartRecord(self._tag, None, ()).encode())
 
     def _check_not_replacing(self, requested: Mapping[str, object]) -> None:
-        """Raise an error if an `overwrite` was interrupted, because a file may be old or new."""
+        """Raise an error if an `overwrite` was interrupted, because its files may belong to either dataset."""
         if requested.get("replaces") is True:
             problem = f"a writer that was replacing this dataset ({flag_text('overwrite')}) was interrupted"
             remedy = f"Run it again with {flag_text('overwrite')}."

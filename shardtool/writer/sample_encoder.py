@@ -98,7 +98,7 @@ class SampleEncoder:
 
     @property
     def types(self) -> dict[str, values.ValueType]:
-        """The type of each field whose values all have this type."""
+        """The types of the fields whose values all have one type."""
         return {name: cast("values.ValueType", kind) for name, kind in self.kinds.items() if kind}
 
     @property
@@ -130,7 +130,7 @@ class SampleEncoder:
         return EncodedSample(key, key_hash, fields, parts, sum(map(len, parts)), layout, kinds, inline, has_dot)
 
     def accept(self, sample: EncodedSample) -> None:
-        """Let a sample that will be written restrict later samples."""
+        """Apply the restrictions of `sample`, which will be written, to later samples."""
         self._key_hashes.add(sample.key_hash)
         self.has_dotted_key = self.has_dotted_key or sample.has_dotted_key
         layout_and_kinds = sample.layout, sample.kinds
@@ -169,9 +169,8 @@ class SampleEncoder:
             raise make_refusal("a sample", "no field", "no-field", expected="at least one field in addition to the key")
         if self._is_tar and len({name.lower() for name, _ in fields}) < len(fields):
             found = f"fields that differ only in case: {format_list([name for name, _ in fields])}"
-            raise make_refusal(
-                "a sample", found, "field-clash", expected="field names that differ without regard to case"
-            )
+            expected = "field names that differ without regard to case"
+            raise make_refusal("a sample", found, "field-clash", expected=expected)
         if len({*self.kinds, *field_names}) > names.MAX_FIELDS:
             found = f"more than {names.MAX_FIELDS:,} different fields"
             raise make_refusal("a sample", found, expected="fewer fields")

@@ -95,9 +95,8 @@ class _ChecksummedFile:
         self._staged.write(data)
         self.crc = crc32c(data, self.crc)
         self.size += len(data)
-        if self.size - self._synced_bytes > _SYNC_STEP_BYTES and (
-            self._sync_thread is None or not self._sync_thread.is_alive()
-        ):
+        is_syncing = self._sync_thread is not None and self._sync_thread.is_alive()
+        if self.size - self._synced_bytes > _SYNC_STEP_BYTES and not is_syncing:
             self._synced_bytes = self.size
             self._sync_thread = Thread(target=_sync, args=(self._staged, self._sync_errors), daemon=True)
             self._sync_thread.start()

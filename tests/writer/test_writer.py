@@ -303,6 +303,7 @@ def test_invalid_types_in_a_dataset_file_are_refused(tmp_path: Path, kind: objec
         (np.zeros((2, 3, 3)), r"an array \[2, 3, 3\] of float64; expected uint8"),
         (np.zeros((3, 2, 2), np.uint8), r"an array \[3, 2, 2\] of uint8; expected uint8"),
         (np.zeros((0, 2), np.uint8), r"an array \[0, 2\]"),
+        (np.array(3, np.uint8), r"an array \[\] of uint8; expected uint8"),
         (np.zeros((2, 2, 4), np.uint8), "cannot be written as JPEG"),
         (np.zeros((2, 2), np.uint16), "cannot be written as JPEG|cannot store without loss"),
     ],
