@@ -126,7 +126,7 @@ class DatasetFile:
 
     @property
     def skipped_file(self) -> str:
-        """The local name of the list of skipped samples."""
+        """File name of the list of skipped samples."""
         return to_local_name(self.name) + SKIPPED_SUFFIX
 
     def part(self, names: Sequence[str]) -> DatasetFile:
@@ -200,7 +200,7 @@ class DatasetFile:
 def merge_value_types(parts: Sequence[tuple[Mapping[str, ValueType], Collection[str]]]) -> dict[str, ValueType]:
     """Return the common value type of each field across several groups of shards.
 
-    Each part contains the value types and field names of a group. Empty field names mean that they are unknown.
+    Each part contains the value types and field names of a group. If the field names are empty, they are unknown.
     """
     names = sorted({name for types, _ in parts for name in types}, key=to_bytes)
     common = {

@@ -59,7 +59,8 @@ _EXPECTED_WEB = "a dataset file (NAME.json), a shard, or a pattern with its end,
 def open_dataset(dataset: DatasetLike, *, dots: Dots | None = None) -> StoredDataset:
     """Find a dataset and read its dataset file.
 
-    Without a dataset file, `dots` selects the dot of member names where keys end. None derives it from sidecars.
+    `dots` selects the dot of member names where keys end, if there is no dataset file that records it. By default, the
+    dot is derived from the keys in sidecars.
     """
     stored = find_dataset(dataset).read()
     return stored if stored.file is not None else stored.with_dots(dots or recorded_dots(stored))

@@ -28,7 +28,7 @@ _TYPE, _WIDTH, _REPEATS, _NAME, _CHILDREN = 1, 2, 3, 4, 5  # field numbers of a 
 _REPEATED = 2
 _KEY, _VALUE = 1, 2
 _COLUMNS, _GROUP_ROWS = 1, 3  # field numbers of a row group
-_CHUNK = 3  # field number of a column chunk's metadata, which has the fields below
+_CHUNK = 3  # field number of the metadata in a column chunk
 _CHUNK_TYPE, _PATH, _CHUNK_VALUES, _CHUNK_SIZE, _DATA_OFFSET, _DICTIONARY_OFFSET = 1, 3, 5, 7, 9, 11
 # field numbers of a page header
 _UNCOMPRESSED, _COMPRESSED, _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 2, 3, 5, 7, 8

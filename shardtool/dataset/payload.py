@@ -80,7 +80,7 @@ def parse_value(data: bytes, kind: str = "bytes") -> int | float | str | list[in
 def feature_numbers(data: bytes, kind: str, count: int | None = None) -> list[int] | list[float]:
     """Return the numbers in a TFRecord feature whose `kind` is `int64` or `float`.
 
-    The numbers may be packed or not. Without their `count`, `data` is read as packed if possible.
+    The numbers may be packed or not. If their `count` is unknown, `data` is read as packed if possible.
 
     Raises:
         ValueError: `data` does not contain such numbers.
@@ -202,7 +202,7 @@ def _mp3_seconds(data: bytes, length: int) -> float:
 
 
 def parse_json(data: bytes) -> object | None:
-    """Return parsed JSON, or None if the JSON is invalid. Deep nesting raises `RecursionError`."""
+    """Return parsed JSON, or None if it is invalid. Raise `RecursionError` if it is nested too deeply."""
     try:
         document: object = json.loads(data)
     except ValueError:

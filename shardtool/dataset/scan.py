@@ -95,7 +95,7 @@ class UnrecognisedMember(NamedTuple):
 
 
 class FeatureConflict(NamedTuple):
-    """The first sample in which a feature is a list, or has another type than before, and its value there."""
+    """The first sample in which a feature is a list or changes its type, with the type and number of values."""
 
     sample: int
     kind: FeatureType
@@ -159,7 +159,7 @@ class ShardScan:
     _known: dict[bytes, int] = field(default_factory=dict, repr=False)
 
     def code(self, name: bytes, kind: FeatureType = "bytes") -> int:
-        """Return the index of a field name in `names`, after adding a new name."""
+        """Return the index of a field name in `names`. Add the name if it is new."""
         code = self._known.setdefault(name, len(self.names))
         if code == len(self.names):
             self.names.append(name)
@@ -167,7 +167,7 @@ class ShardScan:
         return code
 
     def fields(self) -> list[frozenset[int]]:
-        """Return the field codes of each sample."""
+        """Return, for each sample, the codes of its fields."""
         return [frozenset(self.codes[first:end]) for first, end in pairwise([0, *accumulate(self.counts)])]
 
 

@@ -74,7 +74,7 @@ def load_sidecar(path: str) -> bytes:
 
 
 def parse_sidecar(data: bytes, where: str, size: int | None, *, metadata: bool = True) -> ShardIndex:
-    """Parse a sidecar. The larger the shard's `size` (None if the shard is missing), the more metadata is accepted.
+    """Parse a sidecar. The shard's `size`, or None if it is missing, limits how much metadata is accepted.
 
     Raises:
         CorruptShard: The sidecar is invalid.
@@ -100,7 +100,7 @@ def has_small_metadata(data: bytes, metadata: pa.Table, size: int) -> bool:
 
 
 def max_metadata_bytes(size: int) -> int:
-    """Return the limit of decoded metadata in bytes. `size` is the size of shard and sidecar together."""
+    """Return how many bytes of decoded metadata are accepted. `size` is that of shard and sidecar together."""
     return _METADATA_SLACK_BYTES + _MAX_BYTES_PER_BYTE * size
 
 

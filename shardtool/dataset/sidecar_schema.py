@@ -20,7 +20,7 @@ _FIELD_TYPES = {"name": pa.string(), "offset": pa.uint64(), "length": pa.uint64(
 
 
 class FieldRow(TypedDict):
-    """A field of a sample in a sidecar. `crc32c` is None if unknown."""
+    """An item in the column `__fields__` of a sidecar. `crc32c` is None if unknown."""
 
     name: str
     offset: int
@@ -88,13 +88,13 @@ class ShardTally(NamedTuple):
     field_bytes: int
 
     def entry(self, facts: ShardFacts, sidecar: bytes) -> ShardEntry:
-        """Return the entry of the shard in the dataset file."""
+        """Return the dataset file's entry for the shard. `sidecar` is the content of its sidecar."""
         index = sidecar_name(facts.name), len(sidecar), crc32c(sidecar)
         return ShardEntry(facts.name, self.samples, facts.size, facts.crc, *index, self.first_key, self.last_key)
 
 
 def with_shard_column(schema: pa.Schema) -> pa.Schema:
-    """Return a schema with the name of the shard after the key, so that many sidecars can be read as one table."""
+    """Return a schema with the shard's name after the key, because many sidecars can be read as one table."""
     return schema.insert(1, SHARD_COLUMN)
 
 

@@ -65,7 +65,7 @@ class StoredShard:
 
     @property
     def format(self) -> str:
-        """`tar` or `tfrecord`."""
+        """The format, `tar` or `tfrecord`."""
         return detect_kind(self.path).format
 
     @property
@@ -165,7 +165,7 @@ class StoredDataset:
 
     @property
     def split(self) -> str:
-        """The split in the dataset file, or else in the file name, or ""."""
+        """Name of the split in the dataset file, or else in the file name, or ""."""
         if self.file is not None and self.file.made.split:
             return self.file.made.split
         words = _WORD.findall(base_name(self.dataset_file or self.paths[0]).lower())

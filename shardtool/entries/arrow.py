@@ -54,7 +54,7 @@ def ipc_stream(table: pa.Table) -> pa.Buffer:
 
 
 def to_python_rows(table: pa.Table) -> list[dict[str, Any]]:
-    """Return the rows as dicts. Times that Python cannot represent, such as in the year 10,000, become text."""
+    """Return the rows as dicts. Times that Python cannot represent become text."""
     columns = {name: to_python_values(table.column(name)) for name in table.column_names}
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 

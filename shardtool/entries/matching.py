@@ -34,7 +34,7 @@ def field_ids(
 
 
 def match_ids(ours: Rows, theirs: Rows) -> tuple[Rows, Rows, Rows, Rows]:
-    """Find the ids that two arrays have in common. Ignore the id -1.
+    """Find the common ids of two arrays. Ignore the id -1.
 
     Return four arrays of indexes: common ids in `ours`, common ids in `theirs` (both sorted by id), ids that are only
     in `ours`, and ids that are only in `theirs`.

@@ -151,7 +151,7 @@ class SampleTable:
     Attributes:
         root: The folder of the relative paths, with a trailing slash.
         first: int64[samples + 1], the first row of each sample.
-        metadata: The columns of the sidecar.
+        metadata: The metadata columns for sidecars.
         source_paths: Whether the sidecar stores `rows.paths`, because the paths differ from the keys.
         identity: Text that identifies the source if `root` does not.
         folders: For a source of several folders, the folder for each first component of a path.
@@ -265,13 +265,13 @@ class SampleTable:
         return self.take(np.delete(np.arange(len(self)), [*samples]))
 
     def take_rows(self, rows: NDArray[np.int64]) -> SampleTable:
-        """Return a table with only the given rows. The caller must replace `first`, which is then wrong."""
+        """Return a table with only the given rows. `first` is not updated, so the caller must replace it."""
         spans = None if self.spans is None else self.spans.take_rows(rows)
         return replace(self, rows=self.rows.take(rows), spans=spans)
 
 
 def concat_columns(columns: Sequence[NDArray[_Number]]) -> NDArray[_Number]:
-    """Concatenate columns. If each column repeats the same value without memory, so does the result."""
+    """Concatenate columns. If all columns are the same value that was broadcast, so is the result."""
     filled = [column for column in columns if len(column)]
     if not any(any(column.strides) for column in columns) and len({column[0].item() for column in filled}) == 1:
         return np.broadcast_to(filled[0][0], sum(map(len, columns)))
@@ -279,7 +279,7 @@ def concat_columns(columns: Sequence[NDArray[_Number]]) -> NDArray[_Number]:
 
 
 def take_values(values: NDArray[_Number], positions: NDArray[np.int64]) -> NDArray[_Number]:
-    """Return `values[positions]`. If `values` repeats one value without memory, so does the result."""
+    """Return `values[positions]`. If `values` is one value that was broadcast, so is the result."""
     if len(values) and not any(values.strides):
         return np.broadcast_to(values[0], len(positions))
     return values[positions]

@@ -42,7 +42,7 @@ _LIST_TAG = {"bytes": b"\x0a", "float": b"\x12", "int64": b"\x1a"}
 
 
 def mask_crc(crc: int) -> int:
-    """Return a CRC-32C in TFRecord's masked form."""
+    """Mask a CRC-32C as TFRecord requires: rotate it by 15 bits and add a constant."""
     return ((crc >> 15 | crc << 17) + _MASK_DELTA) & _UINT32_MASK
 
 

@@ -92,7 +92,7 @@ _SUFFIXES = sorted({export.suffix for export in EXPORTS.values() if export.suffi
 
 
 def select_exports(formats: Sequence[str], shard_format: str = "") -> dict[str, ExportFormat]:
-    """Return the exports with these names. Each must support `shard_format`, unless it is ""."""
+    """Return the exports with these names. All must support `shard_format`, unless the format is ""."""
     for name in formats:
         if name not in EXPORTS:
             raise InvalidRequest(choose_text("export", "--export"), repr(name), expected=f"one of {', '.join(EXPORTS)}")

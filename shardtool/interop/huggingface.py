@@ -32,7 +32,7 @@ _PATH_LINE = re.compile(r'^    (?:path: |- )("(?:[^"\\]|\\.)*")$', re.MULTILINE)
 _SPLIT_NAME = re.compile(r"\w+(?:\.\w+)*")  # names that `load_dataset` accepts
 _NON_WORD = re.compile(r"\W")
 _YAML_ESCAPED = re.compile("[\x7f-\xa0\u2028\u2029\ufeff]")
-# files that `load_dataset` ignores; extensions that it can read are below
+# files that `load_dataset` ignores
 _IGNORED_FILES = ("README.md", "config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json")
 # if two extensions are equally common, the later one in this list wins
 _PREFERRED_ENDINGS = ("csv", "json", "jsonl", "arrow", "parquet")
@@ -79,7 +79,7 @@ def check_huggingface_splits(splits: Iterable[str]) -> None:
 
 
 def is_own_readme(data: bytes) -> bool:
-    """Return whether shardtool wrote a `README.md`, and nobody has changed the file since."""
+    """Return whether a `README.md` is unchanged since shardtool wrote it."""
     text, mark, _ = data.rpartition(b"<!-- shardtool ")
     match = _SIGNATURE.fullmatch(data[len(text) :])
     return bool(mark) and match is not None and match[1] == b"%08x" % crc32c(text)

@@ -124,14 +124,14 @@ class ShardRuns:
         return max(0, min(end - 1, max(first, end - self.max_count)))
 
     def fit(self, ends: NDArray[np.int64]) -> bool:
-        """Return whether shards with these ends keep the limits. A single sample always fits."""
+        """Return whether shards with these ends are within the limits. A shard with one sample always is."""
         starts = np.concatenate(([0], ends[:-1]))
         counts = ends - starts
         fits = (self.total[ends] - self.total[starts] <= self.room) & (counts <= self.max_count)
         return bool(np.all(fits | (counts == 1)))
 
     def find_fewest_ends(self) -> NDArray[np.int64]:
-        """Return where as few shards as possible end."""
+        """Return where the shards end if there are as few as possible."""
         ends, position = [], 0
         while position < self.samples:
             position = self._last_end(position)
