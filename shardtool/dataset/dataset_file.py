@@ -266,9 +266,8 @@ def _not_a_dataset_file(name: str, data: bytes, expected: str = "a dataset file 
 
 
 def _is_own_dataset_file(data: bytes) -> bool:
-    return any(mark in data for mark in _DATASET_FILE_MARKS) or (
-        data.startswith(_WIDS_HEAD) and not data.rstrip().endswith(b"}")
-    )
+    is_truncated = data.startswith(_WIDS_HEAD) and not data.rstrip().endswith(b"}")
+    return is_truncated or any(mark in data for mark in _DATASET_FILE_MARKS)
 
 
 def may_be_dataset_file(data: bytes) -> bool:

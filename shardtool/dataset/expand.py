@@ -82,10 +82,8 @@ def sibling_splits(dataset: StoredDataset) -> list[StoredDataset]:
     paths = [join(folder, file_name) for file_name in splits_in(folder, made)]
     own_folder = folder if is_url(folder) else os.path.abspath(folder)
     if base_name(own_folder) == made.split:
-        file_name = base_name(dataset.dataset_file)
-        siblings = [
-            join(folder_of(own_folder), path) for path in list_folder_names(folder_of(own_folder)) if path != made.split
-        ]
+        file_name, parent = base_name(dataset.dataset_file), folder_of(own_folder)
+        siblings = [join(parent, name) for name in list_folder_names(parent) if name != made.split]
         candidates = {path: join(path, file_name.replace(made.split, base_name(path))) for path in siblings}
         paths += [candidates[path] for path in _splits_of_run(made, candidates)]
     return [open_dataset(path) for path in paths]

@@ -183,9 +183,8 @@ def _parse_index(data: bytes, footer: ParquetFooter, facts: ShardFacts, size: in
     metadata_columns = [name for name in table.column_names if name not in own_columns]
     index = _index_columns(table, max_index)
     check_offsets(index, facts.size)
-    _check_metadata_memory(
-        sum(_decoded_bytes(chunk) for name in metadata_columns for chunk in table.column(name).chunks), max_metadata
-    )
+    decoded = sum(_decoded_bytes(chunk) for name in metadata_columns for chunk in table.column(name).chunks)
+    _check_metadata_memory(decoded, max_metadata)
     return replace(index, facts=facts, metadata=table.select(metadata_columns), schema=schema)
 
 

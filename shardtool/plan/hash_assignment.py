@@ -82,9 +82,8 @@ class HashAssignment:
         before = self._bounds.current_shards
         if before is not None and self._can_hold(before, 1):
             return before, ()
-        count = self._first_valid(self._counts_upward(1, _HEADROOM), _HEADROOM) or self._first_valid(
-            self._counts_upward(1, 1), 1
-        )
+        with_headroom = self._first_valid(self._counts_upward(1, _HEADROOM), _HEADROOM)
+        count = with_headroom or self._first_valid(self._counts_upward(1, 1), 1)
         if not count:
             samples = pluralize(len(self._keys), "sample")
             found = f"{samples}: every number of shards leaves a shard empty or over the limits"

@@ -304,13 +304,15 @@ def test_any_value_in_a_dataset_file_is_parsed_or_rejected(
     """Any value anywhere in a dataset file is parsed to the right types or rejected, also by verbs."""
     document = json.loads((packed / "ds" / "out.json").read_bytes())
     for _ in range(data.draw(st.integers(1, 2))):
-        path = data.draw(st.sampled_from([one for one in _value_paths(document) if one]))
+        path = data.draw(st.sampled_from([shard for shard in _value_paths(document) if shard]))
         document = _replaced(document, path, data.draw(_VALUES))
     raw = _sealed(document)
     with suppress(CorruptShard):
         file = parse_dataset(raw, "out.json")
         assert parse_dataset(file.encode(), "out.json") == file
-        assert all("/" not in name for one in file.shards for name in (one.name, one.sidecar, file.name, file.pattern))
+        assert all(
+            "/" not in name for shard in file.shards for name in (shard.name, shard.sidecar, file.name, file.pattern)
+        )
     folder = tmp_path_factory.mktemp("sealed") / "ds"
     shutil.copytree(packed / "ds", folder)
     (folder / "out.json").write_bytes(raw)

@@ -120,8 +120,8 @@ def test_metadata_describes_the_shard(packed: Path) -> None:
 def _pages(index: Path, column: str) -> range:
     """Return the byte ranges of a column's pages without their headers."""
     group = pq.read_metadata(index).row_group(0)
-    for at in range(group.num_columns):
-        chunk = group.column(at)
+    for column_number in range(group.num_columns):
+        chunk = group.column(column_number)
         if chunk.path_in_schema.endswith(column):
             start = chunk.dictionary_page_offset or chunk.data_page_offset
             return range(start, start + chunk.total_compressed_size)

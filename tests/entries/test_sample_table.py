@@ -26,7 +26,7 @@ def test_constant_columns_take_no_memory() -> None:
         changed_ns=np.broadcast_to(np.int64(5), 4),
     )
     taken = entries.take(np.array([2, 1, 1]))
-    assert [taken.keys[at] for at in range(3)] == [b"c", b"b", b"b"]
+    assert [taken.keys[sample] for sample in range(3)] == [b"c", b"b", b"b"]
     assert taken.known_spans.offset.tolist() == [10, 8, 9, 8, 9]
     for column, values in (
         (taken.known_spans.file, [0] * 3),

@@ -11,7 +11,7 @@ from shardtool.entries.strings import PackedStrings
 def test_strings_come_in_chunks(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks contain each string once, in order, with the position of the first; no chunk is too large."""
     monkeypatch.setattr("shardtool.values.CHUNK_ROWS", 3)
-    texts = [b"n%d" % at for at in range(count)]
+    texts = [b"n%d" % number for number in range(count)]
     names = PackedStrings.of(texts)
     chunks = [(first, list(chunk)) for first, chunk in names.chunks()]
     assert [name for _, chunk in chunks for name in chunk] == texts
@@ -21,7 +21,7 @@ def test_strings_come_in_chunks(count: int, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_gathering_with_arrow_is_equivalent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Large columns are gathered in another way with the same result: any order, repeats, empty strings."""
-    names = PackedStrings.of([b"n" * (at % 7) for at in range(50)])
+    names = PackedStrings.of([b"n" * (number % 7) for number in range(50)])
     positions = np.array([3, 49, 0, 7, 7, 14, 48, 1])
     expected = [names.gather(positions), names.gather(positions[:0]), names.take(positions[::-1]).data]
     monkeypatch.setattr(strings, "_MIN_ARROW_STRINGS", 1)

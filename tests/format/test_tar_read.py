@@ -73,10 +73,10 @@ def test_python_tarfile(kind: int) -> None:
             info = tarfile.TarInfo(name)
             info.size, info.mtime = len(payload), 1_700_000_000 + 0.5 * (kind == tarfile.PAX_FORMAT)
             out.addfile(info, io.BytesIO(payload))
-        for name, what in (("folder", tarfile.DIRTYPE), ("link", tarfile.SYMTYPE), ("hard", tarfile.LNKTYPE),
+        for name, member_type in (("folder", tarfile.DIRTYPE), ("link", tarfile.SYMTYPE), ("hard", tarfile.LNKTYPE),
                            ("fifo", tarfile.FIFOTYPE), ("device", tarfile.CHRTYPE)):  # fmt: skip
             info = tarfile.TarInfo(name)
-            info.type, info.linkname = what, "a.txt"
+            info.type, info.linkname = member_type, "a.txt"
             out.addfile(info)
         info = tarfile.TarInfo("last.txt")
         info.size = 4
@@ -100,8 +100,8 @@ def test_gnu_tar(format_name: str, prefix: str, tmp_path: Path) -> None:
         (tmp_path / "in" / name).write_bytes(payload)
     (tmp_path / "in" / "link").symlink_to("a.txt")
     os.link(tmp_path / "in" / "a.txt", tmp_path / "in" / "zz-hard")
-    what = ["."] if prefix else sorted(os.listdir(tmp_path / "in"))
-    subprocess.run(["tar", "cf", "../x.tar", f"--format={format_name}", *what], cwd=tmp_path / "in", check=True)
+    paths = ["."] if prefix else sorted(os.listdir(tmp_path / "in"))
+    subprocess.run(["tar", "cf", "../x.tar", f"--format={format_name}", *paths], cwd=tmp_path / "in", check=True)
     data = (tmp_path / "x.tar").read_bytes()
     files_read = contents(data)
     with tarfile.open(tmp_path / "x.tar") as tar:
@@ -237,17 +237,21 @@ def test_names_end_at_the_first_nul(end: bytes) -> None:
 
 
 @given(st.binary(min_size=512, max_size=512), st.binary(max_size=2000), st.sampled_from(b"0xgLKSVDM57\0"))
-def test_any_header_with_a_valid_checksum(block: bytes, rest: bytes, kind: int) -> None:
+def test_any_header_with_a_valid_checksum(block: bytes, payload: bytes, kind: int) -> None:
     """Any header with a valid checksum is a member or damage; no other error is raised."""
     header = bytearray(block)
     header[156] = kind
     header[148:156] = b" " * 8
     header[148:156] = b"%06o\0 " % sum(header)
-    for size in (b"%011o\0" % len(rest), bytes(header[124:136])):
+    for size in (b"%011o\0" % len(payload), bytes(header[124:136])):
         header[124:136] = size
         header[148:156] = b" " * 8
         header[148:156] = b"%06o\0 " % sum(header)
         with contextlib.suppress(CorruptShard):
             members(
-                bytes(header) + rest + bytes(-len(rest) % 512) + tar_write.encode_header(b"a.b", 0) + tar_write.TRAILER
+                bytes(header)
+                + payload
+                + bytes(-len(payload) % 512)
+                + tar_write.encode_header(b"a.b", 0)
+                + tar_write.TRAILER
             )

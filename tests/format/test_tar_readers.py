@@ -19,8 +19,8 @@ def _header(name: bytes, size: int = 0, kind: bytes = b"0", fields: dict[int, by
     """Return a header with some fields replaced, by offset."""
     block = bytearray(tar_write.encode_header(name, size))
     block[156:157] = kind
-    for at, data in (fields or {}).items():
-        block[at : at + len(data)] = data
+    for offset, data in (fields or {}).items():
+        block[offset : offset + len(data)] = data
     block[148:156] = b" " * 8
     block[148:156] = b"%06o\0 " % sum(block)
     return bytes(block)
@@ -31,8 +31,10 @@ def _member(name: bytes, data: bytes = b"", kind: bytes = b"0", fields: dict[int
 
 
 def _record(keyword: bytes, value: bytes) -> bytes:
-    rest = b" %b=%b\n" % (keyword, value)
-    return next(b"%d%b" % (n, rest) for n in range(len(rest), len(rest) + 9) if len(b"%d%b" % (n, rest)) == n)
+    content = b" %b=%b\n" % (keyword, value)
+    return next(
+        b"%d%b" % (n, content) for n in range(len(content), len(content) + 9) if len(b"%d%b" % (n, content)) == n
+    )
 
 
 def _pax(*records: tuple[bytes, bytes], kind: bytes = b"x", trailing: bytes = b"") -> bytes:

@@ -87,9 +87,9 @@ def test_gnu_tar_lists_a_header(name: bytes, size: int, blocks: int, tmp_path: P
         file.seek(blocks * TAR_BLOCK_BYTES + size + padding_size(size))
         file.write(TRAILER)
     command = ["tar", "--quoting-style=literal", "--numeric-owner", "-tvf", str(shard)]
-    done = subprocess.run(command, env={**os.environ, "TZ": "UTC", "LC_ALL": "C"}, capture_output=True, check=True)
-    assert done.stderr == b""
-    listed = re.fullmatch(rb"(\S+) (\S+) +(\d+) 1970-01-01 00:00 (.*)\n", done.stdout, re.DOTALL)
+    process = subprocess.run(command, env={**os.environ, "TZ": "UTC", "LC_ALL": "C"}, capture_output=True, check=True)
+    assert process.stderr == b""
+    listed = re.fullmatch(rb"(\S+) (\S+) +(\d+) 1970-01-01 00:00 (.*)\n", process.stdout, re.DOTALL)
     assert listed is not None
     assert listed.groups() == (b"-rw-r--r--", b"0/0", b"%d" % size, name)
 
@@ -123,7 +123,7 @@ def _names() -> st.SearchStrategy[bytes]:
 
 
 @given(_names(), st.integers(0, 2**36), st.integers(0, 2000))
-def test_any_header_round_trips(name: bytes, size: int, at: int) -> None:
+def test_any_header_round_trips(name: bytes, size: int, offset: int) -> None:
     """Any name and size are read back; `put_header` writes the same bytes, and no others."""
     raw = encode_header(name, size)
     with tarfile.open(fileobj=BytesIO(raw), mode="r:", encoding="utf-8", errors="surrogateescape") as tar:
@@ -132,9 +132,9 @@ def test_any_header_round_trips(name: bytes, size: int, at: int) -> None:
     assert (member.name.encode("utf-8", "surrogateescape"), member.size) == (name, size)
     splits = len(name) > 100 and split_prefix(name) is not None
     assert len(raw) == header_size(len(name), size, splits=splits)
-    into = bytearray(b"\xaa" * (at + len(raw) + 100))
-    assert put_header(memoryview(into), at, name, size) == at + len(raw)
-    assert bytes(into) == b"\xaa" * at + raw + b"\xaa" * 100
+    into = bytearray(b"\xaa" * (offset + len(raw) + 100))
+    assert put_header(memoryview(into), offset, name, size) == offset + len(raw)
+    assert bytes(into) == b"\xaa" * offset + raw + b"\xaa" * 100
 
 
 @given(_names())

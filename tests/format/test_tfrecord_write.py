@@ -65,33 +65,33 @@ def test_an_empty_record() -> None:
 
 
 @given(st.integers(0, MAX_DATA_BYTES), st.integers(0, 2**32 - 1), st.integers(0, 40))
-def test_frames_are_written_in_place(size: int, crc: int, at: int) -> None:
+def test_frames_are_written_in_place(size: int, crc: int, offset: int) -> None:
     """Head and tail contain the length and checksum of the data, and no other byte is changed."""
-    raw = bytearray(b"\xaa" * (at + 30))
-    assert put_frame_head(raw, at, size + 16) == at + FRAME_HEAD_BYTES
+    raw = bytearray(b"\xaa" * (offset + 30))
+    assert put_frame_head(raw, offset, size + 16) == offset + FRAME_HEAD_BYTES
     length = struct.pack("<Q", size)
-    assert raw == b"\xaa" * at + length + tfrecords.masked(length) + b"\xaa" * 18
-    assert put_frame_tail(raw, at, crc) == at + FRAME_TAIL_BYTES
-    assert raw[at : at + 4] == struct.pack("<I", mask_crc(crc))
-    assert raw[:at] + raw[at + 12 :] == b"\xaa" * (at + 18)
+    assert raw == b"\xaa" * offset + length + tfrecords.masked(length) + b"\xaa" * 18
+    assert put_frame_tail(raw, offset, crc) == offset + FRAME_TAIL_BYTES
+    assert raw[offset : offset + 4] == struct.pack("<I", mask_crc(crc))
+    assert raw[:offset] + raw[offset + 12 :] == b"\xaa" * (offset + 18)
 
 
 def _check_head(head: bytes, name: bytes, kind: int, size: int) -> None:
     """Assert that a feature's head is a map entry that lacks only a payload of `size` bytes."""
 
-    def enter(at: int, tag: int) -> int:
-        length, after = tfrecords.read_varint(head, at + 1)
-        assert head[at] == tag
+    def enter(offset: int, tag: int) -> int:
+        length, after = tfrecords.read_varint(head, offset + 1)
+        assert head[offset] == tag
         assert length == len(head) - after + size
         return after
 
-    at = enter(0, 0x0A)
-    assert head[at] == 0x0A
-    length, at = tfrecords.read_varint(head, at + 1)
-    assert head[at : at + length] == name
-    at = enter(at + length, 0x12)
-    at = enter(at, kind << 3 | 2)
-    assert enter(at, 0x0A) == len(head)
+    offset = enter(0, 0x0A)
+    assert head[offset] == 0x0A
+    length, offset = tfrecords.read_varint(head, offset + 1)
+    assert head[offset : offset + length] == name
+    offset = enter(offset + length, 0x12)
+    offset = enter(offset, kind << 3 | 2)
+    assert enter(offset, 0x0A) == len(head)
 
 
 @pytest.mark.parametrize("number", KINDS)
@@ -161,13 +161,13 @@ def test_encoded_numbers(text: bytes, number: Literal["float", "int64"], encoded
 
 
 @given(st.integers(-(2**63), 2**63 - 1), st.floats(width=32, allow_nan=False))
-def test_any_number_round_trips(whole: int, real: float) -> None:
+def test_any_number_round_trips(integer: int, real: float) -> None:
     """Any number that fits is read back from its text."""
     raw = tfrecords.example([(b"f", FLOAT, encode_number(b"%r" % real, "float")),
-                             (b"i", INT64, encode_number(b"%d" % whole, "int64"))])  # fmt: skip
-    read_real, read_whole = (feature.value for feature in tfrecords.parse_example(raw))
+                             (b"i", INT64, encode_number(b"%d" % integer, "int64"))])  # fmt: skip
+    read_real, read_integer = (feature.value for feature in tfrecords.parse_example(raw))
     assert struct.pack("<f", read_real) == struct.pack("<f", real)
-    assert read_whole == whole
+    assert read_integer == integer
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_a_shard_matches_an_independent_encoder(samples: dict[str, Sample], seed
     keys = list(samples)
     for shard in range(plan.shards):
         raw = _written(plan, shard)
-        order = [keys[at] for at in plan.sample_numbers(shard).tolist()]
+        order = [keys[sample] for sample in plan.sample_numbers(shard).tolist()]
         assert len(raw) == plan.sizes[shard]
         assert raw == b"".join(_encoded(key, samples[key]) for key in order)
 

@@ -130,8 +130,8 @@ def test_reads_are_bounded_by_the_member() -> None:
         read_sizes: list[int] = []
 
         def read(offset: int, length: int, data: bytes = data, read_sizes: list[int] = read_sizes) -> bytes:
-            read_sizes.append(len(found := data[offset : offset + length]))
-            return found
+            read_sizes.append(len(block := data[offset : offset + length]))
+            return block
 
         with pytest.raises(CorruptShard):
             list(zip_read.iter_zip_payload(read, 0, 0, "z"))

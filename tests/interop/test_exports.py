@@ -30,7 +30,7 @@ def _index(name: str, offset: int) -> ShardIndex:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("export", [name for name, one in EXPORTS.items() if one.suffix])
+@pytest.mark.parametrize("export", [name for name, export_format in EXPORTS.items() if export_format.suffix])
 def test_the_index_of_each_export_is_recognised(export: str) -> None:
     """The index of an export is recognised by its first bytes, and differs from one with other offsets."""
     export_format = EXPORTS[export]

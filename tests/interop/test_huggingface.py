@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _pack(folder: Path, name: str = "x-{000..}.tar", **changed_options: Any) -> Any:
-    source = write_tree(folder.parent / "source", {f"{at:02}.txt": b"%d" % at for at in range(12)})
+    source = write_tree(folder.parent / "source", {f"{number:02}.txt": b"%d" % number for number in range(12)})
     options = {"workers": 0, "max_count": 4, **changed_options}
     return create(source, f"{folder}/{name}", CreateOptions(**options))
 

@@ -66,7 +66,7 @@ def test_one_key_more_changes_one_shard(keys: list[bytes], number: int, seed: in
 
 def test_the_shard_count_stays_if_possible() -> None:
     """A free shard count leaves room to grow; once shards are too full, another is chosen, with a note."""
-    keys = [b"%05d" % at for at in range(2000)]
+    keys = [b"%05d" % number for number in range(2000)]
     shards = _plan(keys[:1000], max_size=50 * _SAMPLE).shards
     assert _plan(keys[:1010], max_size=50 * _SAMPLE, current_shards=shards).shards == shards
     grown = _plan(keys, max_size=50 * _SAMPLE, current_shards=shards)
@@ -76,7 +76,7 @@ def test_the_shard_count_stays_if_possible() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bounds", "found"),
+    ("bounds", "problem"),
     [
         ({"shards": 900}, "shards by hash would be empty"),
         ({"shards": 2000}, "2,000 shards for 1,000 samples"),
@@ -85,10 +85,10 @@ def test_the_shard_count_stays_if_possible() -> None:
         ({"shards": 900, "multiple_of": 30}, "shards by hash would be empty"),
     ],
 )
-def test_impossible_shard_counts_are_refused(bounds: dict[str, Any], found: str) -> None:
+def test_impossible_shard_counts_are_refused(bounds: dict[str, Any], problem: str) -> None:
     """A count that leaves a shard empty or over a limit is refused; the error suggests one that works."""
-    keys = [b"%05d" % at for at in range(1000)]
-    with pytest.raises(InvalidRequest, match=found) as caught:
+    keys = [b"%05d" % number for number in range(1000)]
+    with pytest.raises(InvalidRequest, match=problem) as caught:
         _plan(keys, **bounds)
     shards = int(re.findall(r"shards=(\d+)", caught.value.remedy)[0])
     assert _plan(keys, **{**bounds, "shards": shards}).shards == shards
@@ -96,7 +96,7 @@ def test_impossible_shard_counts_are_refused(bounds: dict[str, Any], found: str)
 
 def test_samples_that_fit_no_shard_count() -> None:
     """If every count leaves a shard empty or over the limits, the plan is refused."""
-    keys = [b"%05d" % at for at in range(40)]
+    keys = [b"%05d" % number for number in range(40)]
     with pytest.raises(InvalidRequest, match=r"^place='hash': 40 samples.*Use place='order', or allow larger shards"):
         _plan(keys, max_count=1)
 
@@ -104,11 +104,11 @@ def test_samples_that_fit_no_shard_count() -> None:
 @pytest.mark.parametrize(("names", "shards"), [("{00..19}", 20), ("{0000..4999}", 1)])
 def test_a_closed_range_sets_the_shard_count(names: str, shards: int) -> None:
     """A closed range without other limits sets the shard count, if there are enough samples."""
-    plan = _plan([b"%05d" % at for at in range(1000)], pattern=parse_pattern(f"out-{names}.tar"))
+    plan = _plan([b"%05d" % number for number in range(1000)], pattern=parse_pattern(f"out-{names}.tar"))
     assert (plan.shards, len(plan.notes)) == (shards, shards == 1)
 
 
 def test_hash_shard_count_is_a_multiple() -> None:
     """A free shard count is a multiple of the requested number too."""
-    plan = _plan([b"%05d" % at for at in range(1000)], max_count=60, multiple_of=8)
+    plan = _plan([b"%05d" % number for number in range(1000)], max_count=60, multiple_of=8)
     assert plan.shards % 8 == 0

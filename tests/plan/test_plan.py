@@ -88,28 +88,19 @@ def test_shards_are_within_the_limits(samples: Sizes, max_size: int, max_count: 
         assert size + sizes[next_shard[0]] > max_size or len(shard) == max_count
 
 
-@given(SAMPLES)
-def test_the_size_limit_is_exact(samples: Sizes) -> None:
-    """A limit of the exact total, trailer included, makes one shard; one byte less makes two."""
-    total = sum(_sizes(samples)) + len(TRAILER)
-    assert make_plan(made_entries(samples), OPEN, ShardBounds(total)).sizes.tolist() == [total]
+@pytest.mark.parametrize("shard_format", ["tar", "tfrecord"])
+@given(samples=SAMPLES)
+def test_the_size_limit_is_exact(shard_format: str, samples: Sizes) -> None:
+    """A limit of the exact total makes one shard; one byte less makes two. Only a tar has a trailer."""
+    is_tar = shard_format == "tar"
+    pattern = OPEN if is_tar else RECORDS
+    total = sum(_sizes(samples)) + len(TRAILER) if is_tar else sum(_sizes(samples, _record_bytes))
+    assert make_plan(made_entries(samples), pattern, ShardBounds(total)).sizes.tolist() == [total]
     if len(samples) > 1:
-        assert make_plan(made_entries(samples), OPEN, ShardBounds(total - 1)).shards == 2
+        assert make_plan(made_entries(samples), pattern, ShardBounds(total - 1)).shards == 2
     else:
         with pytest.raises(InvalidRequest, match="00000000"):
-            make_plan(made_entries(samples), OPEN, ShardBounds(total - 1))
-
-
-@given(SAMPLES)
-def test_the_size_limit_is_exact_for_tfrecord(samples: Sizes) -> None:
-    """A TFRecord shard has no trailer: its size is that of its records."""
-    total = sum(_sizes(samples, _record_bytes))
-    assert make_plan(made_entries(samples), RECORDS, ShardBounds(total)).sizes.tolist() == [total]
-    if len(samples) > 1:
-        assert make_plan(made_entries(samples), RECORDS, ShardBounds(total - 1)).shards == 2
-    else:
-        with pytest.raises(InvalidRequest, match="00000000"):
-            make_plan(made_entries(samples), RECORDS, ShardBounds(total - 1))
+            make_plan(made_entries(samples), pattern, ShardBounds(total - 1))
 
 
 @pytest.mark.parametrize("oversize", ["error", "alone", "skip"])

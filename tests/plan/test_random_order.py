@@ -47,7 +47,9 @@ def test_keys_choose_the_permutation() -> None:
     keys = random_numbers(3, 200)
     positions = np.arange(200) % 100
     permuted = permute_positions(positions, 100, keys)
-    assert permuted.tolist() == [int(permute_positions(positions[[at]], 100, keys[at])[0]) for at in range(200)]
+    assert permuted.tolist() == [
+        int(permute_positions(positions[[index]], 100, keys[index])[0]) for index in range(200)
+    ]
 
 
 def test_numbers_are_the_same_everywhere() -> None:
