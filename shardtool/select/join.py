@@ -81,7 +81,7 @@ def join_table(
         collect: The columns to collect into lists if rows share a key, or `all`. If empty, keys must be unique.
     """
     source, default_key = open_table(table, {on or _DEFAULT_KEY_COLUMN}, form), list[str]()
-    if not (on := on or source.on):
+    if not (on := on or source.key_column):
         on = _default_key_column(source)
         default_key = [f"using {on} as the key column (change with {option_text('on', 'COLUMN')})"]
     names = _check_columns(source, on)
@@ -101,7 +101,7 @@ def join_table(
             matched_rows = _match_paths(entries, rows, source.location)
         if not np.any(matched_rows >= 0) and not may_repeat(stems := _strip_endings(rows)):
             matched_rows, matched_part = find_positions(keys, stems), "key, with an ending"
-        if on != source.on and np.any(matched_rows >= 0):
+        if on != source.key_column and np.any(matched_rows >= 0):
             table_notes += [f"column {on!r} contains file paths, not keys: rows were matched by the {matched_part}"]
     unmatched = np.flatnonzero(matched_rows < 0)
     if len(unmatched) == len(keys):
@@ -130,7 +130,7 @@ def _unique_rows(
         remedy = f"Collect the rows of each key into lists with {option_text('collect', ALL_COLUMNS)}."
         table.refuse_repeated_keys(keys, expected=expected, remedy=remedy)
         return keys, {name: columns[name] for name in names}, []
-    if source.on:
+    if source.key_column:
         problem, expected = f"used with {source.name}, whose columns are lists already", "a table with a row per value"
         raise InvalidRequest(option_text("collect"), problem, expected=expected)
     groups = group_rows(keys.array())

@@ -64,7 +64,10 @@ class KeyPattern:
             raise InvalidRequest(self._where, "no group", expected="a group for the key: (.+)_mask")
 
     def split(self, names: PackedStrings) -> tuple[PackedStrings, list[bytes], list[int]]:
-        """Split each path into a key and the rest of the file name. Return keys, distinct rests, and rest indexes."""
+        """Split each path into a key and the rest of the file name.
+
+        Return the keys, the different rests, and the index of each path's rest.
+        """
         import pyarrow.compute as pc
 
         keys, rest_numbers, rests = bytearray(), list[int](), {b"": 0}

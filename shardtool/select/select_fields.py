@@ -41,7 +41,7 @@ def select_fields(
     *,
     to_format: str = "tar",
 ) -> tuple[SampleTable, tuple[Skipped, ...]]:
-    """Select, drop and rename fields. Return the samples, and as skipped the samples that keep no field.
+    """Select, drop and rename fields. Return the samples, and the skipped samples, which would keep no field.
 
     Args:
         select: The fields to keep, or empty for all fields.

@@ -41,7 +41,7 @@ class Table:
     Attributes:
         folder: The folder to which relative paths in the table refer.
         classes: Class names of each column that contains class numbers or lists of class numbers.
-        on: The column that identifies samples if the format of the table defines one, otherwise empty.
+        key_column: The column that identifies samples if the format of the table defines one, otherwise empty.
     """
 
     schema: pa.Schema
@@ -50,7 +50,7 @@ class Table:
         self.location, self.name = location, name or paths.base_name(paths.real_path(location))
         self.folder = "." if name else paths.folder_of(location.rstrip("/")) or "."
         self.classes: Mapping[str, list[str]] = {}
-        self.on = ""
+        self.key_column = ""
         self.notes: tuple[str, ...] = ()
 
     def read(self, columns: list[str], text: Collection[str], /) -> pa.Table:

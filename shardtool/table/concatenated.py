@@ -40,7 +40,7 @@ class ConcatenatedTable(Table):
             raise self._types_error(schemas) from None
         if any(table.classes != first.classes for table in self._tables):
             raise InvalidRequest(name, "class names differ between the files", expected="the same class names")
-        self.classes, self.on = first.classes, first.on
+        self.classes, self.key_column = first.classes, first.key_column
         self.notes = tuple(note for table in self._tables for note in table.notes)
 
     def read(self, columns: list[str], text: Collection[str], /) -> pa.Table:

@@ -22,7 +22,7 @@ ROWS_OR_COCO = "an array of objects, one per row, or COCO annotations"
 
 
 class JsonStream:
-    """A JSON document that is read from its start. Every method may raise `InvalidRequest`."""
+    """A JSON document that is read step by step. Every method may raise `InvalidRequest`."""
 
     def __init__(self, location: str, stream: BinaryIO) -> None:
         self._location, self._stream = location, stream

@@ -128,7 +128,7 @@ def _read_json_file(path: str) -> MemoryTable:
         if document.peek() == "{":
             table, classes, notes = read_coco(path, document)
             opened = MemoryTable(path, table)
-            opened.classes, opened.on, opened.notes = classes, IMAGE_COLUMN, notes
+            opened.classes, opened.key_column, opened.notes = classes, IMAGE_COLUMN, notes
             return opened
         lines = to_json_lines(path, document)
     return MemoryTable(path, read_json_lines(path, lambda: pa.input_stream(lines, compression="lz4")))

@@ -192,8 +192,8 @@ class _Removal:
     """The removal of samples from one dataset.
 
     Attributes:
-        similar_names: Unlisted files whose names differ from shard names only in the number of digits.
-        rows: The index in its shard of each sample to remove, by shard number.
+        similar_names: Unlisted files that are named like shards except for the number of digits.
+        rows: The samples to remove, as indexes in their shard, by shard number.
     """
 
     folder: OutputFolder

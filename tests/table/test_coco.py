@@ -38,7 +38,7 @@ def test_coco_images_become_rows(tmp_path: Path) -> None:
     (tmp_path / "t.json").write_bytes(_coco())
     assert is_table(tmp_path / "t.json")
     table = open_table(tmp_path / "t.json", ())
-    assert (table.on, table.classes, table.notes) == ("file_name", {"labels": ["car", "cat", "dog"]}, ())
+    assert (table.key_column, table.classes, table.notes) == ("file_name", {"labels": ["car", "cat", "dog"]}, ())
     assert table.read(table.schema.names, ()).to_pydict() == {
         "file_name": ["2.jpg", "3.jpg", "5.jpg"],
         "coco_id": [2, 3, 5],

@@ -163,7 +163,7 @@ def test_any_changed_byte_of_a_sidecar_is_found(dataset: Path) -> None:
         sidecar = shard_checks.read_sidecar(case)
         assert sidecar.findings
         if number % 20 == 0:
-            case.fact, case.examined = sidecar.fact, verify_examine.ShardExamination(None)
+            case.facts, case.examined = sidecar.facts, verify_examine.ShardExamination(None)
             list(shard_checks.check_index(case, sidecar.data))
 
 

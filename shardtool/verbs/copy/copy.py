@@ -122,7 +122,7 @@ def _copy_dataset(source: CopySource, where: str, options: CopyOptions, notes: N
         pending = shards_to_copy(target, options, notes)
     else:
         target.folder.create()
-        target.below.create()
+        target.shard_folder.create()
         with target.folder.lock(source.name.removesuffix(DATASET_SUFFIX)):
             target = open_target(source, where)
             _remove_leftovers(target)
@@ -149,12 +149,12 @@ def _copy_dataset(source: CopySource, where: str, options: CopyOptions, notes: N
 
 
 def _remove_leftovers(target: CopyTarget) -> None:
-    for folder, names in zip((target.folder, target.below), target.source.names, strict=True):
+    for folder, names in zip((target.folder, target.shard_folder), target.source.names, strict=True):
         folder.discard_staged(sorted({*names}.intersection(folder.staged_names())))
 
 
 def _check_space(target: CopyTarget, pending: Sequence[ShardCopy]) -> None:
-    limit = target.below.max_file_bytes
+    limit = target.shard_folder.max_file_bytes
     if limit is not None and (too_large := [shard.shard for shard in pending if shard.shard.size > limit]):
         found, expected = format_size(too_large[0].size), f"at most {format_size(limit)}, the limit of the store"
         remedy = "`reshard` writes smaller shards."
@@ -170,7 +170,8 @@ class _Transfer:
         names = () if pattern is None else target.folder.names()
         indexes = StaleIndexes(target.folder, pattern, names, appends=self._grows)
         old: OldDataset = "keep" if self._grows else "replace"
-        self._publication = Publication(target.folder, target.source.name, old, target.facts[0], indexes, target.below)
+        files, shard_folder = target.existing_files[0], target.shard_folder
+        self._publication = Publication(target.folder, target.source.name, old, files, indexes, shard_folder)
         self._publication.old_list = target.source.old_list
 
     def run(self) -> None:
@@ -197,7 +198,7 @@ class _Transfer:
 
     def _stage_pair(self, state: ShardCopy, meter: ByteMeter) -> StagedPair:
         shard, sidecar = state.parts
-        return self._stage(self.target.below, shard, meter), self._stage(self.target.folder, sidecar, meter)
+        return self._stage(self.target.shard_folder, shard, meter), self._stage(self.target.folder, sidecar, meter)
 
     def _stage(
         self, folder: folders.OutputFolder, part: tuple[OriginalFile, bool | None], meter: ByteMeter
@@ -235,7 +236,8 @@ class _Transfer:
 
     def _finish(self) -> None:
         target, source, remedy = self.target, self.target.source, "Run the same command again."
-        folders.check_published(target.below, {pair.shard.name: pair.shard.size for pair in source.pairs}, remedy)
+        shard_sizes = {pair.shard.name: pair.shard.size for pair in source.pairs}
+        folders.check_published(target.shard_folder, shard_sizes, remedy)
         folders.check_published(target.folder, {pair.sidecar.name: pair.sidecar.size for pair in source.pairs}, remedy)
         stale, stale_shards = ([], []) if self._grows else target.removed()
         self._publication.finish(
@@ -243,8 +245,8 @@ class _Transfer:
             None if self._grows else [entry.name for entry in source.file.shards],
             before={source.file.skipped_file: source.skipped} if source.skipped else {},
             stale=stale,
-            stale_shards=(target.old_below, stale_shards),
-            leftovers=[source.old_list] if source.old_list in target.facts[0] or not self._grows else [],
+            stale_shards=(target.old_shard_folder, stale_shards),
+            leftovers=[source.old_list] if source.old_list in target.existing_files[0] or not self._grows else [],
         )
 
 

@@ -155,20 +155,19 @@ class CopyTarget(NamedTuple):
     """The destination of a copy, and the files of the dataset that already exist there.
 
     Attributes:
-        below: The folder of the shards, which is `folder` or a subfolder.
-        facts: Size and time of existing files of the dataset, by name, in `folder` and in `below`.
+        shard_folder: The folder of the shards, which is `folder` or a subfolder.
+        existing_files: Size and time of existing files of the dataset, by name, in `folder` and in `shard_folder`.
         data: The bytes of the existing dataset file, even if an interrupted copy renamed it.
         old: The parsed `data`, or None if it is missing or damaged.
-        old_below: The folder of the shards that `old` lists.
     """
 
     source: CopySource
     folder: folders.OutputFolder
-    below: folders.OutputFolder
-    facts: tuple[Mapping[str, EntryInfo], Mapping[str, EntryInfo]]
+    shard_folder: folders.OutputFolder
+    existing_files: tuple[Mapping[str, EntryInfo], Mapping[str, EntryInfo]]
     data: bytes | None
     old: DatasetFile | None
-    old_below: folders.OutputFolder
+    old_shard_folder: folders.OutputFolder
 
     @property
     def dataset_file(self) -> str:
@@ -185,7 +184,7 @@ class CopyTarget(NamedTuple):
         return {*map(_entry_content, self.old.shards)} <= {*map(_entry_content, self.source.file.shards)}
 
     def removed(self) -> tuple[list[str], list[str]]:
-        """Return the names of files in `folder`, and of shards in `old_below`, that only the old dataset has."""
+        """Return the names of files and shards that only the old dataset has."""
         if self.old is None:
             return [], []
         same_folder, pairs = self.old.shards_folder == self.source.file.shards_folder, self.source.pairs
@@ -205,13 +204,13 @@ def open_target(source: CopySource, where: str) -> CopyTarget:
         OutputExists: Something that cannot be a file of a dataset has one of the dataset's file names.
     """
     folder = open_folder(where)
-    below = open_subfolder(folder, to_local_name(source.file.shards_folder))
+    shard_folder = open_subfolder(folder, to_local_name(source.file.shards_folder))
     named, shards = source.names
-    facts = folder.find_entries(named), below.find_entries(shards)
-    for output, existing in zip((folder, below), facts, strict=True):
+    existing_files = folder.find_entries(named), shard_folder.find_entries(shards)
+    for output, existing in zip((folder, shard_folder), existing_files, strict=True):
         check_entries(output.full_path, existing)
     data, old = None, None
-    if name := next((name for name in (source.name, source.old_list) if name in facts[0]), ""):
+    if name := next((name for name in (source.name, source.old_list) if name in existing_files[0]), ""):
         data = b""
         with suppress(OSError):
             data = folder.read(name)
@@ -221,8 +220,8 @@ def open_target(source: CopySource, where: str) -> CopyTarget:
             raise errors.OutputExists(file, problem, remedy="Choose another folder, or move it away.")
         with suppress(errors.CorruptShard):
             old = parse_dataset(data, file)
-    old_below = below if old is None else open_subfolder(folder, to_local_name(old.shards_folder))
-    return CopyTarget(source, folder, below, facts, data, old, old_below)
+    old_shard_folder = shard_folder if old is None else open_subfolder(folder, to_local_name(old.shards_folder))
+    return CopyTarget(source, folder, shard_folder, existing_files, data, old, old_shard_folder)
 
 
 def shards_to_copy(target: CopyTarget, options: CopyOptions, notes: Notes) -> list[ShardCopy]:
@@ -231,10 +230,10 @@ def shards_to_copy(target: CopyTarget, options: CopyOptions, notes: Notes) -> li
     Raises:
         OutputExists: Another dataset or other files would be replaced, and `overwrite` is false.
     """
-    pairs, (folder_facts, shard_facts) = target.source.pairs, target.facts
-    existing = [pair for pair in pairs if pair.shard.name in shard_facts or pair.sidecar.name in folder_facts]
+    pairs, (folder_files, shard_files) = target.source.pairs, target.existing_files
+    existing = [pair for pair in pairs if pair.shard.name in shard_files or pair.sidecar.name in folder_files]
     if existing:
-        sizes = [shard_facts[pair.shard.name].size for pair in existing if pair.shard.name in shard_facts]
+        sizes = [shard_files[pair.shard.name].size for pair in existing if pair.shard.name in shard_files]
         notes.observer.phase("comparing", sum(sizes))
     compared, compare = dict[str, ShardCopy](), partial(_compare_shard, target, options.trust)
     for pair, state in run_in_threads(compare, existing, options, notes.observer):
@@ -275,26 +274,26 @@ def _entry_content(entry: ShardEntry) -> tuple[object, ...]:
 
 
 def _compare_shard(target: CopyTarget, trust: Trust | None, pair: ShardCopy, meter: ByteMeter) -> ShardCopy:
-    sidecar_right = _is_right(target.folder, target.facts[0], pair.sidecar, meter)
-    fact = target.facts[1].get(pair.shard.name)
-    if fact is None or fact.size != pair.shard.size:
-        return pair._replace(shard_right=None if fact is None else False, sidecar_right=sidecar_right)
-    if sidecar_right and trust and _is_trusted(target, pair.shard, fact, trust, meter):
+    sidecar_right = _is_right(target.folder, target.existing_files[0], pair.sidecar, meter)
+    info = target.existing_files[1].get(pair.shard.name)
+    if info is None or info.size != pair.shard.size:
+        return pair._replace(shard_right=None if info is None else False, sidecar_right=sidecar_right)
+    if sidecar_right and trust and _is_trusted(target, pair.shard, info, trust, meter):
         right: bool | None = True
-    elif pair.shard.crc is None or (sidecar_right is not None and not target.below.has_staging):
-        right = bool(sidecar_right) and _is_same_object(target.below, pair.shard, meter)
+    elif pair.shard.crc is None or (sidecar_right is not None and not target.shard_folder.has_staging):
+        right = bool(sidecar_right) and _is_same_object(target.shard_folder, pair.shard, meter)
     else:  # compare the bytes even in a store, if an interrupted run copied the shard without its sidecar
-        right = _is_right(target.below, target.facts[1], pair.shard, meter)
+        right = _is_right(target.shard_folder, target.existing_files[1], pair.shard, meter)
     return pair._replace(shard_right=right, sidecar_right=sidecar_right)
 
 
 def _is_right(
-    folder: folders.OutputFolder, facts: Mapping[str, EntryInfo], original: OriginalFile, meter: ByteMeter
+    folder: folders.OutputFolder, existing: Mapping[str, EntryInfo], original: OriginalFile, meter: ByteMeter
 ) -> bool | None:
-    fact = facts.get(original.name)
-    if fact is None:
+    info = existing.get(original.name)
+    if info is None:
         return None
-    if fact.size != original.size:
+    if info.size != original.size:
         return False
     path = folder.full_path(original.name)
     with suppress(OSError):  # the file is a link or unreadable
@@ -303,10 +302,11 @@ def _is_right(
     return False
 
 
-def _is_trusted(target: CopyTarget, shard: OriginalFile, fact: EntryInfo, trust: Trust, meter: ByteMeter) -> bool:
+def _is_trusted(target: CopyTarget, shard: OriginalFile, info: EntryInfo, trust: Trust, meter: ByteMeter) -> bool:
+    folder = target.shard_folder
     if address.is_url(shard.path):
-        return trust == "size" and (target.below.has_staging or _is_same_object(target.below, shard, meter))
-    return trust == "size" or (target.below.has_staging and fact.mtime_ns == lookup.stat_file(shard.path).st_mtime_ns)
+        return trust == "size" and (folder.has_staging or _is_same_object(folder, shard, meter))
+    return trust == "size" or (folder.has_staging and info.mtime_ns == lookup.stat_file(shard.path).st_mtime_ns)
 
 
 def _is_same_object(folder: folders.OutputFolder, original: OriginalFile, meter: ByteMeter) -> bool:

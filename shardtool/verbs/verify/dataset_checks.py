@@ -76,7 +76,7 @@ def check_complete(subject: VerifiedDataset) -> Iterator[Finding]:
     if missing is None and not (subject.file is None and subject.dataset.has_own_file):
         return
     existing = [case for case in subject.cases if case.size is not None]
-    facts = [case.fact if case.fact and case.fact.name == case.name else None for case in existing]
+    facts = [case.facts if case.facts and case.facts.name == case.name else None for case in existing]
     problems = [*unfinished.describe_unfinished(facts, unfinished.sibling_facts(subject.dataset))]
     folder = printable_name(subject.folder or ".")
     yield from (Finding("dataset-incomplete", folder, problem, unfinished.ALL_SHARDS) for problem in problems)
@@ -86,7 +86,7 @@ def check_complete(subject: VerifiedDataset) -> Iterator[Finding]:
 
 def _names_in_folders(subject: VerifiedDataset, *, needed: bool = False) -> set[str]:
     if is_web(subject.folder):
-        return {case.sidecar for case in subject.cases if case.fact is not None}
+        return {case.sidecar for case in subject.cases if case.facts is not None}
     folders = {subject.folder, *subject.dataset.folders()}
     return {name for folder in folders for name in list_folder_names(folder, needed=needed)}
 

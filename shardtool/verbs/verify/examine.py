@@ -50,7 +50,7 @@ class ShardExamination:
         unrecognised: Number of tar members that do not belong to a sample.
         hashes: The hashes of the samples' keys.
         content_ids: The 8-byte ids of the samples' content, or b"" if no ids are needed.
-        more: Number of further findings by code, which are not in `findings`.
+        further_counts: Number of further findings by code, which are not in `findings`.
         undecoded: Number of payloads that are too large to decode.
     """
 
@@ -60,7 +60,7 @@ class ShardExamination:
     hashes: bytes = b""
     content_ids: bytes = b""
     findings: list[Finding] = field(default_factory=list)
-    more: dict[str, int] = field(default_factory=dict)
+    further_counts: dict[str, int] = field(default_factory=dict)
     undecoded: int = 0
     error: CorruptShard | InvalidRequest | None = None
 
@@ -148,7 +148,7 @@ def _decode_fields(task: ExamineTask, scan: ShardScan, examination: ShardExamina
                 if problem is None:
                     examination.undecoded += 1
                 elif problem and len(examination.findings) >= MAX_LISTED_PER_FILE:
-                    examination.more[check.code] = examination.more.get(check.code, 0) + 1
+                    examination.further_counts[check.code] = examination.further_counts.get(check.code, 0) + 1
                 elif problem:
                     key_and_field = index_text(key), names[scan.codes[row]]
                     shard_offset = offset if scan.size >= 0 else None

@@ -216,8 +216,7 @@ class Report(Displayed):
     """The result of `verify`.
 
     Attributes:
-        findings: Problems in the order of the shards, up to `MAX_LISTED_PER_FILE` for each code and file. `counts`
-            includes further problems.
+        findings: Problems in the order of the shards, up to `MAX_LISTED_PER_FILE` for each code and file.
         read: The number and total size of the shards that `sample` selected, or None without `sample`.
         datasets: One report per dataset if several were verified. The other attributes then cover all datasets.
         uncompared: The fields that were not compared with `source`.

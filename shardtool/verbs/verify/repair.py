@@ -167,7 +167,7 @@ class Repair:
         verified: list[ShardCheck] = []
         for case in self.subject.cases:
             if self.by_file.get(case.sidecar, set()) & SIDECAR_CODES:
-                if case.sound and case.scan and case.entry and case.scan.crc == case.entry.crc:
+                if case.is_verified and case.scan and case.entry and case.scan.crc == case.entry.crc:
                     verified.append(case)
                 else:
                     self._add_unresolved(f"{case.sidecar}: its shard is not verified")
@@ -204,7 +204,7 @@ class Repair:
         return encode_sidecar_table(index.plain_table(), index.facts), [*index.schema.names, SHARD_COLUMN.name]
 
     def _rebuild_dataset_file(self) -> None:
-        unverified = [case.name for case in self.subject.cases if not case.sound]
+        unverified = [case.name for case in self.subject.cases if not case.is_verified]
         if unverified or self.codes & (SHARD_CODES | SIDECAR_CODES | DATASET_CODES):
             reason = f"{format_list(unverified, 3)} is not verified" if unverified else "there are other findings"
             if "dataset-incomplete" in self.codes:

@@ -47,9 +47,9 @@ def check_shard(case: ShardCheck) -> Iterator[Finding]:
     if case.examined.error is not None:
         yield finding_from_error("shard-unreadable", case.name, case.examined.error)
         return
-    crc, fact = case.scan.crc if case.scan else None, case.fact
+    crc, facts = case.scan.crc if case.scan else None, case.facts
     of_file = case.entry.crc if case.entry is not None else None
-    of_sidecar = fact.crc if fact is not None and fact.name == case.name else None
+    of_sidecar = facts.crc if facts is not None and facts.name == case.name else None
     for source, recorded in (("the dataset file", of_file), ("its sidecar", of_sidecar)):
         if crc is not None and recorded not in (None, crc):
             yield Finding("shard-checksum", case.name, f"the checksum {crc:08x}", f"{recorded:08x}, as in {source}")
@@ -68,7 +68,7 @@ def _check_content(case: ShardCheck) -> Iterator[Finding]:
         yield Finding("readers-differ", case.name, problem, offset=offset)
     yield from _find_unsafe_keys(case.name, scan)
     yield from _find_unsafe_members(case.name, scan)
-    yield from _find_repeated_fields(case.name, scan, case.examined.more)
+    yield from _find_repeated_fields(case.name, scan, case.examined.further_counts)
     yield from case.examined.findings
 
 
@@ -132,8 +132,7 @@ def _link_above(name: bytes, links: set[bytes]) -> bytes:
     return b""
 
 
-def _find_repeated_fields(name: str, scan: ShardScan, more: dict[str, int]) -> Iterator[Finding]:
-    # `more` counts findings that are not listed because there are too many.
+def _find_repeated_fields(name: str, scan: ShardScan, further_counts: dict[str, int]) -> Iterator[Finding]:
     import numpy as np
 
     counts, codes = np.frombuffer(scan.counts, np.uint32), np.frombuffer(scan.codes, np.uint32)
@@ -141,7 +140,7 @@ def _find_repeated_fields(name: str, scan: ShardScan, more: dict[str, int]) -> I
     _, first, times = np.unique(pairs, return_index=True, return_counts=True)
     rows = first[times > 1]
     if len(rows) > MAX_LISTED_PER_FILE:
-        more["field-duplicate"] = len(rows) - MAX_LISTED_PER_FILE
+        further_counts["field-duplicate"] = len(rows) - MAX_LISTED_PER_FILE
     for row in rows[:MAX_LISTED_PER_FILE].tolist():
         sample = int(np.searchsorted(np.cumsum(counts), row, "right"))
         key, field = index_text(scan.keys[sample]), index_text(scan.names[scan.codes[row]])
@@ -153,12 +152,12 @@ class SidecarFile(NamedTuple):
     """The content of a sidecar.
 
     Attributes:
-        data: The bytes of the file, or b"" if the file does not exist, cannot be read, or belongs to another tool.
-        fact: The sidecar's description of the shard, or None if the sidecar is missing or damaged.
+        data: The bytes of the file, or b"" if it does not exist, cannot be read, or belongs to another tool.
+        facts: The sidecar's description of the shard, or None if the sidecar is missing or damaged.
     """
 
     data: bytes = b""
-    fact: ShardFacts | None = None
+    facts: ShardFacts | None = None
     findings: tuple[Finding, ...] = ()
 
 
@@ -176,29 +175,29 @@ def read_sidecar(case: ShardCheck) -> SidecarFile:
         return SidecarFile(findings=(Finding("sidecar-damaged", name, os_error_text(error)),))
     if not case.sidecar_required and _PARQUET_MAGIC not in (data[:4], data[-4:]):
         return SidecarFile()  # another tool uses the same file name
-    findings, fact = list[Finding](), None
+    findings, facts = list[Finding](), None
     if entry is not None and len(data) != entry.sidecar_size:
         findings.append(Finding("sidecar-size", name, f"{len(data):,} bytes", f"{entry.sidecar_size:,}{AS_LISTED}"))
     elif entry is not None and (crc := crc32c(data)) != entry.sidecar_crc:
         expected = f"{entry.sidecar_crc:08x}{AS_LISTED}"
         findings.append(Finding("sidecar-checksum", name, f"the checksum {crc:08x}", expected))
     try:
-        fact = parse_facts(data, name)
+        facts = parse_facts(data, name)
     except CorruptShard as error:
         findings.append(finding_from_error("sidecar-damaged", name, error))
-    return SidecarFile(data, fact, tuple(findings))
+    return SidecarFile(data, facts, tuple(findings))
 
 
 def _check_sidecar_matches_shard(case: ShardCheck) -> Iterator[Finding]:
-    fact, entry = case.fact, case.entry
-    if fact is None:
+    facts, entry = case.facts, case.entry
+    if facts is None:
         return
-    description = f"an index of {printable(fact.name)}, {fact.size:,} bytes"
-    if fact.name != case.name or (case.size is not None and fact.size != case.size):
+    description = f"an index of {printable(facts.name)}, {facts.size:,} bytes"
+    if facts.name != case.name or (case.size is not None and facts.size != case.size):
         size = "" if case.size is None else f", {case.size:,} bytes"
         yield Finding("sidecar-stale", case.sidecar, description, f"an index of {case.name}{size}")
-    elif entry is not None and None not in (fact.crc, entry.crc) and fact.crc != entry.crc:
-        yield Finding("sidecar-stale", case.sidecar, f"{description}, checksum {fact.crc:08x}", f"{entry.crc:08x}")
+    elif entry is not None and None not in (facts.crc, entry.crc) and facts.crc != entry.crc:
+        yield Finding("sidecar-stale", case.sidecar, f"{description}, checksum {facts.crc:08x}", f"{entry.crc:08x}")
 
 
 def check_index(case: ShardCheck, sidecar: bytes) -> Iterator[Finding]:
@@ -207,7 +206,7 @@ def check_index(case: ShardCheck, sidecar: bytes) -> Iterator[Finding]:
     from shardtool.dataset.sidecar_read import parse_sidecar
 
     scan = case.scan
-    if case.fact is None or case.examined is None:
+    if case.facts is None or case.examined is None:
         return
     try:
         index = parse_sidecar(sidecar, case.sidecar, case.size)

@@ -44,14 +44,14 @@ class ShardCheck:
 
     Attributes:
         size: The size in bytes, or None if the file does not exist.
-        fact: The sidecar's description of the shard, or None if the sidecar is missing or damaged.
+        facts: The sidecar's description of the shard, or None if the sidecar is missing or damaged.
         examined: The worker's result, or None if the shard was not read.
     """
 
     shard: StoredShard
     sidecar_required: bool
     size: int | None = None
-    fact: ShardFacts | None = None
+    facts: ShardFacts | None = None
     examined: ShardExamination | None = None
 
     @property
@@ -77,10 +77,10 @@ class ShardCheck:
     @property
     def crcs(self) -> list[int]:
         """The checksums of the shard in the dataset file and the sidecar."""
-        return [record.crc for record in (self.entry, self.fact) if record is not None and record.crc is not None]
+        return [record.crc for record in (self.entry, self.facts) if record is not None and record.crc is not None]
 
     @property
-    def sound(self) -> bool:
+    def is_verified(self) -> bool:
         """Whether a recorded checksum verifies the shard's bytes."""
         scan = self.scan
         return scan is not None and scan.error is None and scan.crc in self.crcs
@@ -136,7 +136,7 @@ class VerifiedDataset:
         return 0 < len(self.read) < sum(case.size is not None for case in self.cases)
 
     def labels(self) -> frozenset[str]:
-        """Return the fields that are labels or numbers, not content."""
+        """Return the fields that contain labels or numbers, which do not count as content of a sample."""
         from shardtool.dataset.duplicates import recorded_labels
 
         return recorded_labels(self.file)
@@ -148,7 +148,7 @@ class VerifiedDataset:
         return np.frombuffer(b"".join(shard.hashes for _, shard in self.read), np.dtype([("a", "<u8"), ("b", "<u8")]))
 
     def ends(self) -> list[int]:
-        """Return, for each shard that was read, the number of samples in it and all shards before."""
+        """Return the cumulative number of samples up to the end of each shard that was read."""
         return [*accumulate(len(shard.hashes) // KEY_HASH_BYTES for _, shard in self.read)]
 
 

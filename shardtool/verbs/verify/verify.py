@@ -237,10 +237,10 @@ def _examine_shards(
 
 def _run_shard_checks(findings: Findings, number: int, case: ShardCheck) -> None:
     sidecar = shard_checks.read_sidecar(case)
-    case.fact = sidecar.fact
+    case.facts = sidecar.facts
     findings.add(number, *sidecar.findings, *shard_checks.check_all(case, sidecar.data))
     if case.examined is not None:
-        findings.counts.update(case.examined.more)
+        findings.counts.update(case.examined.further_counts)
 
 
 def sampled_shards(cases: Sequence[ShardCheck], options: VerifyOptions) -> list[int]:
