@@ -96,12 +96,19 @@ def order_rows(
     return np.concatenate(orders), np.cumsum(np.concatenate(counts))
 
 
-def sort_groups(groups: RowGroups, keys: PackedStrings) -> RowGroups:
-    """Sort groups of rows by their keys. `keys` contains the key of each row."""
-    order = keys.take(groups.first).sorted_order()
-    rank = np.empty(len(order), np.int64)
-    rank[order] = np.arange(len(order))
-    return groups._replace(first=groups.first[order], of_row=rank[groups.of_row])
+def group_sorted(keys: PackedStrings) -> RowGroups:
+    """Group the samples with the same key, like `group_rows`, but in the order of their keys."""
+    import pyarrow.compute as pc
+
+    from shardtool.entries.arrow import true_positions
+    from shardtool.table.collect import RowGroups
+
+    order = keys.sorted_order()
+    ordered, is_first = keys.take(order).array(), np.arange(len(order)) == 0
+    is_first[1 + true_positions(pc.not_equal(ordered[1:], ordered[:-1]))] = True
+    of_row = np.empty(len(order), np.int64)
+    of_row[order] = np.cumsum(is_first) - 1
+    return RowGroups(order[is_first], of_row)
 
 
 def merge_groups(entries: SampleTable, groups: RowGroups) -> SampleTable:

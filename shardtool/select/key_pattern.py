@@ -22,8 +22,7 @@ from shardtool.entries.strings import PackedStrings
 from shardtool.errors import InvalidRequest, format_list, printable
 from shardtool.messages import option_text
 from shardtool.names import to_bytes, to_text
-from shardtool.select.field_rows import check_field_count, list_source_paths, merge_groups, sort_groups
-from shardtool.table.collect import group_rows
+from shardtool.select.field_rows import check_field_count, group_sorted, list_source_paths, merge_groups
 from shardtool.units import pluralize
 
 if TYPE_CHECKING:
@@ -118,7 +117,7 @@ def apply_key_pattern(entries: SampleTable, pattern: KeyPattern) -> SampleTable:
         fields=tuple(map(to_text, fields)),
         rows=replace(entries.rows, code=codes, paths=list_source_paths(entries)),
     )
-    merged = merge_groups(renamed, sort_groups(group_rows(keys.array()), keys))
+    merged = merge_groups(renamed, group_sorted(keys))
     owners, code = np.repeat(np.arange(len(merged)), merged.counts()), merged.rows.code
     twice = np.flatnonzero((owners[1:] == owners[:-1]) & (code[1:] == code[:-1]))
     if len(twice):

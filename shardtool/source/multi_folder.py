@@ -61,8 +61,7 @@ class MultiFolderSource(FolderSource):
         scans = [tree.scan(pool, observer) for tree in self._trees]
         import numpy as np
 
-        from shardtool.select.field_rows import merge_groups, sort_groups
-        from shardtool.table.collect import group_rows
+        from shardtool.select.field_rows import group_sorted, merge_groups
 
         trees, skipped = [], list[Skipped]()
         for tree, label, parts in zip(self._trees, self._labels, scans, strict=True):
@@ -74,7 +73,7 @@ class MultiFolderSource(FolderSource):
             skipped += [row._replace(path=f"{to_text(label)}/{row.path}") for row in failed]
         names = self._name_fields([entries.fields for entries in trees])
         joined = self._join(trees, names)
-        groups = sort_groups(group_rows(joined.keys.array()), joined.keys)
+        groups = group_sorted(joined.keys)
         has = np.zeros((len(trees), len(groups.first)), np.bool_)
         has[np.repeat(np.arange(len(trees)), [*map(len, trees)]), groups.of_row] = True
         self._check_shared(trees, has)

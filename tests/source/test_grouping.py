@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from shardtool import CreateOptions, InvalidRequest, VerifyOptions, create, verify
 from shardtool.entries.strings import PackedStrings
-from shardtool.select.field_rows import sort_groups
+from shardtool.select.field_rows import group_sorted
 from shardtool.table.collect import group_rows
 from tests.helpers import members, shards, write_tree
 
@@ -30,9 +30,8 @@ _FILES = {"a/1.jpg": b"1", "a/1.txt": b"{}", "a/2.jpg": b"22", "b/3.jpg": b"3", 
 def test_equal_keys_form_groups(keys: list[bytes], by_key: bool) -> None:  # noqa: FBT001 - Hypothesis gives it
     """Parts with the same key form a group; samples are in the order of keys, or of first parts."""
     strings = PackedStrings.of(keys)
-    groups = group_rows(strings.array())
+    groups = group_sorted(strings) if by_key else group_rows(strings.array())
     expected = sorted({*keys}) if by_key else [*dict.fromkeys(keys)]
-    groups = sort_groups(groups, strings) if by_key else groups
     assert groups.first.tolist() == [keys.index(key) for key in expected]
     assert groups.of_row.tolist() == [expected.index(key) for key in keys]
 
