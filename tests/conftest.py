@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from shardtool.cli import commands
 from shardtool.execute import local_pool
 from shardtool.write.buffers import BUFFER_SIZE
 from tests.helpers import PHOTOS, memory_root, write_tree
@@ -47,6 +50,25 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Collection creates millions of objects that live until the end. Without this, the garbage collector would visit all of
+# them again and again, also in forked processes, which would copy them.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Exclude all existing objects from garbage collection."""
+    gc.freeze()
+    gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def same_commands() -> Iterator[None]:
+    """Create the options of each verb once, not for each command line."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(commands, "VERBS", {verb: cache(create) for verb, create in commands.VERBS.items()})
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
