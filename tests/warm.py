@@ -14,6 +14,7 @@ are killed when the tests exit:
 from __future__ import annotations
 
 import atexit
+import gc
 import marshal
 import os
 import select
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 POSSIBLE = sys.platform == "linux"
 _NOT_INSTALLED = ("shardtool.torch", "shardtool.tensorflow", "shardtool.execute.ray_", "shardtool.ray")
-_HEAVY = ("numpy", "pyarrow.compute", "pyarrow.fs", "pyarrow.parquet")
+_HEAVY = ("numpy", "obstore.store", "pyarrow.compute", "pyarrow.fs", "pyarrow.parquet", "urllib3")
 _NUMBER = struct.Struct("=i")
 _MESSAGE = 2**17
 
@@ -214,5 +215,6 @@ def _import_all() -> None:
 
 if __name__ == "__main__":
     _import_all()
+    gc.freeze()  # otherwise the garbage collector of each process would visit, and so copy, all of these objects
     request: Any = _serve(socket.socket(fileno=int(sys.argv[1])))
     exec(request.code or "from shardtool.cli import main; main()", {"__name__": "__main__"})  # noqa: S102 - from a test
