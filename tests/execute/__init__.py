@@ -1,1 +1,1 @@
-"""Laws of where tasks run."""
+"""Tests of the pools that run tasks."""

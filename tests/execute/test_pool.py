@@ -1,4 +1,4 @@
-"""The one choice of where tasks run, and what all pools share."""
+"""Start a pool as the options request, and run tasks in each kind of pool."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ os.register_at_fork(before=lambda: _forks.append(None))
 
 
 def halved(task: int, report: Callable[[int, int], None] | None = None) -> int:
-    """Halve an even number."""
+    """Return half of an even number, or raise an error for an odd number."""
     if task % 2:
         raise SampleFailed(str(task), "odd")
     if report is not None:
@@ -41,9 +41,9 @@ def halved(task: int, report: Callable[[int, int], None] | None = None) -> int:
 
 @pytest.fixture(params=["here", "local"])
 def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
-    """Give a pool of each kind that this machine has."""
-    with Pool() if request.param == "here" else LocalPool(2, "fork") as found:
-        yield found
+    """Yield a pool of each kind that needs no cluster."""
+    with Pool() if request.param == "here" else LocalPool(2, "fork") as pool:
+        yield pool
 
 
 def test_all_pools_behave_alike(pool: Pool, tmp_path: Path) -> None:
@@ -71,22 +71,22 @@ def test_pools_do_not_wait_for_each_other() -> None:
 
     threading.Thread(target=answer, daemon=True).start()
     select.select([reads], [], [])
-    found: list[list[tuple[int, int]]] = []
-    other = threading.Thread(target=lambda: found.append(run()), daemon=True)
-    other.start()
-    other.join(30)
+    results: list[list[tuple[int, int]]] = []
+    thread = threading.Thread(target=lambda: results.append(run()), daemon=True)
+    thread.start()
+    thread.join(30)
     assert not ended.is_set()
     os.close(reads)
     assert ended.wait(30)
     os.close(writes)
-    assert found == [[(0, 1)]]
+    assert results == [[(0, 1)]]
 
 
 def test_progress_has_task_numbers() -> None:
     """Progress reports have task numbers, in this process too."""
-    told: list[tuple[int, int, int]] = []
-    assert list(Pool().map(halved, [4, 8], lambda *one: told.append(one))) == [(0, 2), (1, 4)]
-    assert told == [(0, 1, 4), (1, 1, 8)]
+    reports: list[tuple[int, int, int]] = []
+    assert list(Pool().map(halved, [4, 8], lambda *report: reports.append(report))) == [(0, 2), (1, 4)]
+    assert reports == [(0, 1, 4), (1, 1, 8)]
 
 
 def _prints(task: int) -> int:
@@ -158,8 +158,8 @@ def test_an_address_needs_a_cluster(options: type[shardtool.VerifyOptions]) -> N
         options(address="auto")
     with pytest.raises(InvalidRequest, match="expected one of local, ray"):
         options(executor="slurm")  # type: ignore[arg-type]
-    asked = shardtool.CreateOptions(executor="ray", address="auto")
-    assert asked.recorded() == shardtool.CreateOptions().recorded()
+    ray_options = shardtool.CreateOptions(executor="ray", address="auto")
+    assert ray_options.recorded() == shardtool.CreateOptions().recorded()
 
 
 def test_start_pool_follows_the_executor() -> None:

@@ -1,4 +1,4 @@
-"""What runs on the nodes of a Ray cluster, without one: `tests/clients/test_ray.py` has the cluster."""
+"""Run tasks as on a node of a Ray cluster, but without a cluster. `tests/clients/test_ray.py` uses a cluster."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def pool() -> Any:
-    """Give a process that may become a worker of Ray's."""
-    with LocalPool(1, "fork") as found:
-        yield found
+    """Yield a pool with one process, which acts as a Ray worker."""
+    with LocalPool(1, "fork") as pool:
+        yield pool
 
 
 def staged(task: tuple[str, str]) -> tuple[str, str]:
-    """Write a file of a shared folder; return its path, and that of this process."""
+    """Stage a file in a shared folder. Return its path, and the current folder."""
     folder, data = task
     with Folder(folder).stage("out.tar") as file:
         file.write(data.encode())
@@ -34,39 +34,39 @@ def staged(task: tuple[str, str]) -> tuple[str, str]:
 
 
 def failing(task: str) -> None:
-    """Fail as data do, or as code does."""
+    """Raise an error about the data, or a bug if the task is empty."""
     raise SampleFailed(task, "odd") if task else KeyError(task)
 
 
-def served(task: tuple[TaskEnvironment, Callable[..., object], Any]) -> Any:
-    """Serve a task as a worker of Ray's."""
-    surroundings, function, given = task
-    return run_task(surroundings, function, 0, given, None)
+def run_as_worker(task: tuple[TaskEnvironment, Callable[..., object], Any]) -> Any:
+    """Run a task as a Ray worker does."""
+    environment, function, argument = task
+    return run_task(environment, function, 0, argument, None)
 
 
-def looked(task: tuple[TaskEnvironment, dict[str | bytes, str], str | None, str, str]) -> list[tuple[str, str]]:
-    """Look as a node does."""
+def inspect_here(task: tuple[TaskEnvironment, dict[str | bytes, str], str | None, str, str]) -> list[tuple[str, str]]:
+    """Inspect this machine as a node does."""
     return inspect_node(*task)
 
 
 def test_each_attempt_has_its_own_file(pool: LocalPool, tmp_path: Path) -> None:
     """Attempts at a task stage separate files; the parent publishes one, and the others are deleted."""
     (tmp_path / "out").mkdir()
-    there, folder = TaskEnvironment.here()._replace(folder=str(tmp_path)), Folder(str(tmp_path / "out"))
-    tasks = [(there, staged, ("out", data)) for data in ("late", "right", "early")]
-    answers = [answer.result for _, answer in pool.map(served, tasks)]
-    assert {place for _, place in answers} == {str(tmp_path)}
-    assert len({token for token, _ in answers}) == 3
+    environment, folder = TaskEnvironment.here()._replace(folder=str(tmp_path)), Folder(str(tmp_path / "out"))
+    tasks = [(environment, staged, ("out", data)) for data in ("late", "right", "early")]
+    answers = [answer.result for _, answer in pool.map(run_as_worker, tasks)]
+    assert {folder_path for _, folder_path in answers} == {str(tmp_path)}
+    assert len({path for path, _ in answers}) == 3
     assert folder.staged_names() == ["out.tar"]
     os.rename(tmp_path / answers[1][0], tmp_path / "out" / "out.tar")
     folder.discard_staged(["out.tar.gz", "t.tar"])
     assert len(folder.names()) == 3
     folder.discard_staged(["out.tar"])
-    assert {one.name: one.read_text() for one in (tmp_path / "out").iterdir()} == {"out.tar": "right"}
+    assert {file.name: file.read_text() for file in (tmp_path / "out").iterdir()} == {"out.tar": "right"}
 
 
-def told(_: str) -> dict[str, str]:
-    """Return what a store would be told here."""
+def store_headers(_: str) -> dict[str, str]:
+    """Return the headers that a store would receive."""
     return object_headers("s3://bucket/key")
 
 
@@ -74,18 +74,18 @@ def test_store_options_reach_the_nodes(pool: LocalPool, monkeypatch: pytest.Monk
     """Options for remote stores are sent with a task; credentials are not."""
     monkeypatch.setenv("SHARDTOOL_STORE_OPTIONS", "sse=AES256")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden")
-    here = TaskEnvironment.here()
-    assert "hidden" not in str(here)
+    environment = TaskEnvironment.here()
+    assert "hidden" not in str(environment)
     monkeypatch.delenv("SHARDTOOL_STORE_OPTIONS")
-    [(_, answer)] = pool.map(served, [(here, told, "")])
+    [(_, answer)] = pool.map(run_as_worker, [(environment, store_headers, "")])
     assert answer.result == {"x-amz-server-side-encryption": "AES256"}
 
 
 def test_errors_are_returned(pool: LocalPool) -> None:
     """A data error is returned unchanged, any other as Bug with its traceback."""
-    here = TaskEnvironment.here()
-    (_, odd), (_, bug) = pool.map(served, [(here, failing, "7"), (here, failing, "")])
-    assert (type(odd.error), str(odd.error)) == (SampleFailed, "7: odd")
+    environment = TaskEnvironment.here()
+    (_, failed), (_, bug) = pool.map(run_as_worker, [(environment, failing, "7"), (environment, failing, "")])
+    assert (type(failed.error), str(failed.error)) == (SampleFailed, "7: odd")
     assert isinstance(bug.error, Bug)
     assert "KeyError" in bug.error.detail
 
@@ -95,26 +95,26 @@ def test_inspect_node_reports_differences(pool: LocalPool, tmp_path: Path) -> No
     (tmp_path / "a").write_bytes(b"123")
     (tmp_path / "mine.py").write_text("")
     os.utime(tmp_path / "a", ns=(0, 10**9 + 1))
-    here, function, output = TaskEnvironment.here(), (None, "", "mine:same"), str(tmp_path)
-    with_path = here._replace(path=(*here.path, str(tmp_path)))
+    environment, function, output = TaskEnvironment.here(), (None, "", "mine:same"), str(tmp_path)
+    with_path = environment._replace(path=(*environment.path, str(tmp_path)))
     marker = str(tmp_path / "a")
     same: dict[str | bytes, str] = {str(tmp_path): describe_path(tmp_path.as_posix()), marker: describe_path(marker)}
     assert list(same.values()) == ["a folder", "3 bytes, changed at 1.000000001"]
-    other: dict[str | bytes, str] = {str(tmp_path): same[marker], str(tmp_path / "b"): "a folder"}
+    different: dict[str | bytes, str] = {str(tmp_path): same[marker], str(tmp_path / "b"): "a folder"}
     tasks = [
-        (here, other, *function),
+        (environment, different, *function),
         (with_path, same, *function),
-        (here, same, output, "no marker", ""),
-        (here, same, output, marker, ""),
+        (environment, same, output, "no marker", ""),
+        (environment, same, output, marker, ""),
     ]
-    first, *rest = (found for _, found in pool.map(looked, tasks))
+    first, *rest = (problems for _, problems in pool.map(inspect_here, tasks))
     assert first == [
         (f"{tmp_path}: a folder", "3 bytes, changed at 1.000000001, as here"),
         (f"{tmp_path}/b: no such file or directory", "a folder, as here"),
         ("mine:same: no module mine", "the module of this process"),
     ]
-    gone = (f"{tmp_path}: missing, or a different folder", "the folder that this process writes to")
-    assert rest == [[], [gone], []]
+    missing = (f"{tmp_path}: missing, or a different folder", "the folder that this process writes to")
+    assert rest == [[], [missing], []]
 
 
 def test_counts_are_those_of_the_latest_attempt() -> None:

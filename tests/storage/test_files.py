@@ -45,7 +45,7 @@ def test_list_folder_names_and_plain_size(tmp_path: Path) -> None:
     assert (
         list_folder_names(str(tmp_path))
         == ["a", "b", "c", "d"]
-        == sorted(one.name for one in iter_entries(str(tmp_path)))
+        == sorted(entry.name for entry in iter_entries(str(tmp_path)))
     )
     assert list_folder_names(str(tmp_path / "none")) == []
     assert [plain_size(str(tmp_path / name)) for name in ("a", "c", "none", "d", ".")] == [2, 2, None, None, None]

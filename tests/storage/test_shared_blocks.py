@@ -29,8 +29,8 @@ def _put(blocks: SharedBlocks, number: int, data: bytes) -> memoryview | None:
 
 
 def _has(blocks: SharedBlocks, number: int, data: bytes) -> bool:
-    found = blocks.read(number)
-    return found is not None and bytes(found) == data
+    block = blocks.read(number)
+    return block is not None and bytes(block) == data
 
 
 def _in_child(work: Callable[[], bool]) -> bool:
@@ -44,39 +44,39 @@ def _in_child(work: Callable[[], bool]) -> bool:
 @given(blocks=st.dictionaries(st.integers(0, 9), st.binary(max_size=9000), max_size=10))
 def test_blocks_are_read_as_written(blocks: dict[int, bytes]) -> None:
     """A block does not exist until it is written, and then has the written bytes."""
-    made = SharedBlocks()
+    shared = SharedBlocks()
     for number, data in blocks.items():
-        assert made.read(number) is None
-        assert bytes(_put(made, number, data) or b"") == data
-    made.release_pages()
-    assert {number: found for number in range(10) if (found := made.read(number)) is not None} == blocks
+        assert shared.read(number) is None
+        assert bytes(_put(shared, number, data) or b"") == data
+    shared.release_pages()
+    assert {number: block for number in range(10) if (block := shared.read(number)) is not None} == blocks
 
 
 def test_a_block_outlives_its_shared_blocks() -> None:
     """The bytes of a block stay valid when the file grows or the owner is deleted."""
-    made = SharedBlocks()
-    first = _put(made, 0, b"first" * 100)
-    _put(made, 1, bytes(2**20))
-    del made
+    shared = SharedBlocks()
+    first = _put(shared, 0, b"first" * 100)
+    _put(shared, 1, bytes(2**20))
+    del shared
     assert first is not None
     assert bytes(first) == b"first" * 100
 
 
 def test_forked_processes_share() -> None:
     """Parent and forked child see each other's blocks."""
-    made = SharedBlocks()
-    _put(made, 0, b"of the parent")
-    assert _in_child(lambda: _has(made, 0, b"of the parent") and _put(made, 1, b"of the child") is not None)
-    assert _has(made, 1, b"of the child")
+    shared = SharedBlocks()
+    _put(shared, 0, b"of the parent")
+    assert _in_child(lambda: _has(shared, 0, b"of the parent") and _put(shared, 1, b"of the child") is not None)
+    assert _has(shared, 1, b"of the child")
 
 
 def test_a_lock_held_during_a_fork_does_not_block_the_child() -> None:
-    """A child can read and write, whatever the threads of its parent were doing."""
-    made, held, done = SharedBlocks(), threading.Event(), threading.Event()
-    _put(made, 0, b"before")
+    """A forked child can read and write, even if a thread of its parent held the locks."""
+    shared, held, done = SharedBlocks(), threading.Event(), threading.Event()
+    _put(shared, 0, b"before")
 
     def hold() -> None:
-        with made.locked():  # both locks, as a thread that writes has them
+        with shared.locked():  # both locks, as a thread that writes has them
             held.set()
             assert not _in_child(lambda: False)
             done.wait(10)
@@ -84,18 +84,18 @@ def test_a_lock_held_during_a_fork_does_not_block_the_child() -> None:
     with ThreadPoolExecutor(1) as pool:
         holding = pool.submit(hold)
         held.wait(10)
-        assert _in_child(lambda: _has(made, 0, b"before"))
+        assert _in_child(lambda: _has(shared, 0, b"before"))
         done.set()
         holding.result()
-    assert _in_child(lambda: _put(made, 1, b"after") is not None)
+    assert _in_child(lambda: _put(shared, 1, b"after") is not None)
 
 
 def test_parallel_writers_do_not_overlap() -> None:
     """Blocks that several processes write in parallel do not overlap."""
-    made = SharedBlocks()
+    shared = SharedBlocks()
 
     def write(first: int) -> bool:
-        return all(_put(made, number, bytes([number]) * 5000) is not None for number in range(first, 200, 4))
+        return all(_put(shared, number, bytes([number]) * 5000) is not None for number in range(first, 200, 4))
 
     children = []
     for first in range(4):
@@ -104,7 +104,7 @@ def test_parallel_writers_do_not_overlap() -> None:
             os._exit(0 if write(first) else 1)
         children.append(child)
     assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
-    assert all(_has(made, number, bytes([number]) * 5000) for number in range(200))
+    assert all(_has(shared, number, bytes([number]) * 5000) for number in range(200))
 
 
 _CHILD = "import pickle, sys; made = pickle.load(sys.stdin.buffer); print(made.read(0) and bytes(made.read(0)))"
@@ -112,13 +112,13 @@ _CHILD = "import pickle, sys; made = pickle.load(sys.stdin.buffer); print(made.r
 
 def test_unpickled_blocks_are_shared_while_the_creator_lives() -> None:
     """A process that unpickles the blocks can read them while their creator lives, and then has none."""
-    made = SharedBlocks()
-    _put(made, 0, b"here")
-    data = pickle.dumps(made)
+    shared = SharedBlocks()
+    _put(shared, 0, b"here")
+    data = pickle.dumps(shared)
     assert len(data) < 300
     run = [sys.executable, "-c", _CHILD]
     assert subprocess.run(run, input=data, env=ENVIRONMENT, capture_output=True, check=True).stdout == b"b'here'\n"
-    del made
+    del shared
     assert subprocess.run(run, input=data, env=ENVIRONMENT, capture_output=True, check=True).stdout == b"None\n"
 
 
@@ -143,24 +143,24 @@ def test_a_killed_process_leaves_no_file(tmp_path: Path) -> None:
 def test_no_blocks_without_space(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the file must not grow or cannot be created, there are no blocks and no error."""
     monkeypatch.setattr(shared_blocks, "_MAX_TOTAL_BYTES", 10_000)
-    made = SharedBlocks()
-    assert _put(made, 0, bytes(20_000)) is None
-    assert _put(made, 0, bytes(1000)) is not None
+    shared = SharedBlocks()
+    assert _put(shared, 0, bytes(20_000)) is None
+    assert _put(shared, 0, bytes(1000)) is not None
     monkeypatch.setattr(shared_blocks, "_create_unnamed_file", lambda: None)
-    made = SharedBlocks()
-    assert (_put(made, 0, b"here"), made.read(0)) == (None, None)
-    made.release_pages()
+    shared = SharedBlocks()
+    assert (_put(shared, 0, b"here"), shared.read(0)) == (None, None)
+    shared.release_pages()
 
 
 def test_a_closed_descriptor_loses_the_blocks() -> None:
     """A program that closes all descriptors loses the blocks; files that reuse the descriptors are unchanged."""
 
     def close_all() -> bool:
-        made = SharedBlocks()
-        _put(made, 0, b"here")
+        shared = SharedBlocks()
+        _put(shared, 0, b"here")
         os.closerange(3, 1000)
-        other = [os.memfd_create("other") for _ in range(20)]
-        found = made.read(0), _put(made, 1, b"there")
-        return found == (None, None) and all(os.fstat(fd).st_size == 0 for fd in other)
+        descriptors = [os.memfd_create("other") for _ in range(20)]
+        block = shared.read(0), _put(shared, 1, b"there")
+        return block == (None, None) and all(os.fstat(fd).st_size == 0 for fd in descriptors)
 
     assert _in_child(close_all)

@@ -103,12 +103,12 @@ def test_timeout_grows_with_the_object(store: type[_Store], monkeypatch: pytest.
 def test_headers_of_a_copy_request(store: type[_Store], monkeypatch: pytest.MonkeyPatch) -> None:
     """The request has the encoded name and the version of the object, and all headers are signed."""
     copy_in_store("s3://b/a b#1", "s3://other/c", 100, 7)
-    asked = store.asked
-    assert (asked["x-amz-copy-source"], asked["x-amz-copy-source-if-match"]) == ("/b/a%20b%231", '"one"')
-    assert (asked["x-amz-checksum-algorithm"], asked["content-length"]) == ("CRC32C", "0")
-    signed = asked["authorization"].partition("SignedHeaders=")[2].partition(",")[0].split(";")
-    assert {name for name in asked if name.startswith("x-amz-")} <= {*signed}
-    assert "x-amz-tagging-directive" not in asked
+    headers = store.asked
+    assert (headers["x-amz-copy-source"], headers["x-amz-copy-source-if-match"]) == ("/b/a%20b%231", '"one"')
+    assert (headers["x-amz-checksum-algorithm"], headers["content-length"]) == ("CRC32C", "0")
+    signed = headers["authorization"].partition("SignedHeaders=")[2].partition(",")[0].split(";")
+    assert {name for name in headers if name.startswith("x-amz-")} <= {*signed}
+    assert "x-amz-tagging-directive" not in headers
     monkeypatch.setenv("SHARDTOOL_STORE_OPTIONS", "tags=run=7")
     copy_in_store("s3://b/a b#1", "s3://other/c", 100, 7)
     assert (store.asked["x-amz-tagging"], store.asked["x-amz-tagging-directive"]) == ("run=7", "REPLACE")

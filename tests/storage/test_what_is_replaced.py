@@ -45,8 +45,8 @@ def _device(path: Path) -> None:
 
 
 def _socket(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as one:
-        one.bind(str(path))
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
 
 
 def _link_to_fifo(path: Path) -> None:
@@ -94,8 +94,8 @@ def test_only_files_are_replaced(name: str, words: tuple[str, ...], kind: str) -
 def test_a_report_replaces_only_its_kind(name: str, words: tuple[str, ...]) -> None:
     """`--overwrite` replaces a report of the same option or an empty file, but no other file and no link."""
     path, mine = Path(name), Path("mine")
-    for there in (b"", path.read_bytes() if typed(*words).code == 0 else b"no report"):
-        path.write_bytes(there)
+    for content in (b"", path.read_bytes() if typed(*words).code == 0 else b"no report"):
+        path.write_bytes(content)
         assert typed(*words).code == 0
     mine.write_bytes(path.read_bytes())
     path.write_bytes(b"all that I wrote this year")

@@ -1,1 +1,1 @@
-"""Laws of changes to samples while they are packed."""
+"""Tests of transforms of samples."""

@@ -1,4 +1,4 @@
-"""Laws of `change`: bytes of an image in, bytes of an image out, or the very same bytes."""
+"""`change_image` returns the changed image, or the same bytes if nothing has to change."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ EVERYTHING = [
 
 
 def file_of(image: Image.Image, kind: str, **details: Any) -> bytes:
-    """Return the image as a file; a GIF with its own palette."""
+    """Return an image as a file. A GIF has its own palette."""
     details = {"optimize": False, **details} if kind == "GIF" else details
     stream = BytesIO()
     image.save(stream, kind, **details)
@@ -135,18 +135,20 @@ def files() -> dict[str, bytes]:
     """Return a file of each kind and mode that is read."""
     rgb = photo((32, 24))
     sixteen = deep((32, 24))
-    made = {f"jpg-{mode}": file_of(rgb.convert(mode), "JPEG", exif=exif(6)) for mode in ("RGB", "L", "CMYK")}
-    made["jpg-progressive"] = file_of(rgb, "JPEG", progressive=True, icc_profile=profile())
-    made |= {f"png-{mode}": file_of(rgb.convert(mode), "PNG", exif=exif(8)) for mode in ("RGB", "L", "RGBA", "P", "1")}
-    made |= {"png-LA": file_of(rgb.convert("LA"), "PNG"), "png-I;16": file_of(sixteen, "PNG")}
-    made |= {"webp": file_of(rgb, "WEBP", exif=exif(3)), "webp-lossless": file_of(rgb, "WEBP", lossless=True)}
-    made |= {f"bmp-{mode}": file_of(rgb.convert(mode), "BMP") for mode in ("RGB", "L", "P", "1")}
-    made["gif"] = file_of(rgb, "GIF")
+    images = {f"jpg-{mode}": file_of(rgb.convert(mode), "JPEG", exif=exif(6)) for mode in ("RGB", "L", "CMYK")}
+    images["jpg-progressive"] = file_of(rgb, "JPEG", progressive=True, icc_profile=profile())
+    images |= {
+        f"png-{mode}": file_of(rgb.convert(mode), "PNG", exif=exif(8)) for mode in ("RGB", "L", "RGBA", "P", "1")
+    }
+    images |= {"png-LA": file_of(rgb.convert("LA"), "PNG"), "png-I;16": file_of(sixteen, "PNG")}
+    images |= {"webp": file_of(rgb, "WEBP", exif=exif(3)), "webp-lossless": file_of(rgb, "WEBP", lossless=True)}
+    images |= {f"bmp-{mode}": file_of(rgb.convert(mode), "BMP") for mode in ("RGB", "L", "P", "1")}
+    images["gif"] = file_of(rgb, "GIF")
     for mode in ("RGB", "L", "CMYK", "P", "1", "I", "F"):
-        made[f"tiff-{mode}"] = file_of(rgb.convert(mode), "TIFF", exif=exif(5))
-    made |= {"tiff-I;16": file_of(sixteen, "TIFF"), "tiff-lzw": file_of(rgb, "TIFF", compression="tiff_lzw")}
-    made |= {f"ppm-{mode}": file_of(rgb.convert(mode), "PPM") for mode in ("RGB", "L", "1")}
-    return made
+        images[f"tiff-{mode}"] = file_of(rgb.convert(mode), "TIFF", exif=exif(5))
+    images |= {"tiff-I;16": file_of(sixteen, "TIFF"), "tiff-lzw": file_of(rgb, "TIFF", compression="tiff_lzw")}
+    images |= {f"ppm-{mode}": file_of(rgb.convert(mode), "PPM") for mode in ("RGB", "L", "1")}
+    return images
 
 
 # Requests
@@ -154,7 +156,7 @@ def files() -> dict[str, bytes]:
 
 @pytest.mark.parametrize("field", ["jpg", "JPG", "jpeg", "png", "webp", "bmp", "tif", "tiff", "gif", "ppm", "pgm"])
 def test_images_by_ending(field: str) -> None:
-    """A field is an image if its last ending is an image's, in any case; if fields are named, only these are."""
+    """A field is an image if its suffix is an image suffix, in any case. If fields are named, only these are images."""
     assert ImageOptions().applies(field)
     assert ImageOptions().applies(f"seg.{field}")
     assert not ImageOptions().applies(f"{field}.txt")
@@ -165,7 +167,7 @@ def test_images_by_ending(field: str) -> None:
 
 @pytest.mark.parametrize("field", ["txt", "json", "cls", "", "jpg.gz", "npy", "eps", "pdf", "png2"])
 def test_other_fields(field: str) -> None:
-    """What has no image's ending is left alone and keeps its name."""
+    """Fields without an image suffix are unchanged and keep their names."""
     assert not ImageOptions(encode="jpg").applies(field)
     assert ImageOptions(encode="jpg").output_field(field) == field
 
@@ -212,7 +214,7 @@ def test_name_after_encoding(field: str, encode: Literal["jpg", "png", "webp"] |
     ],
 )
 def test_senseless_requests(options: dict[str, Any], where: str) -> None:
-    """Values out of range, and options that do not go together, are refused by the option's name."""
+    """Values out of range, and options that conflict, are refused by the name of the option."""
     with pytest.raises(InvalidRequest) as caught:
         CreateOptions(**options).make_transform()
     assert caught.value.where == where
@@ -261,7 +263,7 @@ SIZES: list[tuple[ResizeMode, bool, Size, Size, Size]] = [
 
 @pytest.mark.parametrize(("mode", "only_larger", "size", "resize", "expected"), SIZES)
 def test_sizes(mode: ResizeMode, only_larger: bool, size: Size, resize: Size, expected: Size) -> None:  # noqa: FBT001 - a column
-    """Each mode gives this size, and the fact tells the size that is written."""
+    """Each mode creates an image of this size, and the returned info has this size."""
     options = ImageOptions(resize=resize, resize_mode=mode, only_larger=only_larger)
     for image in (Image.new("L", size, 77), Image.new("1", size)):
         data, fact = change_image(file_of(image, "PNG"), "png", options)
@@ -278,27 +280,27 @@ sides = st.integers(1, 300) | st.sampled_from([1, 2, 5000])
     only_larger=st.booleans(),
 )
 def test_every_size(size: Size, resize: Size, mode: ResizeMode, only_larger: bool) -> None:  # noqa: FBT001 - a column
-    """No side is 0, each mode keeps its word, `only_larger` never enlarges, and doing it again changes nothing."""
+    """No side is 0, each mode keeps its promise, `only_larger` never enlarges, and a second change does nothing."""
     options = ImageOptions(resize=resize, resize_mode=mode, only_larger=only_larger)
     data, fact = change_image(file_of(Image.new("1", size), "PNG"), "png", options)
-    found = (fact.width, fact.height)
-    assert found == opened(data).size
-    assert min(found) >= 1
+    new_size = (fact.width, fact.height)
+    assert new_size == opened(data).size
+    assert min(new_size) >= 1
     if only_larger:
-        assert mode == "pad" or all(new <= old for new, old in zip(found, size, strict=True))
-        assert found == size or max(a / b for a, b in zip(size, resize, strict=True)) > 1
+        assert mode == "pad" or all(new <= old for new, old in zip(new_size, size, strict=True))
+        assert new_size == size or max(a / b for a, b in zip(size, resize, strict=True)) > 1
         return
     if mode in ("exact", "crop", "pad"):
-        assert found == resize
+        assert new_size == resize
         return
-    covers = all(new >= want for new, want in zip(found, resize, strict=True))
-    fits = all(new <= want for new, want in zip(found, resize, strict=True))
+    covers = all(new >= want for new, want in zip(new_size, resize, strict=True))
+    fits = all(new <= want for new, want in zip(new_size, resize, strict=True))
     assert covers if mode == "shorter" else fits
-    assert any(new == want for new, want in zip(found, resize, strict=True))
-    scale = max(new / old for new, old in zip(found, size, strict=True))
+    assert any(new == want for new, want in zip(new_size, resize, strict=True))
+    scale = max(new / old for new, old in zip(new_size, size, strict=True))
     scales = [new / old for new, old in zip(resize, size, strict=True)]
     exact = (max if mode == "shorter" else min)(scales)
-    assert all(abs(new - max(1, old * exact)) <= 0.5 + 1e-6 for new, old in zip(found, size, strict=True)), scale
+    assert all(abs(new - max(1, old * exact)) <= 0.5 + 1e-6 for new, old in zip(new_size, size, strict=True)), scale
 
 
 def test_rectangle_again() -> None:
@@ -312,7 +314,7 @@ def test_rectangle_again() -> None:
 
 
 def test_crop_is_the_centre() -> None:
-    """A crop shows the centre: whether it is scaled, or only cut out."""
+    """A crop shows the centre of the image, whether the image is scaled or not."""
     image = Image.new("RGB", (90, 30), RED)
     image.paste(GREEN, (30, 0, 60, 30))
     for resize in ((30, 30), (10, 10), (60, 60)):
@@ -345,10 +347,10 @@ def test_pad(mode: str, encode: Literal["jpg", "webp"] | None, border: tuple[int
     """Padding is black, or transparent if the written mode has alpha; the image is in the centre."""
     white = Image.new(mode, (40, 20), "white")
     options = ImageOptions(resize=(40, 40), resize_mode="pad", encode=encode)
-    found = pixels(change_image(file_of(white, "PNG"), "png", options)[0]).astype(int)
-    assert abs(found[:8] - border).max() <= 2
-    assert abs(found[32:] - border).max() <= 2
-    assert (found[12:28] >= (1 if mode == "1" else 253)).all()
+    padded = pixels(change_image(file_of(white, "PNG"), "png", options)[0]).astype(int)
+    assert abs(padded[:8] - border).max() <= 2
+    assert abs(padded[32:] - border).max() <= 2
+    assert (padded[12:28] >= (1 if mode == "1" else 253)).all()
 
 
 def test_pad_of_other_modes() -> None:
@@ -357,16 +359,16 @@ def test_pad_of_other_modes() -> None:
     image.putpalette([9, 9, 9, 0, 0, 0, 200, 0, 0, 7, 7, 7])
     options = ImageOptions(resize=(8, 8), resize_mode="pad")
     for details, border in ({}, 1), ({"transparency": 3}, 3), ({"transparency": b"\xff\xff\xff\x00"}, 3):
-        found = pixels(change_image(file_of(image, "PNG", **details), "png", options)[0])
-        assert found[:, 0].tolist() == [border, border, 2, 2, 2, 2, border, border]
+        padded = pixels(change_image(file_of(image, "PNG", **details), "png", options)[0])
+        assert padded[:, 0].tolist() == [border, border, 2, 2, 2, 2, border, border]
     image.putpalette([9, 9, 9, 8, 8, 8, 200, 0, 0])
     odd = pixels(change_image(file_of(Image.new("L", (8, 5), 99), "PNG"), "png", options)[0])
     assert odd[:, 0].tolist() == [0, 99, 99, 99, 99, 99, 0, 0]
     assert pixels(change_image(file_of(image, "PNG"), "png", options)[0])[0, 0] == 0
     ink = Image.new("CMYK", (8, 4), (1, 2, 3, 4))
-    found = pixels(change_image(file_of(ink, "TIFF"), "tiff", options)[0])
-    assert found[0, 0].tolist() == [0, 0, 0, 255]
-    assert found[4, 4].tolist() == [1, 2, 3, 4]
+    padded = pixels(change_image(file_of(ink, "TIFF"), "tiff", options)[0])
+    assert padded[0, 0].tolist() == [0, 0, 0, 255]
+    assert padded[4, 4].tolist() == [1, 2, 3, 4]
 
 
 # Nothing to do
@@ -374,7 +376,7 @@ def test_pad_of_other_modes() -> None:
 
 @pytest.mark.parametrize("name", files())
 def test_probe(name: str) -> None:
-    """A probe gives back the very bytes, and tells the size that a viewer shows and the mode."""
+    """A probe returns the same bytes, with the displayed size and the mode."""
     data = files()[name]
     for options in (ImageOptions(), ImageOptions(probe=True)):
         same, fact = change_image(data, "img", options)
@@ -404,12 +406,12 @@ def test_pass_through_of_a_format(encode: Literal["jpg", "png", "webp"], kind: s
         same, fact = change_image(data, field, ImageOptions(encode=encode))
         assert same is data
         assert fact == ImageInfo(64, 48, "RGB")
-    other = file_of(photo(), "PNG" if encode == "jpg" else "JPEG")
-    assert opened(change_image(other, encode, ImageOptions(encode=encode))[0]).format == kind
+    source = file_of(photo(), "PNG" if encode == "jpg" else "JPEG")
+    assert opened(change_image(source, encode, ImageOptions(encode=encode))[0]).format == kind
 
 
 def test_format_stays() -> None:
-    """Without `encode` the format of the content stays, and its mode."""
+    """Without `encode`, the format and mode of the content are kept."""
     for name, data in files().items():
         if name == "jpg-CMYK":
             continue
@@ -449,21 +451,21 @@ def test_orientation(kind: str, orientation: int) -> None:
         assert orientation == 1 or (new is not data and ORIENTATION not in image.getexif())
         across, down = image.width // 4, image.height // 4
         for colour, at in ((RED, (1, 1)), (GREEN, (3, 1)), (BLUE, (1, 3)), (GREY, (3, 3))):
-            found = image.getpixel((at[0] * across, at[1] * down))
-            assert max(abs(a - b) for a, b in zip(found, colour, strict=True)) < 40  # type: ignore[arg-type]
+            pixel = image.getpixel((at[0] * across, at[1] * down))
+            assert max(abs(a - b) for a, b in zip(pixel, colour, strict=True)) < 40  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("orientation", range(2, 9))
 @pytest.mark.parametrize("mode", ["shorter", "exact", "crop", "pad"])
 def test_turning_and_resizing_commute(orientation: int, mode: ResizeMode) -> None:
-    """A rotated stored image gives the pixels of the upright one."""
+    """A rotated stored image results in the same pixels as the upright image."""
     upright = photo((63, 47))
     data = file_of(upright.transpose(LAID[orientation]), "PNG", exif=exif(orientation))
     for resize in ((20, 30), (63, 32), (80, 80)):
         options = ImageOptions(resize=resize, resize_mode=mode)
         expected = pixels(change_image(file_of(upright, "PNG"), "png", options)[0]).astype(int)
-        found = pixels(change_image(data, "png", options)[0]).astype(int)
-        assert abs(found - expected).max() <= 4  # rounding, where columns come before rows
+        resized = pixels(change_image(data, "png", options)[0]).astype(int)
+        assert abs(resized - expected).max() <= 4  # rounding, where columns come before rows
 
 
 def test_late_exif_of_a_png() -> None:
@@ -480,13 +482,13 @@ def test_late_exif_of_a_png() -> None:
 @pytest.mark.parametrize("tags", [b"Exif\0\0", b"Exif\0\0II*\0\xff\xff\xff\xff", b"Exif\0\0nonsense", b"\0" * 30])
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
 def test_broken_exif(kind: str, tags: bytes) -> None:
-    """EXIF that cannot be read counts as none."""
+    """EXIF that cannot be read is ignored."""
     data = file_of(photo(), kind, exif=tags)
     assert change_image(data, "img", ImageOptions(resize=(24, 24)))[1] == ImageInfo(32, 24, "RGB")
 
 
 def test_broken_pixels_before_late_exif() -> None:
-    """Broken pixels before EXIF are an error, and not unreadable EXIF."""
+    """Broken pixels before EXIF are an error, and are not ignored like unreadable EXIF."""
     data = png((2, 1), 8, 0, b"\0\1\2", after=chunk(b"eXIf", exif(6).tobytes()[6:]))
     at = data.index(b"IDAT") + 6
     with pytest.raises(BadImage):
@@ -537,7 +539,7 @@ def in_mode(mode: str) -> Image.Image:
 
 @pytest.mark.parametrize(("kind", "mode", "encoded"), MODES, ids=lambda value: value if isinstance(value, str) else "")
 def test_modes(kind: str, mode: str, encoded: dict[Literal["jpg", "png", "webp"], str]) -> None:
-    """Each mode becomes one that the format supports, resized or not, and shows the same colour."""
+    """Each mode becomes a mode that the format supports and shows the same colour, resized or not."""
     data = file_of(in_mode(mode), kind, **({"quality": 100} if kind == "JPEG" else {}))
     for encode, expected in encoded.items():
         for resize in (None, (16, 12)):
@@ -583,8 +585,8 @@ def test_values_without_a_conversion(mode: str, values: list[float], encode: Lit
     with pytest.raises(BadImage) as caught:
         change_image(data, "tiff", ImageOptions(encode=encode))
     assert caught.value.code == "image-depth"
-    kept = change_image(data, "tiff", ImageOptions(resize=(4, 1), resize_mode="exact"))[0]
-    assert pixels(kept).tolist() == [[values[0], values[0], values[1], values[1]]]
+    resized = change_image(data, "tiff", ImageOptions(resize=(4, 1), resize_mode="exact"))[0]
+    assert pixels(resized).tolist() == [[values[0], values[0], values[1], values[1]]]
 
 
 DEEP = {  # one colour, (255, 0, 1) of 255
@@ -597,7 +599,7 @@ DEEP = {  # one colour, (255, 0, 1) of 255
 
 @pytest.mark.parametrize("name", DEEP)
 def test_sixteen_bit_colours(name: str) -> None:
-    """16-bit colours, which Pillow cuts to 8 without a word, pass through or are refused, unless for a photo."""
+    """16-bit colours, which Pillow silently reduces to 8 bits, pass through or are refused, except for a photograph."""
     data = DEEP[name]
     assert change_image(data, "img", ImageOptions())[0] is data
     assert change_image(data, "img", ImageOptions(resize=(16, 1), resize_mode="exact"))[0] is data
@@ -610,7 +612,7 @@ def test_sixteen_bit_colours(name: str) -> None:
 
 
 def test_alpha_is_laid_on_white() -> None:
-    """For jpg, transparent pixels become white: by alpha, by a palette or by one transparent colour."""
+    """For jpg, transparent pixels become white, whether alpha, a palette or one transparent colour defines them."""
     clear = Image.new("RGBA", (16, 16), (255, 0, 0, 0))
     half = Image.new("LA", (16, 16), (0, 128))
     keyed = Image.new("RGB", (16, 16), (1, 2, 3))
@@ -635,7 +637,7 @@ def test_alpha_is_laid_on_white() -> None:
 
 
 def test_transparent_pixels_do_not_blend() -> None:
-    """Resampling is weighted by alpha, and a transparent colour becomes alpha first: no fringes."""
+    """Resampling is weighted by alpha, and a transparent colour becomes alpha first, so there are no fringes."""
     image = Image.new("RGBA", (40, 40), (255, 0, 0, 0))
     image.paste((0, 0, 255, 255), (0, 0, 23, 40))
     keyed = Image.new("RGB", (40, 40), (255, 0, 0))
@@ -643,10 +645,10 @@ def test_transparent_pixels_do_not_blend() -> None:
     for data in (file_of(image, "PNG"), file_of(keyed, "PNG", transparency=(255, 0, 0))):
         new, fact = change_image(data, "png", ImageOptions(resize=(10, 10)))
         assert fact.mode == "RGBA"
-        found = pixels(new)
-        assert (found[..., 0][found[..., 3] > 20] < 20).all()
-        assert set(found[:, 0, 3]) == {255}
-        assert set(found[:, 9, 3]) == {0}
+        values = pixels(new)
+        assert (values[..., 0][values[..., 3] > 20] < 20).all()
+        assert set(values[:, 0, 3]) == {255}
+        assert set(values[:, 9, 3]) == {0}
 
 
 # Labels
@@ -656,7 +658,7 @@ def test_transparent_pixels_do_not_blend() -> None:
 @pytest.mark.parametrize("resize", [(13, 7), (80, 80), (40, 29)])
 @pytest.mark.parametrize("mode", ["shorter", "exact", "crop", "pad"])
 def test_palette_masks(kind: str, resize: Size, mode: ResizeMode) -> None:
-    """A palette's indices are never blended or renumbered, in their own format and as PNG."""
+    """The indices of a palette are never blended or renumbered, in their own format and as PNG."""
     mask = Image.frombytes("P", labels().shape[::-1], labels().tobytes())
     mask.putpalette([(i * 7 + 40) % 256 for i in range(768)])
     for encode in (None, "png"):
@@ -669,7 +671,7 @@ def test_palette_masks(kind: str, resize: Size, mode: ResizeMode) -> None:
 
 
 def test_grey_masks_in_a_gif() -> None:
-    """A GIF is indices, though its palette be a grey ramp, which Pillow opens as mode L."""
+    """A GIF contains indices, even if its palette is a grey ramp, which Pillow opens as mode L."""
     data = file_of(Image.fromarray(labels()), "GIF")
     for encode in (None, "png"):
         new, fact = change_image(data, "gif", ImageOptions(resize=(17, 17), encode=encode))
@@ -678,7 +680,7 @@ def test_grey_masks_in_a_gif() -> None:
 
 
 def test_mask_with_a_short_palette() -> None:
-    """Indices beyond the palette's end survive: Pillow's writer alone would cut them to fewer bits."""
+    """Indices above the end of the palette are kept. Pillow's writer alone would truncate them to fewer bits."""
     rows = b"\0" + bytes([0, 1, 2, 5, 20, 200])
     data = png((6, 1), 8, 3, rows, before=chunk(b"PLTE", bytes([0, 0, 0, 255, 0, 0, 0, 255, 0])))
     new, _ = change_image(data, "png", ImageOptions(resize=(12, 1), resize_mode="exact"))
@@ -703,7 +705,7 @@ def test_wide_and_bilevel_masks() -> None:
 
 
 def test_named_masks() -> None:
-    """A field in `masks` is never blended, though it is plain grey or RGB, nor encoded as jpg or webp."""
+    """A field in `masks` is never blended or encoded as jpg or webp, even if it is plain grey or RGB."""
     grey = file_of(Image.fromarray(labels()), "PNG")
     colours = file_of(Image.fromarray(np.stack([labels()] * 3, -1)), "PNG")
     options = ImageOptions(resize=(17, 17), encode="jpg", masks=("seg.png",))
@@ -720,7 +722,7 @@ def test_named_masks() -> None:
 
 
 def test_lossless_stays_lossless() -> None:
-    """A lossless WebP is written lossless again, and a TIFF never through a lossy codec."""
+    """A lossless WebP stays lossless, and a TIFF is never written with a lossy codec."""
     mask = Image.fromarray(np.stack([labels()] * 3, -1))
     options = ImageOptions(resize=(20, 20), masks=("img",))
     for data in (
@@ -737,7 +739,7 @@ def test_lossless_stays_lossless() -> None:
 
 
 def test_icc_profile() -> None:
-    """The ICC profile is kept wherever the format has one, unless colours of another kind are written."""
+    """The ICC profile is kept if the format supports one, unless colours of another kind are written."""
     rgb = profile()
     for kind in ("JPEG", "PNG", "WEBP", "TIFF"):
         data = file_of(photo(), kind, icc_profile=rgb)
@@ -786,7 +788,7 @@ def test_other_metadata_is_removed() -> None:
     ids=["png", "below-pillows-limit", "pgm", "bmp"],
 )
 def test_oversized_images_are_refused_by_the_header(data: bytes) -> None:
-    """Images over the pixel limit are refused from the header alone, without warnings."""
+    """Images above the pixel limit are refused after reading only the header, without warnings."""
     for options in (ImageOptions(probe=True, max_pixels=100_000_000), ImageOptions(resize=(5, 5), max_pixels=10**6)):
         with pytest.raises(BadImage, match="pixels") as caught:
             change_image(data, "img", options)
@@ -839,18 +841,18 @@ def test_truncated_files_are_errors(name: str) -> None:
 
 
 def test_truncated_frames() -> None:
-    """A GIF of several frames is damaged wherever it is cut, but where its first frame ends."""
+    """A GIF with several frames is truncated at any cut, except at the end of its first frame."""
     data = file_of(photo((16, 12)), "GIF", save_all=True, append_images=[photo((16, 12)).rotate(90)])
-    taken = []
+    accepted = []
     for cut in range(1, len(data)):
         with suppress(BadImage):
-            taken.append((cut, decoded_pixels(data[:cut]).size))
-    assert len(taken) <= 2
+            accepted.append((cut, decoded_pixels(data[:cut]).size))
+    assert len(accepted) <= 2
     assert decoded_pixels(data).size == (16, 12)
 
 
 def _blocks(form: str) -> tuple[bytes, int]:
-    """Return a PNG of 64 rows of 64 pixels, black below, by how it is packed, and how many bytes of it are rows."""
+    """Return the header of a PNG with 64 x 64 pixels, and the number of bytes of its rows."""
     depth, colours, bits, interlaced = {"rgb": (8, 2, 24, 0), "bit": (1, 0, 1, 0), "woven": (8, 0, 8, 1)}[form]
     sides = ((8, 8), (8, 8), (16, 8), (16, 16), (32, 16), (32, 32), (64, 32)) if interlaced else ((64, 64),)
     rows = b"".join((b"\0" + bytes((wide * bits + 7) // 8)) * high for wide, high in sides)
@@ -862,15 +864,15 @@ def _blocks(form: str) -> tuple[bytes, int]:
 def test_png_with_missing_rows(form: str, data: st.DataObject) -> None:
     """A PNG whose well-formed data end before its last row is refused; a complete one is not."""
     header, size = _blocks(form)
-    there = data.draw(st.one_of(st.integers(0, size), st.sampled_from([size, size - 1])))
+    row_bytes = data.draw(st.one_of(st.integers(0, size), st.sampled_from([size, size - 1])))
     cuts = sorted(data.draw(st.lists(st.integers(0, 40), max_size=3)))
-    packed = zlib.compress(bytes(there))
+    packed = zlib.compress(bytes(row_bytes))
     pieces = [packed[first:last] for first, last in zip([0, *cuts], [*cuts, len(packed)], strict=True)]
     chunks = b"".join(chunk(b"IDAT", piece) for piece in pieces)
     image = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunks + chunk(b"IEND", b"")
-    with nullcontext() if there == size else pytest.raises(BadImage, match="too early"):
+    with nullcontext() if row_bytes == size else pytest.raises(BadImage, match="too early"):
         decoded_pixels(image)
-    with nullcontext() if there == size else pytest.raises(BadImage, match="too early"):
+    with nullcontext() if row_bytes == size else pytest.raises(BadImage, match="too early"):
         change_image(image, "png", ImageOptions(resize=(8, 8)))
 
 
@@ -917,7 +919,7 @@ DEPTHS = {  # to the values that are stored, and their eight bits; None: refused
 
 @pytest.mark.parametrize("name", DEPTHS)
 def test_values_of_any_depth(name: str) -> None:
-    """Decoded values are those stored, or scaled to white 255, or the image is refused by name."""
+    """Decoded values are the stored values, or are scaled so that white is 255, or the image is refused by name."""
     data, stored, shown = DEPTHS[name]
     for exact, expected in ((True, stored), (False, shown)):
         if expected is None:
@@ -933,12 +935,13 @@ def test_values_of_any_depth(name: str) -> None:
     else:
         assert np.asarray(opened(change_image(data, "img", ImageOptions(encode="jpg", quality=100))[0])).max() >= 250
     if stored is not None:
-        kept = change_image(data, "m", ImageOptions(resize=(len(stored) * 2, 1), resize_mode="exact", masks=("m",)))[0]
-        assert np.asarray(decoded_pixels(bytes(kept), exact=True))[0, ::2].tolist() == stored
+        options = ImageOptions(resize=(len(stored) * 2, 1), resize_mode="exact", masks=("m",))
+        resized = change_image(data, "m", options)[0]
+        assert np.asarray(decoded_pixels(bytes(resized), exact=True))[0, ::2].tolist() == stored
 
 
 def test_frames() -> None:
-    """Several frames or pages pass through whole, or are refused: none is dropped."""
+    """An image with several frames or pages passes through unchanged, or is refused."""
     frames: Sequence[Image.Image] = [photo(), photo().transpose(Transpose.ROTATE_180)]
     for kind in ("GIF", "WEBP", "PNG", "TIFF"):
         data = file_of(frames[0], kind, save_all=True, append_images=frames[1:])
@@ -951,7 +954,7 @@ def test_frames() -> None:
 
 
 def test_multi_picture_jpeg() -> None:
-    """Of a JPEG with further pictures inside (MPO) the first is the image, as viewers have it."""
+    """The first picture of a multi-picture JPEG (MPO) is the image, as in image viewers."""
     data = file_of(photo(), "MPO", save_all=True, append_images=[Image.new("RGB", (8, 8))])
     assert opened(data).format == "MPO"
     assert change_image(data, "jpg", ImageOptions(encode="jpg"))[0] is data
@@ -972,14 +975,14 @@ def test_multi_picture_jpeg() -> None:
 )
 def test_other_formats_are_refused(data: bytes) -> None:
     """Other formats are refused, with the same message each time."""
-    told = []
+    messages = []
     for _ in range(2):
         with pytest.raises(BadImage) as caught:
             change_image(data, "jpg", ImageOptions())
         assert caught.value.code == "bad-image"
-        told.append(str(caught.value))
-    assert told[0] == told[1]
-    assert "0x" not in told[0]
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+    assert "0x" not in messages[0]
 
 
 def test_other_decoders_are_not_imported() -> None:
@@ -1002,7 +1005,7 @@ def test_other_decoders_are_not_imported() -> None:
 
 
 def test_error_crosses_processes() -> None:
-    """A BadImage survives pickling, and cannot steer a terminal."""
+    """A `BadImage` can be pickled, and contains no control characters."""
     error = pickle.loads(pickle.dumps(BadImage("bad-image", "red \x1b[31m")))  # noqa: S301 - our own
     assert (error.code, error.message, str(error)) == ("bad-image", r"red \x1b[31m", r"red \x1b[31m")
 
@@ -1035,7 +1038,7 @@ def test_warning_filters_are_restored() -> None:
     head=st.sampled_from([b"", b"\xff\xd8\xff", b"RIFF", b"BM", b"GIF89a", b"II*\0", b"P6 "]),
 )
 def test_any_bytes_give_an_image_or_an_error(data: bytes, head: bytes) -> None:
-    """Any bytes give an image or a BadImage."""
+    """Any bytes result in an image or in `BadImage`."""
     for options in EVERYTHING:
         _either(head + data, options)
 
@@ -1054,7 +1057,7 @@ def test_damaged_images_give_an_image_or_an_error(
     end: float,
     options: ImageOptions,
 ) -> None:
-    """A damaged image, especially its header, gives an image or a BadImage."""
+    """A damaged image, especially a damaged header, results in an image or in `BadImage`."""
     data = bytearray(files()[name])
     reach = min(len(data), 120) if header else len(data)
     for at, value in flips:
@@ -1063,7 +1066,7 @@ def test_damaged_images_give_an_image_or_an_error(
 
 
 def _either(data: bytes, options: ImageOptions) -> None:
-    """Check for a consistent result or a BadImage; pytest makes errors of warnings."""
+    """Check that the result is consistent or `BadImage`. pytest turns warnings into errors."""
     try:
         new, fact = change_image(data, "img", options)
     except BadImage as error:
@@ -1082,7 +1085,7 @@ def _either(data: bytes, options: ImageOptions) -> None:
 
 @pytest.mark.parametrize("options", EVERYTHING[1:])
 def test_output_is_deterministic(options: ImageOptions) -> None:
-    """The same request gives the same bytes, from `bytes` and from a view."""
+    """The same request results in the same bytes, from `bytes` and from a `memoryview`."""
     for data in files().values():
         try:
             once = change_image(data, "img", options)
@@ -1095,7 +1098,7 @@ def test_output_is_deterministic(options: ImageOptions) -> None:
 
 @pytest.mark.parametrize("size", [(40, 40), (64, 64), (100, 100), (250, 250)])
 def test_resized_images_match_lanczos(size: Size) -> None:
-    """Results differ from LANCZOS on all pixels by less than eyes see, however far a JPEG is reduced."""
+    """Results differ from LANCZOS on all pixels by less than is visible, even if a JPEG is reduced a lot."""
     for path in sorted(PHOTOS.glob("*/*-0003.jpg")):
         with Image.open(path) as image:
             data = file_of(image.resize((800, 600)), "JPEG", quality=95)
@@ -1107,7 +1110,7 @@ def test_resized_images_match_lanczos(size: Size) -> None:
 
 @pytest.mark.parametrize("side", [17, 25, 33, 41])
 def test_edges_of_reduced_jpegs(side: int) -> None:
-    """A JPEG that is decoded at a fraction does not shift, where its size is no multiple of it."""
+    """A JPEG that is decoded at a fraction does not shift, even if its size is not a multiple of the fraction."""
     ramp = Image.fromarray(np.tile(np.linspace(0, 250, side).astype("uint8"), (side, 1)))
     data = file_of(ramp, "JPEG", quality=100)
     left, right = pixels(change_image(data, "jpg", ImageOptions(resize=(2, 2), encode="png"))[0])[0].astype(int)
@@ -1115,12 +1118,12 @@ def test_edges_of_reduced_jpegs(side: int) -> None:
 
 
 def test_quality() -> None:
-    """A lower quality gives a smaller file; the default is 90."""
+    """A lower quality results in a smaller file. The default is 90."""
     data = file_of(photo((200, 150)), "PNG")
     for encode in ("jpg", "webp"):
-        found = [
+        sizes = [
             len(change_image(data, "png", ImageOptions(encode=encode, quality=quality))[0]) for quality in (10, 50, 90)
         ]
-        assert found == sorted(set(found))
+        assert sizes == sorted(set(sizes))
         default = change_image(data, "png", ImageOptions(encode=encode))[0]
         assert default == change_image(data, "png", ImageOptions(encode=encode, quality=90))[0]

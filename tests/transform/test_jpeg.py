@@ -1,4 +1,4 @@
-"""JPEGs by libjpeg-turbo: what it decodes has Pillow's pixels, and all else is left to Pillow."""
+"""JPEGs decoded by libjpeg-turbo have the same pixels as with Pillow. Other JPEGs are decoded by Pillow."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def _decoded(data: bytes) -> Any:
     return Decode()({"__key__": "a", "jpg": data})["jpg"]
 
 
-def _of_pillow(data: bytes, **how: Any) -> np.ndarray[Any, Any]:
-    return np.asarray(to_rgb(decode_image(data, **how)))
+def _of_pillow(data: bytes, **options: Any) -> np.ndarray[Any, Any]:
+    return np.asarray(to_rgb(decode_image(data, **options)))
 
 
 _SIZES = st.tuples(st.integers(1, 80), st.integers(1, 80))
@@ -54,33 +54,33 @@ _WRITTEN = st.fixed_dictionaries(
 @example((7, 7), None, {}, (1, 1))
 @given(_SIZES, st.sampled_from(["4:4:4", "4:2:2", "4:2:0", None]), _WRITTEN, _SIZES | st.none())
 def test_pixels_equal_pillow(
-    size: tuple[int, int], sampling: str | None, written: dict[str, Any], least: tuple[int, int] | None
+    size: tuple[int, int], sampling: str | None, written: dict[str, Any], min_size: tuple[int, int] | None
 ) -> None:
     """For any size, subsampling, scan order and fraction, the pixels equal Pillow's, in their own memory."""
     image = _picture(*size, "L" if sampling is None else "RGB")
     more = {} if sampling is None else {"subsampling": sampling}
     data = _bytes(image, **written, **more)
-    found = jpeg.decode_jpeg_fast(data, min_size=least)
-    if found is None:  # Pillow decodes fractions of tiny images
-        assert least is not None
+    decoded = jpeg.decode_jpeg_fast(data, min_size=min_size)
+    if decoded is None:  # Pillow decodes fractions of tiny images
+        assert min_size is not None
         assert min(size) < 8
         return
-    assert np.array_equal(found, _of_pillow(data, min_size=least))
-    assert (found.flags.writeable, found.flags.c_contiguous) == (True, True)
+    assert np.array_equal(decoded, _of_pillow(data, min_size=min_size))
+    assert (decoded.flags.writeable, decoded.flags.c_contiguous) == (True, True)
 
 
 @pytest.mark.parametrize("sampling", ["444", "422", "420", "440", "411", "Gray"])
 def test_rare_subsampling_equals_pillow(sampling: str) -> None:
     """Subsamplings of video cameras (4:1:1) and turned photographs (4:4:0) equal Pillow's pixels."""
     for size in ((33, 65), (70, 31)):
-        given = np.asarray(_picture(*size, "L" if sampling == "Gray" else "RGB"))
-        made = given[..., None] if sampling == "Gray" else given
+        picture = np.asarray(_picture(*size, "L" if sampling == "Gray" else "RGB"))
+        channels = picture[..., None] if sampling == "Gray" else picture
         colours = "Gray" if sampling == "Gray" else "rgb"
-        data = simplejpeg.encode_jpeg(np.ascontiguousarray(made), 80, colours, sampling)
-        for least in (None, (16, 15), (4, 3)):
-            found = jpeg.decode_jpeg_fast(data, min_size=least)
-            assert found is not None
-            assert np.array_equal(found, _of_pillow(data, min_size=least))
+        data = simplejpeg.encode_jpeg(np.ascontiguousarray(channels), 80, colours, sampling)
+        for min_size in (None, (16, 15), (4, 3)):
+            decoded = jpeg.decode_jpeg_fast(data, min_size=min_size)
+            assert decoded is not None
+            assert np.array_equal(decoded, _of_pillow(data, min_size=min_size))
 
 
 @given(st.binary(max_size=40), st.integers(0, 2000), st.sampled_from([True, False]))
@@ -88,9 +88,9 @@ def test_damaged_jpegs_are_left_to_pillow(noise: bytes, at: int, cut: object) ->
     """Changed or truncated bytes give Pillow's result, or are left to Pillow."""
     whole = _bytes(_picture(64, 48), quality=60)
     data = whole[: at % len(whole)] + noise + (b"" if cut else whole[at % len(whole) + len(noise) :])
-    found = jpeg.decode_jpeg_fast(data)
-    if found is not None:
-        assert np.array_equal(found, _of_pillow(data))
+    decoded = jpeg.decode_jpeg_fast(data)
+    if decoded is not None:
+        assert np.array_equal(decoded, _of_pillow(data))
 
 
 @pytest.mark.parametrize("progressive", [False, True])
@@ -102,9 +102,9 @@ def test_truncated_jpegs_are_refused(progressive: object) -> None:
         with pytest.raises(BadImage):
             decode_image(data[:end])
     for more in (b"\0" * 9, b"trailer", data):
-        found = jpeg.decode_jpeg_fast(data + more)
-        assert found is not None
-        assert np.array_equal(found, _of_pillow(data))
+        decoded = jpeg.decode_jpeg_fast(data + more)
+        assert decoded is not None
+        assert np.array_equal(decoded, _of_pillow(data))
 
 
 @pytest.mark.parametrize("order", ["big", "little"])
@@ -160,9 +160,9 @@ def test_reduced_height_decodes_less() -> None:
         head = jpeg.read_jpeg_header(data)
         assert head is not None
         assert head.block_rows == (8 if sampling == "4:4:4" else 16)
-        found = jpeg.decode_jpeg_fast(*jpeg.crop_jpeg_rows(data, head, 48))
-        assert found is not None
-        assert np.array_equal(found[:46], _of_pillow(data)[:46])
+        decoded = jpeg.decode_jpeg_fast(*jpeg.crop_jpeg_rows(data, head, 48))
+        assert decoded is not None
+        assert np.array_equal(decoded[:46], _of_pillow(data)[:46])
         whole, less = jpeg.crop_jpeg_rows(data, head, 48)
         assert jpeg.decode_jpeg_fast(whole[:-20], less) is None  # the missing bytes may belong to these rows
 
@@ -170,9 +170,9 @@ def test_reduced_height_decodes_less() -> None:
 def test_without_simplejpeg(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without simplejpeg, Pillow decodes the same arrays."""
     data = _bytes(_picture(64, 48))
-    there = _decoded(data)
+    expected = _decoded(data)
     monkeypatch.setitem(sys.modules, "simplejpeg", None)
     assert jpeg.jpeg_decoder.__wrapped__() is None
     monkeypatch.setattr(jpeg, "jpeg_decoder", lambda: None)
     assert jpeg.decode_jpeg_fast(data) is None
-    assert np.array_equal(_decoded(data), there)
+    assert np.array_equal(_decoded(data), expected)

@@ -1,4 +1,4 @@
-"""Laws of a transform without a shard: inputs and outputs of a function, and refused results."""
+"""Transforms without a shard: inputs and results of the user's function, and refused results."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-SEEN: list[dict[str, Any]] = []  # what `see` was given
+SEEN: list[dict[str, Any]] = []  # the samples that `see` received
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="/", exclude_categories=["Cc"]), min_size=1, max_size=8)
 KEYS = TEXTS.filter(lambda key: key not in (".", ".."))
 
 
 def see(sample: dict[str, Any]) -> dict[str, Any]:
-    """Keep what comes, and give it back."""
+    """Record the sample, and return it."""
     SEEN.append(dict(sample))
     return sample
 
@@ -50,7 +50,7 @@ def _png(width: int, height: int) -> bytes:
 
 
 def _made(transform: Transform, key: bytes, fields: Mapping[str, Any]) -> list[TransformedSample]:
-    """Return what a transform makes of a sample."""
+    """Return the samples that a transform returns."""
     work = Transformer(transform)
     return work.call_function(key, work.change_fields(fields, next(iter(fields)))[0])
 
@@ -65,11 +65,11 @@ def test_a_function_gets_and_returns_samples(fields: dict[str, bytes], key: str)
     """A function gets the key and all fields as bytes; its result is a sample with sorted fields."""
     SEEN.clear()
     views = {name: memoryview(data) for name, data in fields.items()}
-    (made,) = _made(Transform(function=f"{__name__}:see"), key.encode(), views)
+    (sample,) = _made(Transform(function=f"{__name__}:see"), key.encode(), views)
     assert [{KEY_ITEM: key, **fields}] == SEEN
     assert all(type(value) is bytes for name, value in SEEN[0].items() if name != KEY_ITEM)
-    assert made.key == key.encode()
-    assert made.fields == sorted((name.encode(), data) for name, data in fields.items())
+    assert sample.key == key.encode()
+    assert sample.fields == sorted((name.encode(), data) for name, data in fields.items())
 
 
 VALUES = st.one_of(
@@ -86,12 +86,12 @@ ANYTHING = st.recursive(
 def test_values_become_bytes_or_are_refused(fields: dict[str, Any]) -> None:
     """Bytes stay unchanged, text becomes UTF-8, numbers become text; other values are refused."""
     try:
-        (made,) = _given(fields)
+        (sample,) = _given(fields)
     except BadSample as bad:
         assert bad.code == "map-failed"  # noqa: PT017
         assert any(value in (None, "\ud800") for value in fields.values())
         return
-    for name, data in made.fields:
+    for name, data in sample.fields:
         value = fields[name.decode()]
         text = value if isinstance(value, str) else str(int(value) if isinstance(value, bool) else value)
         assert bytes(data) == (value if isinstance(value, bytes) else text.encode())
@@ -101,15 +101,15 @@ def test_values_become_bytes_or_are_refused(fields: dict[str, Any]) -> None:
 def test_any_result_is_valid_or_refused(value: Any) -> None:
     """Any result is samples with valid names and bytes, or BadSample."""
     try:
-        made = _given(value)
+        samples = _given(value)
     except BadSample as bad:
         assert bad.code == "map-failed"  # noqa: PT017
         return
-    for one in made:
-        assert one.fields == sorted(one.fields, key=lambda field: field[0])
-        assert not {"", ".", ".."} & set(one.key.decode().split("/"))
-        assert b"\0" not in one.key
-        assert all(name and not {*name} & {*b"/\0"} and len(data) >= 0 for name, data in one.fields)
+    for sample in samples:
+        assert sample.fields == sorted(sample.fields, key=lambda field: field[0])
+        assert not {"", ".", ".."} & set(sample.key.decode().split("/"))
+        assert b"\0" not in sample.key
+        assert all(name and not {*name} & {*b"/\0"} and len(data) >= 0 for name, data in sample.fields)
 
 
 # Return values, and expected parts of the message.
@@ -152,8 +152,8 @@ BAD: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("name", BAD)
 def test_invalid_results_are_refused(name: str) -> None:
     """The error for an invalid result describes the mistake."""
-    value, said = BAD[name]
-    with pytest.raises(BadSample, match=f"the function of map returned.*{said}|{said}.*") as caught:
+    value, message = BAD[name]
+    with pytest.raises(BadSample, match=f"the function of map returned.*{message}|{message}.*") as caught:
         _given(value)
     assert caught.value.code == "map-failed"
     assert "raised" not in str(caught.value)
@@ -162,16 +162,16 @@ def test_invalid_results_are_refused(name: str) -> None:
 def test_results_are_copied() -> None:
     """A result does not change when the function's buffers change."""
     memory = bytearray(b"first")
-    (made,) = _given({"a": memoryview(memory), "b": memory})
+    (sample,) = _given({"a": memoryview(memory), "b": memory})
     memory[:] = b"later"
-    assert [bytes(data) for _, data in made.fields] == [b"first", b"first"]
+    assert [bytes(data) for _, data in sample.fields] == [b"first", b"first"]
 
 
 def test_memoryviews_of_other_items() -> None:
     """A memoryview contributes all its bytes, for any item type and strides."""
     numbers = memoryview(b"\1\0\0\0\2\0\0\0").cast("I")
-    (made,) = _given({"a": numbers, "b": memoryview(b"abcdef")[::-2], "c": memoryview(b"abcd").cast("B", (2, 2))})
-    assert [(len(data), bytes(data)) for _, data in made.fields] == [
+    (sample,) = _given({"a": numbers, "b": memoryview(b"abcdef")[::-2], "c": memoryview(b"abcd").cast("B", (2, 2))})
+    assert [(len(data), bytes(data)) for _, data in sample.fields] == [
         (8, b"\1\0\0\0\2\0\0\0"), (3, b"fdb"), (4, b"abcd")
     ]  # fmt: skip
 
@@ -180,7 +180,7 @@ def test_a_function_may_drop_or_multiply_samples() -> None:
     """None and an empty list drop a sample; several samples get numbered keys unless they have their own."""
     assert _given(None) == _given([]) == _given(iter(())) == []
     several = [{"a": 1}, {KEY_ITEM: "other", "a": 2}, {KEY_ITEM: "k", "a": 3}]
-    assert [one.key for one in _given(several)] == [b"k-0", b"other", b"k-2"]
+    assert [sample.key for sample in _given(several)] == [b"k-0", b"other", b"k-2"]
 
 
 def test_images_are_changed_before_the_function() -> None:
@@ -188,20 +188,20 @@ def test_images_are_changed_before_the_function() -> None:
     SEEN.clear()
     images = ImageOptions(resize=(4, 4), encode="jpg", probe=True)
     work = Transformer(Transform(images, f"{__name__}:see", measured_columns=(*PROBED_COLUMNS.items(),)))
-    fields, found = work.change_fields({"png": _png(8, 6), "txt": b"text"}, "png")
+    fields, measured = work.change_fields({"png": _png(8, 6), "txt": b"text"}, "png")
     assert SEEN == []
     work.call_function(b"k", fields)
     assert set(SEEN[0]) == {KEY_ITEM, "jpg", "txt"}
     assert Image.open(BytesIO(SEEN[0]["jpg"])).size == (5, 4)
-    assert found == (5, 4, "RGB")
+    assert measured == (5, 4, "RGB")
 
 
 def test_images_without_a_function() -> None:
     """Other fields pass unchanged, and so do images without changes."""
     image, text = _png(8, 8), b"text"
-    (made,) = _made(Transform(ImageOptions(resize=(8, 8))), b"k", {"txt": text, "png": image})
-    assert made.fields == [(b"png", image), (b"txt", text)]
-    assert made.fields[0][1] is image
+    (sample,) = _made(Transform(ImageOptions(resize=(8, 8))), b"k", {"txt": text, "png": image})
+    assert sample.fields == [(b"png", image), (b"txt", text)]
+    assert sample.fields[0][1] is image
 
 
 def test_fields_with_the_same_output_name_are_refused() -> None:
@@ -224,12 +224,12 @@ def test_identity_depends_on_options_and_source(tmp_path: Path, monkeypatch: pyt
     identities = [work.identity() for work in works]
     assert len(set(identities)) == len(works)
     assert identities == [work.identity() for work in works]
-    found = set()
+    source_identities = set()
     for text in ("def change(s): return s\n", "def change(s): return None\n"):
         (tmp_path / "of_identity.py").write_text(text)
-        found.add(Transform(None, "of_identity:change").identity())
+        source_identities.add(Transform(None, "of_identity:change").identity())
         del sys.modules["of_identity"]
-    assert len(found) == 2
+    assert len(source_identities) == 2
 
 
 def test_a_transform_can_be_pickled() -> None:

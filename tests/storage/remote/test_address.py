@@ -20,9 +20,9 @@ _QUERIES = st.sampled_from(["", "?", "?t", "?t=a/b&c=d%20?"])
 def test_join_and_split_are_inverse(folder: str, query: str, name: str) -> None:
     """Any name can be joined to a folder and split off again; a query stays at the end."""
     at = parse_address(folder + (query if folder.startswith("https") else ""))
-    there = parse_address(join_address(at.text(), name))
-    assert (there.host, there.query) == (at.host, at.query)
-    assert split_address(there.text()) == (at._replace(key=at.key.rstrip("/")).text(), name)
+    joined = parse_address(join_address(at.text(), name))
+    assert (joined.host, joined.query) == (at.host, at.query)
+    assert split_address(joined.text()) == (at._replace(key=at.key.rstrip("/")).text(), name)
     assert parse_address(at.text()) == at
 
 

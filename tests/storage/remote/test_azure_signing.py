@@ -30,9 +30,9 @@ def test_account_key_signs_the_container(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", _SECRET)
     url = urlsplit(azure_signed_url("c", "a b#%20\u00fc.tar", "PUT") or "")
     assert (url.scheme, url.netloc, url.path) == ("https", "acc.blob.core.windows.net", "/c/a%20b%23%2520%C3%BC.tar")
-    asked = {name: values[0] for name, values in parse_qs(url.query).items()}
-    assert (asked["sp"], asked["sr"], asked["spr"]) == ("cwt", "c", "https")
-    assert len(base64.b64decode(asked["sig"])) == 32
+    query = {name: values[0] for name, values in parse_qs(url.query).items()}
+    assert (query["sp"], query["sr"], query["spr"]) == ("cwt", "c", "https")
+    assert len(base64.b64decode(query["sig"])) == 32
     assert _SECRET not in url.query
     monkeypatch.setenv("SHARDTOOL_ENDPOINT", "http://127.0.0.1:1/acc/")
     local = azure_signed_url("c", "k", "GET") or ""

@@ -1,4 +1,4 @@
-"""`storage_options=` of a call: settings for each store and server, for workers too; secrets appear nowhere."""
+"""`storage_options=` applies to one call, for each store and server and in workers. Secrets appear nowhere."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TOKEN = "Bearer tokenOfTheServer"  # noqa: S105 - of a server of this file
 
 @pytest.fixture(autouse=True)
 def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment has no settings of stores."""
+    """Remove all settings of stores from the environment."""
     for name in [*os.environ]:
         if name.startswith(("AWS_", "AZURE_", "GOOGLE_", "SHARDTOOL_")):
             monkeypatch.delenv(name)
@@ -43,10 +43,10 @@ def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def buckets() -> Iterator[tuple[Bucket, Bucket]]:
-    """Two servers, with a bucket `b` each."""
-    one, two = Bucket(), Bucket()
-    with served(one), served(two):
-        yield one, two
+    """Yield two servers, each with a bucket `b`."""
+    first, second = Bucket(), Bucket()
+    with served(first), served(second):
+        yield first, second
 
 
 def _options(bucket: Bucket) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def _all_files(*buckets: Bucket) -> str:
 def test_all_verbs(buckets: tuple[Bucket, Bucket], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """All verbs read and write with the settings of the call, and results, files and logs contain no setting."""
     caplog.set_level(logging.DEBUG, "shardtool")
-    (one, two), source = buckets, write_tree(tmp_path / "in", _FILES)
+    (bucket, other_bucket), source = buckets, write_tree(tmp_path / "in", _FILES)
     first, second = (_options(bucket) for bucket in buckets)
     both = {"s3://b/": first, "s3://b/copied/": second, "s3://b/new/": second}
     out: dict[str, Any] = {"max_count": 3, "workers": 0, "label_from_folder": True}
@@ -92,14 +92,16 @@ def test_all_verbs(buckets: tuple[Bucket, Bucket], tmp_path: Path, caplog: pytes
     with shardtool.ShardWriter("s3://b/w/z-{0..}.tar", storage_options=second) as writer:
         writer.write({"__key__": "a", "txt": "text"})
     assert (results[3].sound, results[7].same, results[9].datasets[0].removed) == (True, True, 2)
-    assert ([*one.below("w")], {*one.below("new")}) == ([], set())
-    assert {"x.json", "x-0.tar"} <= {*two.below("copied")}
-    assert {*two.below("new")} >= {"y.json"}
-    assert {*two.below("w")} == {"z-0.tar", "z-0.index", "z.json"}
+    assert ([*bucket.below("w")], {*bucket.below("new")}) == ([], set())
+    assert {"x.json", "x-0.tar"} <= {*other_bucket.below("copied")}
+    assert {*other_bucket.below("new")} >= {"y.json"}
+    assert {*other_bucket.below("w")} == {"z-0.tar", "z-0.index", "z.json"}
     assert writer.dataset_file == "s3://b/w/z.json"
     assert results[0].dataset_file == "s3://b/x/x.json"
     documents = [result.to_json() for result in results if hasattr(result, "to_json")]
-    _check_clean(results, documents, writer, writer.notes, caplog.text, _all_files(one, two), dict(os.environ))
+    _check_clean(
+        results, documents, writer, writer.notes, caplog.text, _all_files(bucket, other_bucket), dict(os.environ)
+    )
     opened = shardtool.open("s3://b/new/y.json", storage_options=second, cache=shardtool.Cache(tmp_path / "cache"))
     assert (len([*opened]), opened.table().to_table().num_rows) == (8, 8)
     for part in range(2):
@@ -114,14 +116,14 @@ def test_all_verbs(buckets: tuple[Bucket, Bucket], tmp_path: Path, caplog: pytes
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_workers_get_the_options(start: Any, buckets: tuple[Bucket, Bucket], tmp_path: Path) -> None:
     """Worker processes write and read with the settings of the call, however they start."""
-    source, how = write_tree(tmp_path / "in", _FILES), {"workers": 2, "start_method": start}
+    source, worker_options = write_tree(tmp_path / "in", _FILES), {"workers": 2, "start_method": start}
     options = _options(buckets[0])
-    shardtool.create(source, "s3://b/x/x-{0..}.tar", max_count=3, storage_options=options, **how)
-    assert shardtool.verify("s3://b/x/x.json", storage_options=options, **how).sound
+    shardtool.create(source, "s3://b/x/x-{0..}.tar", max_count=3, storage_options=options, **worker_options)
+    assert shardtool.verify("s3://b/x/x.json", storage_options=options, **worker_options).sound
 
 
 def test_calls_of_two_threads(buckets: tuple[Bucket, Bucket], tmp_path: Path) -> None:
-    """Calls that run at the same time use their own settings, for buckets of one name."""
+    """Calls that run at the same time use their own settings, even for buckets with the same name."""
 
     def run(number: int) -> list[str]:
         source = write_tree(tmp_path / str(number), {f"{number}{name}.t": b"x" for name in "abc"})
@@ -158,7 +160,7 @@ class _Closed(BaseHTTPRequestHandler):
 
 
 def test_headers_of_a_web_server(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """`headers` are sent to the server of the call, and shown nowhere."""
+    """`headers` are sent to the server of the call, and appear nowhere else."""
     caplog.set_level(logging.DEBUG, "shardtool")
     shardtool.create(write_tree(tmp_path / "in", _FILES), tmp_path / "x-{0..}.tar", max_count=3, workers=0)
     with ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Closed,), {"folder": tmp_path})) as server:

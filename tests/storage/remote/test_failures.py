@@ -38,7 +38,7 @@ def test_status_error(status: int, code: str, kind: type[Exception], found: str)
 
 
 @pytest.mark.parametrize(
-    ("said", "kind"),
+    ("message", "kind"),
     [
         ("DeleteObjects request failed for key k: Access Denied (code: AccessDenied)", AccessRefused),
         ("Bulk delete request failed for key k: no permission (code: 403)", AccessRefused),
@@ -48,12 +48,12 @@ def test_status_error(status: int, code: str, kind: type[Exception], found: str)
         ("Account must be specified", InvalidRequest),
     ],
 )
-def test_obstore_errors(said: str, kind: type[Exception]) -> None:
+def test_obstore_errors(message: str, kind: type[Exception]) -> None:
     """A refusal is recognised in obstore's messages about one object or many."""
     from obstore.exceptions import GenericError
 
     with pytest.raises(kind), obstore_errors("az://c/k"):
-        raise GenericError(said)
+        raise GenericError(message)
 
 
 @pytest.mark.parametrize("code", ["EntityTooLarge", "InvalidStorageClass", "NotImplemented"])

@@ -54,12 +54,12 @@ def test_read_ranges(object_at: str, proxy: FaultyProxy) -> None:
     draw = random.Random(1)  # noqa: S311 - no secret
     offsets = [draw.randrange(len(_DATA)) for _ in range(30)] + [0, 100, 100, 7_000, len(_DATA) - 5, len(_DATA)]
     lengths = [draw.choice((0, 1, 500, 70_000)) for _ in range(30)] + [50, 0, 7_000, 5_000_000, 50, 5]
-    found = list(read_ranges(RemoteObject(object_at), offsets, lengths))
-    assert found == [_DATA[at : at + length] for at, length in zip(offsets, lengths, strict=True)]
+    pieces = list(read_ranges(RemoteObject(object_at), offsets, lengths))
+    assert pieces == [_DATA[at : at + length] for at, length in zip(offsets, lengths, strict=True)]
     blob = RemoteObject(object_at, len(_DATA))
     proxy.set()
     assert len(list(read_ranges(blob, [10, 2_000, 40_000], [100, 100, 100]))) == 3
-    assert [one.range for one in proxy.log().asked] == ["bytes=10-40099"]
+    assert [request.range for request in proxy.log().asked] == ["bytes=10-40099"]
 
 
 def test_small_files_are_one_request(object_at: str, proxy: FaultyProxy) -> None:
@@ -67,7 +67,7 @@ def test_small_files_are_one_request(object_at: str, proxy: FaultyProxy) -> None
     assert files.read_small(object_at) == _DATA
     assert files.read_tail(object_at, 1_000) == _DATA[-1_000:]
     assert files.read_tail(object_at, 10**8) == _DATA
-    assert [one.method for one in proxy.log().asked] == ["GET"] * 3
+    assert [request.method for request in proxy.log().asked] == ["GET"] * 3
     empty = object_at.replace("a%20b%23.bin", "empty")
     assert files.read_small(empty) == files.read_tail(empty, 10) == b""
     proxy.set()
@@ -105,7 +105,8 @@ def test_read_tail_without_suffix_ranges(object_at: str, proxy: FaultyProxy) -> 
     """If a server does not support suffix ranges, the end is still read without the whole object."""
     proxy.set(Fault("whole"))
     assert files.read_tail(object_at, 1_000) == _DATA[-1_000:]
-    assert [one.range for one in proxy.log().asked][1:] == ["bytes=0-0", f"bytes={len(_DATA) - 1_000}-{len(_DATA) - 1}"]
+    ranges = [request.range for request in proxy.log().asked]
+    assert ranges[1:] == ["bytes=0-0", f"bytes={len(_DATA) - 1_000}-{len(_DATA) - 1}"]
 
 
 @pytest.mark.parametrize("do", ["status", "cut", "reset", "lost", "refuse"])
@@ -118,7 +119,7 @@ def test_transient_failures_are_retried(do: str, object_at: str, proxy: FaultyPr
     blob = RemoteObject(object_at)
     proxy.set(Fault("cut", at=3_000_000))
     assert b"".join(blob.pieces()) == _DATA
-    assert [one.range for one in proxy.log().asked][1] == f"bytes=3000000-{len(_DATA) - 1}"
+    assert [request.range for request in proxy.log().asked][1] == f"bytes=3000000-{len(_DATA) - 1}"
 
 
 @pytest.mark.parametrize(
@@ -189,24 +190,24 @@ def test_sequential_reads_need_few_requests(object_at: str, proxy: FaultyProxy) 
 
 def test_imap_requests() -> None:
     """Results are in order, an error is raised in the position of its result, and the limit is kept."""
-    running, most, lock = 0, 0, threading.Lock()
+    running, max_running, lock = 0, 0, threading.Lock()
 
     def ask(number: int) -> int:
-        nonlocal running, most
+        nonlocal running, max_running
         with lock:
             running += 1
-            most = max(most, running)
+            max_running = max(max_running, running)
         if number == 50:
             raise ValueError(number)
         with lock:
             running -= 1
         return number
 
-    found: list[int] = []
+    results: list[int] = []
     with pytest.raises(ValueError, match="50"):
-        found.extend(iter(imap_requests(ask, range(100), 4)))
+        results.extend(iter(imap_requests(ask, range(100), 4)))
     assert list(imap_requests(ask, range(20), 3)) == list(range(20))
-    assert most <= 5
+    assert max_running <= 5
 
 
 _CHUNKS = f"1000\r\n{'x' * 4096}\r\n"

@@ -41,7 +41,7 @@ def test_notice_while_waiting(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Lo
     monkeypatch.setattr(retry, "DEFAULT_POLICY", RetryPolicy(tries=2, first_wait_s=0, max_total_s=0.1, notice_s=0.01))
     with caplog.at_level(logging.WARNING, "shardtool"), pytest.raises(StoreFailed):
         with_retries("s3://b/k", _silent)
-    assert [one.getMessage() for one in caplog.records] == ["s3://b/k: no response for 0 seconds; still waiting"]
+    assert [record.getMessage() for record in caplog.records] == ["s3://b/k: no response for 0 seconds; still waiting"]
     caplog.clear()
     with_retries("s3://b/k", lambda: None)
     with caplog.at_level(logging.WARNING, "shardtool"), pytest.raises(StoreFailed):

@@ -90,10 +90,10 @@ def test_source_with_its_own_server(elsewhere: pytest.MonkeyPatch) -> None:
     assert not is_source_address("s3://b/k")
     assert display_address(source) == redact_secrets(source) == "s3://b/k"
     assert join_address(source, "x").endswith("@b/k/x")
-    for other in ("gs://b/k", "az://b/k", "/folder", "https://h/k"):
-        assert source_address_for(other, None) == other
+    for location in ("gs://b/k", "az://b/k", "/folder", "https://h/k"):
+        assert source_address_for(location, None) == location
         with pytest.raises(InvalidRequest, match="not S3"):
-            source_address_for(other, "http://127.0.0.1:8")
+            source_address_for(location, "http://127.0.0.1:8")
 
 
 def test_source_with_its_own_credentials(elsewhere: pytest.MonkeyPatch) -> None:

@@ -51,8 +51,8 @@ class _AcceptingServer(BaseHTTPRequestHandler):
 
     def do_PUT(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        there = not self.path.startswith("/none/")
-        self.send_response(200 if there else 404)
+        is_accepted = not self.path.startswith("/none/")
+        self.send_response(200 if is_accepted else 404)
         self.send_header("ETag", f'"{hashlib.md5(body, usedforsecurity=False).hexdigest()}"')
         self.send_header("Content-Length", "0")
         self.end_headers()

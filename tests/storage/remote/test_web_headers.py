@@ -1,4 +1,4 @@
-"""Headers for web servers: what is sent to which server, and that it is shown nowhere."""
+"""Headers for web servers are sent only to the right server, and appear nowhere else."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
 
 @contextmanager
@@ -115,9 +115,9 @@ def test_outputs_contain_no_credentials(tmp_path: Path, http_files: Server) -> N
     at = http_files.new_prefix()
     files = {f"{number}.txt": bytes([number]) * 3000 for number in range(4)}
     create(write_tree(tmp_path / "in", files), f"{http_files.local(at)}/x-{{0..}}.tar", CreateOptions(workers=0))
-    given = f"{at}/x.json".replace("://", "://someone:secret@")
-    made_again = reshard(given, f"{tmp_path}/y-{{0..}}.tar", ReshardOptions(workers=0))
-    said = copy(given, tmp_path / "copy"), made_again, verify(given), inspect(given)
-    shown = [json.dumps(one.to_json()) for one in said]
-    made = [*read_tree(tmp_path).values(), *map(str.encode, shown)]
-    assert not any(b"secret" in one or b"someone" in one for one in made)
+    address = f"{at}/x.json".replace("://", "://someone:secret@")
+    made_again = reshard(address, f"{tmp_path}/y-{{0..}}.tar", ReshardOptions(workers=0))
+    results = copy(address, tmp_path / "copy"), made_again, verify(address), inspect(address)
+    shown = [json.dumps(result.to_json()) for result in results]
+    outputs = [*read_tree(tmp_path).values(), *map(str.encode, shown)]
+    assert not any(b"secret" in result or b"someone" in result for result in outputs)

@@ -39,12 +39,12 @@ def copies(folder: str | Path) -> list[str]:
 
 def read_all(cache: Cache, shards: Sequence[StoredShard]) -> list[bool]:
     """Read shards through a cache, check their bytes, and return which were copies."""
-    found = []
+    is_copy = []
     for shard in shards:
-        with cache.open(shard) as one:
-            assert Path(one.path).read_bytes() == Path(shard.path).read_bytes()
-            found.append(one.lock is not None)
-    return found
+        with cache.open(shard) as leased:
+            assert Path(leased.path).read_bytes() == Path(shard.path).read_bytes()
+            is_copy.append(leased.lock is not None)
+    return is_copy
 
 
 def python(code: str, *words: str | Path) -> str:

@@ -75,12 +75,12 @@ def read(folder: str, slow: str, seed: int) -> None:
     cache = shardtool.Cache(folder, BOUND - (seed % 2) * 2 * SHARD, observer=Quiet())
     shards = open_dataset(slow).shards
     while True:
-        taken = cache.refresh(BOUND // 3)
-        right = not taken or all(_right(sample) for sample in shardtool.open([*taken], check=True))
+        written = cache.refresh(BOUND // 3)
+        is_right = not written or all(_right(sample) for sample in shardtool.open([*written], check=True))
         for shard in choice.sample(shards, 2):
-            with cache.open(shard) as one:
-                right = right and Path(one.path).read_bytes() == Path(shard.path).read_bytes()
-        if not right:
+            with cache.open(shard) as leased:
+                is_right = is_right and Path(leased.path).read_bytes() == Path(shard.path).read_bytes()
+        if not is_right:
             os._exit(ENDED)
         with (Path(folder).parent / f"epochs-{os.getpid()}").open("a") as epochs_read:
             epochs_read.write("x")
@@ -139,68 +139,68 @@ def size_of(folder: Path) -> int:
     return sum(sizes.values())
 
 
-def run(load: Load, place: Path) -> dict[str, object]:
+def run(load: Load, root: Path) -> dict[str, object]:
     """Put a cache under load, and fail if a law is broken.
 
     Returns:
         Maximum bytes, kills, evicted shards, and epochs read.
     """
-    folder, slow = place / "cache", place / "out.json"
-    making = multiprocessing.get_context("fork").Process(target=make_slow, args=(place,))
+    folder, slow = root / "cache", root / "out.json"
+    making = multiprocessing.get_context("fork").Process(target=make_slow, args=(root,))
     making.start()  # not here: it starts threads, which no fork should find
     making.join()
-    crew, most, kills = Crew(load, folder, slow), 0, 0
+    crew, max_bytes, kills = Crew(load, folder, slow), 0, 0
     end_s, kill_s = time.monotonic() + load.seconds, time.monotonic() + load.kill_s
     try:
-        while time.monotonic() < end_s or epochs(place) < load.epochs or not kills:
+        while time.monotonic() < end_s or epochs(root) < load.epochs or not kills:
             time.sleep(0.01)
             crew.check()
             if folder.is_dir() and all((folder / part).is_dir() for part in FOLDERS):
-                most = max(most, size_of(folder))
-                assert most <= BOUND + SHARD, most
+                max_bytes = max(max_bytes, size_of(folder))
+                assert max_bytes <= BOUND + SHARD, max_bytes
             if time.monotonic() > kill_s:
                 crew.kill_one()
                 kills, kill_s = kills + 1, kill_s + load.kill_s
     finally:
         crew.end()
-    return {"most": most, "bound": BOUND, "kills": kills, **left_behind(folder), "epochs": epochs(place)}
+    return {"max_bytes": max_bytes, "bound": BOUND, "kills": kills, **left_behind(folder), "epochs": epochs(root)}
 
 
-def make_slow(place: Path) -> None:
+def make_slow(root: Path) -> None:
     """Write the dataset that readers read through the cache."""
-    with shardtool.ShardWriter(place / "out-{000000..}.tar", max_count=COUNT) as writer:
+    with shardtool.ShardWriter(root / "out-{000000..}.tar", max_count=COUNT) as writer:
         for number in range(20 * COUNT):
             writer.write({"__key__": f"slow/{number}", "bin": payload(number)})
 
 
 def left_behind(folder: Path) -> dict[str, object]:
-    """Check that a cache contains only complete, unused shards after the last kill, and return its statistics."""
+    """Check that a cache contains only complete, unused shards after the last kill. Return its statistics."""
     shardtool.Cache(folder, BOUND)
     status, checked = cache_status(folder), cache_verify(folder)
-    assert not any(one.held for one in status.shards)
+    assert not any(shard.held for shard in status.shards)
     assert (checked.removed, checked.held, status.foreign, status.taken) == ({}, {}, (), 0)
-    whole = {Path(one.path).name for one in status.shards}
+    whole = {Path(shard.path).name for shard in status.shards}
     files = {path.name for part in (COPIED, WRITTEN) for path in (folder / part).iterdir()}
     sidecars = {f"{Path(name).stem}.index" for name in whole if name.startswith("grown-")}
     assert files == whole | sidecars, files ^ (whole | sidecars)
     return {"shards": len(whole), "copied": status.counts.copies, "evicted": status.counts.evicted}
 
 
-def epochs(place: Path) -> int:
+def epochs(root: Path) -> int:
     """Return how many times readers have read all shards."""
-    return sum(path.stat().st_size for path in place.glob("epochs-*"))
+    return sum(path.stat().st_size for path in root.glob("epochs-*"))
 
 
 def main() -> None:
-    """Run the load of the command line."""
+    """Run the load that the command line describes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--writers", type=int, default=4)
     parser.add_argument("--readers", type=int, default=2)
     parser.add_argument("--kill-s", type=float, default=1)
-    given = parser.parse_args()
-    with TemporaryDirectory() as place:
-        print(run(Load(given.writers, given.readers, given.seconds, given.kill_s), Path(place)))  # noqa: T201
+    arguments = parser.parse_args()
+    with TemporaryDirectory() as root:
+        print(run(Load(arguments.writers, arguments.readers, arguments.seconds, arguments.kill_s), Path(root)))  # noqa: T201
 
 
 if __name__ == "__main__":

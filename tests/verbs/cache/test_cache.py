@@ -35,11 +35,11 @@ def test_a_shard_is_copied_once(tmp_path: Path, shards: Shards) -> None:
     first = Cache(tmp_path / "cache")
     assert read_all(first, shards) == [True] * 6
     assert (first.counts.copies, first.counts.hits) == (6, 0)
-    other = pickle.loads(pickle.dumps(Cache(tmp_path / "cache", "1GB", "oldest")))  # noqa: S301 - our own
-    assert (other.max_bytes, other.policy) == (10**9, "oldest")
-    assert read_all(other, shards) == [True] * 6
-    assert (other.counts.copies, other.counts.hits) == (0, 6)
-    assert (other.total().copies, other.total().hits, other.total().hit_rate) == (6, 6, 0.5)
+    unpickled = pickle.loads(pickle.dumps(Cache(tmp_path / "cache", "1GB", "oldest")))  # noqa: S301 - our own
+    assert (unpickled.max_bytes, unpickled.policy) == (10**9, "oldest")
+    assert read_all(unpickled, shards) == [True] * 6
+    assert (unpickled.counts.copies, unpickled.counts.hits) == (0, 6)
+    assert (unpickled.total().copies, unpickled.total().hits, unpickled.total().hit_rate) == (6, 6, 0.5)
     assert copies(tmp_path / "cache") == [shard.name for shard in shards]
 
 
@@ -65,8 +65,8 @@ def test_a_copy_does_not_need_the_original(tmp_path: Path) -> None:
     read_all(cache, shards)
     data = Path(shards[0].path).read_bytes()
     Path(shards[0].path).unlink()
-    with Cache(tmp_path / "cache").open(shards[0]) as one:
-        assert Path(one.path).read_bytes() == data
+    with Cache(tmp_path / "cache").open(shards[0]) as leased:
+        assert Path(leased.path).read_bytes() == data
 
 
 @pytest.mark.parametrize(("policy", "stay"), [("least-used", [0, 3, 4]), ("oldest", [2, 3, 4]), ("keep", [0, 1, 2])])
@@ -74,9 +74,9 @@ def test_the_bound_holds(tmp_path: Path, shards: Shards, policy: Policy, stay: l
     """The cache never exceeds its bound; the policy decides which shards are evicted, if any."""
     cache = Cache(tmp_path / "cache", 3 * SHARD, policy, observer=noting)
     for number in (0, 1, 2, 0, 3, 4):
-        with cache.open(shards[number]) as one:
-            assert Path(one.path).read_bytes() == Path(shards[number].path).read_bytes()
-            assert (one.lock is not None) == (policy != "keep" or number < 3)
+        with cache.open(shards[number]) as leased:
+            assert Path(leased.path).read_bytes() == Path(shards[number].path).read_bytes()
+            assert (leased.lock is not None) == (policy != "keep" or number < 3)
         assert len(copies(tmp_path / "cache")) <= 3
     assert copies(tmp_path / "cache") == [shards[number].name for number in stay]
     assert len(noting.notes) == (policy == "keep")
@@ -156,11 +156,11 @@ def test_concurrent_readers_share_one_copy(tmp_path: Path, shards: Shards) -> No
 def test_equal_names_have_separate_copies(tmp_path: Path) -> None:
     """Shards of equal names in two datasets, and a rewritten shard, have separate copies."""
     cache = Cache(tmp_path / "cache")
-    one, other = made_shards(tmp_path / "a", 1, "a"), made_shards(tmp_path / "b", 1, "b")
-    read_all(cache, [*one, *other])
+    first, second = made_shards(tmp_path / "a", 1, "a"), made_shards(tmp_path / "b", 1, "b")
+    read_all(cache, [*first, *second])
     for path in (tmp_path / "a").glob("out*"):
         path.write_bytes((tmp_path / "b" / path.name).read_bytes().replace(b"b", b"b"))
-    assert read_all(Cache(tmp_path / "cache"), [*one, *other]) == [True, True]
+    assert read_all(Cache(tmp_path / "cache"), [*first, *second]) == [True, True]
     assert len(copies(tmp_path / "cache")) == 2
 
 
@@ -190,8 +190,8 @@ def test_a_damaged_shard_is_not_copied(tmp_path: Path, noting: Noting) -> None:
 def test_a_damaged_copy_is_made_again(tmp_path: Path, shards: Shards, noting: Noting) -> None:
     """A truncated or damaged copy is made again, or not used while other processes hold it."""
     cache = Cache(tmp_path / "cache", observer=noting)
-    with cache.open(shards[0]) as one:
-        path = Path(one.path)
+    with cache.open(shards[0]) as leased:
+        path = Path(leased.path)
     path.write_bytes(b"cut")
     assert read_all(cache, shards[:1]) == [True]
     flip(path, 600)
@@ -236,16 +236,16 @@ def test_foreign_files_are_kept_and_noted(tmp_path: Path, shards: Shards, noting
     victim.write_text("mine")
     name = f"{'0' * 24}-4-unknown-a.tar"
     foreign = ["notes.txt", "copied/out-000000.tar", "copied/.out.part", f"copied/.room-{name}", f"copied/{name}"]
-    for one in foreign[:3]:
-        (folder / one).write_text("x")
-    for one in foreign[3:]:
-        (folder / one).symlink_to(victim)
+    for name in foreign[:3]:
+        (folder / name).write_text("x")
+    for name in foreign[3:]:
+        (folder / name).symlink_to(victim)
     cache = Cache(folder, 2 * SHARD, observer=noting)
     assert read_all(cache, shards) == [True] * 6
-    assert all(os.path.lexists(folder / one) for one in foreign)
+    assert all(os.path.lexists(folder / name) for name in foreign)
     assert victim.read_text() == "mine"
     assert "left unchanged" in noting.notes[0]
-    assert sum(one in noting.notes[0] for one in foreign) >= 4
+    assert sum(name in noting.notes[0] for name in foreign) >= 4
 
 
 def test_invalid_folders_are_refused(tmp_path: Path, shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,9 +270,9 @@ def test_invalid_folders_are_refused(tmp_path: Path, shards: Shards, monkeypatch
     (tmp_path / "linked" / "copied").symlink_to(tmp_path)
     with pytest.raises(InvalidRequest, match="a link or a file"):
         Cache(tmp_path / "linked")
-    for content, found in ((json.dumps({"shardtool-cache": 0}), "version 0"), ("{", "version unknown")):
+    for content, message in ((json.dumps({"shardtool-cache": 0}), "version 0"), ("{", "version unknown")):
         (tmp_path / "cache" / "shardtool-cache.json").write_text(content)
-        with pytest.raises(InvalidRequest, match=f"{found}; expected version 1. Use another folder"):
+        with pytest.raises(InvalidRequest, match=f"{message}; expected version 1. Use another folder"):
             Cache(tmp_path / "cache")
     monkeypatch.setattr(fcntl, "flock", lambda _fd, _kind: None)
     with pytest.raises(InvalidRequest, match="two processes can hold the same lock; expected a file system with"):
@@ -285,9 +285,9 @@ def test_a_reader_does_not_wait_forever_for_a_stopped_copier(
     """A process that waits for a stopped copier finally reads the original."""
     monkeypatch.setattr(cache_space, "MAX_WAIT_S", 0.05)
     cache = Cache(tmp_path / "cache", observer=noting)
-    with cache.open(shards[0]) as one:
-        name = Path(one.path).name
-    Path(one.path).unlink()
+    with cache.open(shards[0]) as leased:
+        name = Path(leased.path).name
+    Path(leased.path).unlink()
     with take_lock(str(tmp_path / "cache" / "copied" / f".room-{name}"), create=True) or pytest.fail("held"):
         assert read_all(cache, shards[:1]) == [False]
     assert "makes no progress" in noting.notes[0]

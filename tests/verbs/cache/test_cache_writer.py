@@ -35,12 +35,12 @@ def write_samples(writer: CacheWriter, numbers: Iterable[int]) -> None:
 
 def numbers_in(paths: Iterable[str]) -> list[int]:
     """Return the numbers of all samples in shards, and check each sample."""
-    found = []
+    numbers = []
     for sample in shardtool.open([*paths], check=True):
         number = int(str(sample["__key__"]))
         assert sample["bin"] == b"%04d" % number * 250
-        found.append(number)
-    return found
+        numbers.append(number)
+    return numbers
 
 
 def test_a_trainer_sees_only_finished_shards(tmp_path: Path, ending: ShardFormat) -> None:
@@ -99,8 +99,8 @@ def test_writers_wait_for_trainers(tmp_path: Path, noting: Noting, monkeypatch: 
     first, second = (Cache(tmp_path / "cache", 5 * SIZE, "oldest", observer=noting) for _ in range(2))
     with first.writer(max_size=SIZE) as writer:
         write_samples(writer, range(28))
-    taken = first.refresh(), second.refresh()
-    assert [len(one) for one in taken] == [4, 4]
+    shards = first.refresh(), second.refresh()
+    assert [len(paths) for paths in shards] == [4, 4]
     sampler = Cache(tmp_path / "cache", 5 * SIZE, "oldest", observer=noting)
 
     def sample() -> None:
@@ -111,7 +111,7 @@ def test_writers_wait_for_trainers(tmp_path: Path, noting: Noting, monkeypatch: 
     thread.start()
     thread.join(0.3)
     assert thread.is_alive()
-    assert numbers_in(taken[0]) == [*range(28)]
+    assert numbers_in(shards[0]) == [*range(28)]
     assert len(first.refresh()) == 3
     assert len(second.refresh()) == 3
     while thread.is_alive():
@@ -155,9 +155,9 @@ print(len(cache.refresh()))
 
 def test_too_many_shards_for_the_descriptor_limit(tmp_path: Path) -> None:
     """If a process cannot open all shards, it gets an error with a fix and holds none."""
-    refused, taken = python(_FEW, tmp_path).splitlines()
+    refused, count = python(_FEW, tmp_path).splitlines()
     assert "too many open files. Write larger shards" in refused
-    assert taken == "20"
+    assert count == "20"
 
 
 def test_refresh_can_be_limited_to_the_newest_shards(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def test_status_lists_shards_hit_rate_and_foreign_files(tmp_path: Path) -> None:
         shown = typed("cache", "status", folder).out
         path = os.path.relpath(held.path, folder)
         assert f"in use    {path} by process {os.getpid()}\n" in shown
-    assert [(one["path"], one["held"]) for one in status["shards"]] == [
+    assert [(shard["path"], shard["held"]) for shard in status["shards"]] == [
         (os.path.relpath(_names(folder)[0], folder), False), (path, True)
     ]  # fmt: skip
     assert status["counts"] == {"hits": 2, "copies": 3, "passed": 0, "evicted": 1}
