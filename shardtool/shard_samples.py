@@ -46,16 +46,16 @@ class SpanFile(NamedTuple):
 class ShardContent:
     """Keys, fields and payload sizes of the samples of one shard.
 
-    `keys` and `counts` have one value per sample. `codes` and the attributes up to `whole` have one value per field.
+    `keys` and `counts` have one value per sample. `codes` and the attributes up to `is_list` have one value per field.
 
     Attributes:
         keys: The keys, each followed by NUL.
         counts: uint16, number of fields.
         codes: uint16, index of the field name in `fields`.
         sizes: int64, payload bytes in the source.
-        stored: int64, payload bytes in the shard. They differ from `sizes` for the fields in `numbers`.
+        stored_sizes: int64, payload bytes in the shard. They differ from `sizes` for the fields in `numbers`.
         inline: The text of an INLINE field (see `inline_payload`), or an empty text, each followed by NUL.
-        whole: uint8. 1 means that the payload is the whole value list of a TFRecord feature, and not one value.
+        is_list: uint8. 1 means that the payload is the value list of a TFRecord feature, and not one value.
         numbers: Number type of each code whose payloads are stored as numbers.
         lists: Value type of each code whose payloads are value lists of a TFRecord.
     """
@@ -65,9 +65,9 @@ class ShardContent:
     fields: tuple[bytes, ...]
     codes: bytes
     sizes: bytes
-    stored: bytes
+    stored_sizes: bytes
     inline: bytes = b""
-    whole: bytes = b""
+    is_list: bytes = b""
     numbers: Mapping[int, NumberType] = field(default_factory=dict)
     lists: Mapping[int, FeatureType] = field(default_factory=dict)
 
@@ -76,17 +76,17 @@ class ShardSpans(NamedTuple):
     """Locations of SPAN payloads. All attributes are empty if there are no SPAN payloads.
 
     Attributes:
-        file: uint32 per field, index into `files`.
+        file_codes: uint32 per field, index into `files`.
         offsets: int64 per field.
-        expected: int64 per field, CRC-32C of the payload, or -1 if unknown. Empty if all are unknown.
+        crcs: int64 per field, expected CRC-32C of the payload, or -1 if unknown. Empty if all are unknown.
         runs: uint32, end of each range of fields whose payloads have the same distances in the file and in a tar shard.
         regions: int64, start and end of each region of the first file that is read as a whole, in ascending order.
     """
 
     files: tuple[SpanFile, ...] = ()
-    file: bytes = b""
+    file_codes: bytes = b""
     offsets: bytes = b""
-    expected: bytes = b""
+    crcs: bytes = b""
     runs: bytes = b""
     regions: bytes = b""
 

@@ -58,7 +58,7 @@ class ShardPlan(NamedTuple):
             work += " last" if listed.dots == "last" else ""
             # add checksums, because another source can have other content at the same offsets
             if listed.run.shuffle is not None:
-                work += " " + blake2b(self.samples.spans.expected, digest_size=16).hexdigest()
+                work += " " + blake2b(self.samples.spans.crcs, digest_size=16).hexdigest()
             if (metadata := plan.metadata(self.shard)) is not None:
                 work += " " + blake2b(ipc_stream(metadata), digest_size=16).hexdigest()
         return hash_shard_plan(plan.format, self.samples, work)
@@ -202,9 +202,9 @@ def _has_expected_content(samples: ShardSamples, field_crcs: bytes, *, accept_un
     spans = np.frombuffer(samples.kinds, np.uint8) == SPAN
     if not spans.any():
         return True
-    if not samples.spans.expected:
+    if not samples.spans.crcs:
         return accept_unknown
-    expected_crcs = np.frombuffer(samples.spans.expected, np.int64)[spans]
+    expected_crcs = np.frombuffer(samples.spans.crcs, np.int64)[spans]
     shard_crcs = np.frombuffer(field_crcs, np.uint32)[spans]
     return bool(np.all((expected_crcs == shard_crcs) | (accept_unknown & (expected_crcs < 0))))
 

@@ -37,14 +37,14 @@ def build_shard_samples(plan: Plan, shard: int) -> ShardSamples:
         fields=tuple(map(to_bytes, e.fields)),
         codes=e.rows.code.tobytes(),
         sizes=e.rows.size.tobytes(),
-        stored=stored.tobytes(),
+        stored_sizes=stored.tobytes(),
         inline=_inline_payloads(e) if e.values.inline else b"",
     )
     if STORES_NUMBERS[plan.format]:
         is_list = None if e.spans is None else e.spans.is_list
         content = replace(
             content,
-            whole=b"" if is_list is None else is_list.tobytes(),
+            is_list=b"" if is_list is None else is_list.tobytes(),
             numbers={e.fields.index(name): number for name, number in e.values.numbers.items()},
             lists={e.fields.index(name): kind for name, kind in e.values.lists.items()},
         )
@@ -72,9 +72,9 @@ def _build_shard_spans(plan: Plan, e: SampleTable, stored: NDArray[np.int64]) ->
         runs = ends.astype(np.uint32).tobytes()
     return ShardSpans(
         files=files,
-        file=file_codes.astype(np.uint32).tobytes(),
+        file_codes=file_codes.astype(np.uint32).tobytes(),
         offsets=spans.offset.tobytes(),
-        expected=spans.expected.tobytes() if np.any(spans.expected >= 0) else b"",
+        crcs=spans.expected.tobytes() if np.any(spans.expected >= 0) else b"",
         runs=runs,
         regions=regions,
     )
@@ -128,7 +128,7 @@ def hash_shard_plan(shard_format: str, samples: ShardSamples, work: str = "") ->
     columns = [content.keys, content.counts, names, local, content.sizes, paths, content.inline]
     kinds = [content.numbers.get(code) or content.lists.get(code) or "" for code in used]
     if any(kinds):
-        columns += [" ".join(kinds).encode(), content.whole]
+        columns += [" ".join(kinds).encode(), content.is_list]
     return hash_columns(prefix, columns)
 
 

@@ -94,7 +94,7 @@ class Packer:
         if samples.folders and self.paths is not None:
             self.paths = [resolve_source_path(path, samples.folders) for path in self.paths]
         self.offsets = array("q", samples.spans.offsets).tolist()
-        self.expected = array("q", samples.spans.expected).tolist()
+        self.expected = array("q", samples.spans.crcs).tolist()
         self.spans = SpanReader(self.files, samples.spans.regions, has_crcs=min(self.expected, default=-1) >= 0)
         # A file whose ctime is later than the listing has changed. If the time of the listing is unknown (links,
         # several file systems, a clock that is ahead), compare the ctimes before and after reading instead.
@@ -109,7 +109,7 @@ class Packer:
         self.reads_local_files = self.read_file is read_file and not is_remote
         self.folder = None if self.ahead else _open_root(self.root)
         self.read_base = self.root if self.folder is None else b""
-        self.file_of_row = array("I", samples.spans.file).tolist() if self.files else []
+        self.file_of_row = array("I", samples.spans.file_codes).tolist() if self.files else []
 
     def run(self) -> None:
         """Write all samples and the end of the file."""

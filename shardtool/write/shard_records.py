@@ -104,7 +104,7 @@ class ShardRecords:
             fields=tuple(self._field_codes),
             codes=self._codes.tobytes(),
             sizes=self._sizes.tobytes(),
-            stored=self._stored.tobytes(),
+            stored_sizes=self._stored.tobytes(),
             inline=b"\0".join(self._texts) + b"\0" if texts else b"",
             numbers={self._field_codes[name]: kind for name, kind in numbers.items() if name in self._field_codes},
         )

@@ -20,7 +20,7 @@ class TFRecordPacker(packer.Packer):
         names = [*enumerate(content.fields)]
         self._heads = [tfrecord_write.FeatureHead(name, kinds.get(code)) for code, name in names]
         self._list_heads = [tfrecord_write.FeatureHead(name, kinds.get(code), whole=True) for code, name in names]
-        self._whole = content.whole or bytes(len(self.codes))
+        self._whole = content.is_list or bytes(len(self.codes))
         self._may_be_single = {code for code, kind in content.lists.items() if kind == "int64"}
         self._after_key = [name > tfrecord_write.KEY_FEATURE for name in content.fields]
         columns = zip(self.keys, array("q", self.task.samples.record_sizes), self.counts, strict=True)
