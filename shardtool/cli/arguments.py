@@ -140,7 +140,7 @@ def _is_next_number(name: str, following: str) -> bool:
     if first is None or second is None:
         return False
     same = (first[1], first[3]) == (second[1], second[3])
-    same_width = len(first[2]) == len(second[2]) or not second[2].startswith("0")  # 999 and 1000
+    same_width = len(first[2]) == len(second[2]) or not second[2].startswith("0")  # 1000 follows 999
     return same and same_width and int(first[2]) + 1 == int(second[2])
 
 

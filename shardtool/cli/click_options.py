@@ -43,7 +43,7 @@ class CommaChoice(click.Choice):  # type: ignore[type-arg,unused-ignore]  # gene
     """Several choices, separated by commas."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Check each choice and join them again."""
+        """Check each choice, and return the choices joined with commas."""
         return ",".join(super(CommaChoice, self).convert(choice.strip(), param, ctx) for choice in value.split(","))
 
 

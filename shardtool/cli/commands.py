@@ -22,7 +22,6 @@ from shardtool.cli.help import VerbCommand, VerbOption, brief_help, refuse_stray
 from shardtool.cli.inspect_views import print_keys, print_samples, print_table, write_pictures
 from shardtool.cli.output import print_text, write_bytes
 from shardtool.cli.run_verb import ON_VALID_REQUEST, open_progress_display, print_result, run_and_print
-from shardtool.cli.text_layout import terminal_width
 from shardtool.errors import InvalidRequest, ShardError, printable
 from shardtool.names import list_names
 from shardtool.request.base_options import BaseOptions
@@ -122,7 +121,7 @@ def _show_brief(context: click.Context, _option: click.Parameter, is_set: bool) 
 
 
 @register_verb("SOURCE... OUTPUT", CreateOptions)
-def create(names: tuple[str, ...], make_options: Callable[[], CreateOptions], how: RunOptions) -> None:
+def create(names: tuple[str, ...], make_options: Callable[[], CreateOptions], run_options: RunOptions) -> None:
     """Pack SOURCE, a folder or a table of samples, into shards named OUTPUT.
 
     SOURCE is one of these:
@@ -175,11 +174,11 @@ def create(names: tuple[str, ...], make_options: Callable[[], CreateOptions], ho
     options = make_options()
     source, output = split_sources((*materialize_inputs(names[:-1], table=True), *names[-1:]))
     dry = options.dry_run or options.plan_only is not None
-    run_and_print(partial(run, source, output, options), how, create_text, always=dry)
+    run_and_print(partial(run, source, output, options), run_options, create_text, always=dry)
 
 
 @register_verb("DATASET... OUTPUT", ReshardOptions)
-def reshard(names: tuple[str, ...], make_options: Callable[[], ReshardOptions], how: RunOptions) -> None:
+def reshard(names: tuple[str, ...], make_options: Callable[[], ReshardOptions], run_options: RunOptions) -> None:
     """Write the samples of each DATASET to new shards named OUTPUT.
 
     You can change size, order, format and splits, and select or transform samples. Payloads are copied and verified;
@@ -215,11 +214,11 @@ def reshard(names: tuple[str, ...], make_options: Callable[[], ReshardOptions], 
 
     options = make_options()
     datasets, output = split_datasets((*materialize_inputs(names[:-1]), *names[-1:]))
-    run_and_print(partial(run, datasets, output, options), how, create_text, always=options.dry_run)
+    run_and_print(partial(run, datasets, output, options), run_options, create_text, always=options.dry_run)
 
 
 @register_verb("DATASET...", VerifyOptions, ReportOptions, without=("start_method",))
-def verify(names: tuple[str, ...], make_options: Callable[[], VerifyOptions], how: ReportOptions) -> int:
+def verify(names: tuple[str, ...], make_options: Callable[[], VerifyOptions], run_options: ReportOptions) -> int:
     """Check that DATASET is complete and undamaged, and list all problems.
 
     DATASET is a dataset file, a shard pattern, a glob, a folder or shards, written by any tool. Every byte is read and
@@ -247,20 +246,23 @@ def verify(names: tuple[str, ...], make_options: Callable[[], VerifyOptions], ho
 
     dataset = materialize_inputs(names)
     try:
-        with open_progress_display(how) as terminal:
+        with open_progress_display(run_options) as terminal:
             report = run(dataset[0] if len(dataset) == 1 else dataset, make_options(), observer=terminal)
     except ShardError as error:
-        if how.report == "junit" and not how.as_json:
+        if run_options.report == "junit" and not run_options.as_json:
             print_text(junit_error_text(" ".join(dataset), error))
         raise
     print_result(
-        how, report.to_json, partial(render_report, report, how.report), always=how.report != "text" or not report.sound
+        run_options,
+        report.to_json,
+        partial(render_report, report, run_options.report),
+        always=run_options.report != "text" or not report.sound,
     )
     return 0 if report.sound else _EXIT_FINDINGS if report.readable else _EXIT_UNREADABLE
 
 
 @register_verb("A B", DiffOptions, without=("start_method",))
-def diff(names: tuple[str, ...], make_options: Callable[[], DiffOptions], how: RunOptions) -> int:
+def diff(names: tuple[str, ...], make_options: Callable[[], DiffOptions], run_options: RunOptions) -> int:
     """Compare the datasets A and B: list added, removed, changed and moved samples.
 
     A and B are dataset files, shard patterns, folders, URLs, or all splits of a dataset ('out/{split}.json'). They may
@@ -289,12 +291,14 @@ def diff(names: tuple[str, ...], make_options: Callable[[], DiffOptions], how: R
             "diff", pluralize(len(names), "argument"), expected="two arguments, A and B", remedy=remedy
         )
     a, b = materialize_inputs(names)
-    result = run_and_print(partial(run, a, b, make_options()), how, partial(diff_text, whole=how.verbose), always=True)
+    result = run_and_print(
+        partial(run, a, b, make_options()), run_options, partial(diff_text, whole=run_options.verbose), always=True
+    )
     return 0 if result.same else _EXIT_FINDINGS
 
 
 @register_verb("DATASET... DEST", CopyOptions)
-def copy(names: tuple[str, ...], make_options: Callable[[], CopyOptions], how: RunOptions) -> None:
+def copy(names: tuple[str, ...], make_options: Callable[[], CopyOptions], run_options: RunOptions) -> None:
     """Copy DATASET to the folder DEST, and verify every file.
 
     DATASET is a dataset file, or a folder, pattern or glob of dataset files; it can be at s3://, gs://, az:// or
@@ -320,11 +324,11 @@ def copy(names: tuple[str, ...], make_options: Callable[[], CopyOptions], how: R
         names, "DEST", "not given; the last argument must be the folder or prefix to copy to"
     )
     options = make_options()
-    run_and_print(partial(run, dataset, dest, options), how, copy_text, always=options.dry_run)
+    run_and_print(partial(run, dataset, dest, options), run_options, copy_text, always=options.dry_run)
 
 
 @register_verb("DATASET... DIR", ExtractOptions, without=("start_method",))
-def extract(names: tuple[str, ...], make_options: Callable[[], ExtractOptions], how: RunOptions) -> None:
+def extract(names: tuple[str, ...], make_options: Callable[[], ExtractOptions], run_options: RunOptions) -> None:
     """Write the samples of DATASET to files in the folder DIR.
 
     The field jpg of the sample cat/0001 becomes the file cat/0001.jpg. DATASET is a dataset file, a pattern, a glob, a
@@ -349,11 +353,13 @@ def extract(names: tuple[str, ...], make_options: Callable[[], ExtractOptions], 
 
     dataset, folder = split_destination(names, "DIR", "not given; the last argument must be the folder for the files")
     options = make_options()
-    run_and_print(partial(run, materialize_inputs(dataset), folder, options), how, extract_text, always=options.dry_run)
+    run_and_print(
+        partial(run, materialize_inputs(dataset), folder, options), run_options, extract_text, always=options.dry_run
+    )
 
 
 @register_verb("DATASET... [KEY...]", RemoveOptions, without=("start_method",))
-def remove(names: tuple[str, ...], make_options: Callable[[], RemoveOptions], how: RunOptions) -> None:
+def remove(names: tuple[str, ...], make_options: Callable[[], RemoveOptions], run_options: RunOptions) -> None:
     """Remove samples from DATASET in place; only the shards that contain them are rewritten.
 
     DATASET is a dataset file, in a folder or a store. Several datasets, such as splits, are processed one by one. The
@@ -379,11 +385,11 @@ def remove(names: tuple[str, ...], make_options: Callable[[], RemoveOptions], ho
     if len(datasets) > 1 and options.where is None and options.key_list is None:
         found, expected = "no key: an existing file or the name of a dataset", "DATASET... KEY..., or --where"
         raise InvalidRequest(datasets[-1], found, expected=expected, remedy="To use it as a key, add --keys.")
-    run_and_print(partial(run, datasets, options), how, remove_text, always=options.dry_run)
+    run_and_print(partial(run, datasets, options), run_options, remove_text, always=options.dry_run)
 
 
 @register_verb("DATASET...", IndexCommandOptions, without=("start_method",))
-def index(names: tuple[str, ...], make_options: Callable[[], IndexCommandOptions], how: RunOptions) -> None:
+def index(names: tuple[str, ...], make_options: Callable[[], IndexCommandOptions], run_options: RunOptions) -> None:
     """Create the sidecars and the dataset file for shards of any tool, and indexes for other tools.
 
     DATASET is a dataset file, a folder, a shard pattern, a glob or shards. Only the headers of shards are read, and
@@ -413,12 +419,12 @@ def index(names: tuple[str, ...], make_options: Callable[[], IndexCommandOptions
     from shardtool.dataset.expand import expand_if_pattern
 
     options = make_options()
-    with open_progress_display(how) as terminal:
+    with open_progress_display(run_options) as terminal:
         datasets = [names] if options.merge else expand_if_pattern(names)
         results = [_index_dataset(list_names("the dataset", dataset, ""), options, terminal) for dataset in datasets]
     documents = [document for document, _ in results]
     print_result(
-        how,
+        run_options,
         lambda: documents[0] if len(documents) == 1 else {"datasets": documents},
         lambda: "\n".join(line for _, lines in results for line in lines),
     )
@@ -462,7 +468,7 @@ def _index_dataset(
 
 
 @register_verb("DATASET...", InspectViewOptions)
-def inspect(names: tuple[str, ...], make_options: Callable[[], InspectViewOptions], how: RunOptions) -> None:
+def inspect(names: tuple[str, ...], make_options: Callable[[], InspectViewOptions], run_options: RunOptions) -> None:
     """Show the content of a dataset: totals, shards, fields, images, labels, metadata, samples.
 
     DATASET is a dataset file (out.json), a folder, a shard pattern, a glob or shards, written by shardtool or any other
@@ -488,32 +494,37 @@ def inspect(names: tuple[str, ...], make_options: Callable[[], InspectViewOption
     from shardtool.cli.summary_text import read_speed_text, summary_text
 
     options = make_options()
-    if options.raw is not None and (how.as_json or len(options.show) > 1):
-        raise InvalidRequest("--raw", "used with --json" if how.as_json else "several samples", expected="one sample")
+    if options.raw is not None and (run_options.as_json or len(options.show) > 1):
+        raise InvalidRequest(
+            "--raw", "used with --json" if run_options.as_json else "several samples", expected="one sample"
+        )
     dataset = materialize_inputs(names)
     if options.summary:
         from shardtool.verbs.inspect.inspect import inspect as run
 
-        run_and_print(
-            partial(run, dataset, options), how, lambda summary: summary_text(summary, terminal_width()), always=True
-        )
+        run_and_print(partial(run, dataset, options), run_options, summary_text, always=True)
         return
     if options.duplicates:
         from shardtool.verbs.inspect.duplicates import find_duplicates
 
-        run_and_print(partial(find_duplicates, dataset), how, partial(duplicates_text, whole=how.verbose), always=True)
+        run_and_print(
+            partial(find_duplicates, dataset),
+            run_options,
+            partial(duplicates_text, whole=run_options.verbose),
+            always=True,
+        )
         return
     if options.read_speed:
         from shardtool.verbs.inspect.read_speed import read_speed
 
         speed = read_speed(dataset, decode=options.decode, seed=options.seed)
-        print_result(how, speed.to_json, partial(read_speed_text, speed), always=True)
+        print_result(run_options, speed.to_json, partial(read_speed_text, speed), always=True)
         return
     if options.html is not None or options.contact_sheet is not None:
-        write_pictures(dataset, options, how)
+        write_pictures(dataset, options, run_options)
         return
     if options.table is not None:
-        print_table(dataset, options.table, options, how)
+        print_table(dataset, options.table, options, run_options)
         return
     from shardtool.dataset.expand import expand_datasets
     from shardtool.dataset.find import open_dataset
@@ -521,17 +532,17 @@ def inspect(names: tuple[str, ...], make_options: Callable[[], InspectViewOption
 
     opened = [open_dataset(path) for path in expand_datasets(dataset)]
     if options.keys:
-        print_keys(opened, options.where, how)
+        print_keys(opened, options.where, run_options)
     elif options.raw is not None:
         from shardtool.verbs.inspect.samples import field_bytes
 
         write_bytes(field_bytes(find_sample(opened, options.show[0]), options.raw))
     else:
-        print_samples(opened, options, how)
+        print_samples(opened, options, run_options)
 
 
 @register_verb("PLACE", DoctorOptions, without=("retry_for",))
-def doctor(names: tuple[str, ...], make_options: Callable[[], DoctorOptions], how: RunOptions) -> int:
+def doctor(names: tuple[str, ...], make_options: Callable[[], DoctorOptions], run_options: RunOptions) -> int:
     """Test access to PLACE, and explain how to fix each problem.
 
     PLACE is a prefix of a store (s3://, gs://, az://), a file on the web, or a folder. For a store, this tests the
@@ -555,9 +566,7 @@ def doctor(names: tuple[str, ...], make_options: Callable[[], DoctorOptions], ho
     from shardtool.cli.result_text import doctor_text
     from shardtool.verbs.doctor import doctor as run
 
-    result = run_and_print(
-        partial(run, names, make_options()), how, lambda found: doctor_text(found, terminal_width()), always=True
-    )
+    result = run_and_print(partial(run, names, make_options()), run_options, doctor_text, always=True)
     return 0 if result.well else _EXIT_FINDINGS
 
 
@@ -565,7 +574,7 @@ _ACTION = click.Argument(["action"], type=click.Choice(["status", "clear", "veri
 
 
 @register_verb((_ACTION, click.Argument(["folder"], type=PATH_TYPE)), running=PrintOptions)
-def cache(action: str, folder: str, how: PrintOptions) -> int:
+def cache(action: str, folder: str, run_options: PrintOptions) -> int:
     """Show, check or clear a shard cache; FOLDER is the folder of `shardtool.Cache`.
 
     \b
@@ -585,10 +594,10 @@ def cache(action: str, folder: str, how: PrintOptions) -> int:
 
     if action == "status":
         status = cache_status(folder)
-        print_result(how, status.to_json, lambda: cache_status_text(status))
+        print_result(run_options, status.to_json, lambda: cache_status_text(status))
         return 0
     change = cache_verify(folder) if action == "verify" else cache_clear(folder)
-    print_result(how, change.to_json, lambda: cache_change_text(change))
+    print_result(run_options, change.to_json, lambda: cache_change_text(change))
     return _EXIT_FINDINGS if action == "verify" and (change.removed or change.held) else 0
 
 

@@ -41,7 +41,7 @@ class _ShellCompletion(ShellComplete):
         return completion_script(self.name)
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        *words, last = split_arg_string(f"{os.environ['COMP_LINE']}\0")  # the mark keeps an empty last word
+        *words, last = split_arg_string(f"{os.environ['COMP_LINE']}\0")  # NUL keeps an empty last word
         return words[1:], last.replace("\0", "")
 
     def complete(self) -> str:
@@ -83,7 +83,7 @@ class _BashCompletion(_ShellCompletion):
         return [CompletionItem(text, item.type) for text, item in zip(texts, items, strict=True)]
 
 
-for _shell in ("zsh", "fish"):  # supported by click without changes
+for _shell in ("zsh", "fish"):  # these insert completions as `_ShellCompletion` returns them
     add_completion_class(type(_shell, (_ShellCompletion,), {"name": _shell}))
 
 

@@ -81,7 +81,7 @@ def _arguments_by_key(verb: click.Command) -> dict[str, bool]:
 
 
 def _read_toml(path: str) -> dict[str, Any]:
-    check_local_name(path, _EXAMPLE_NAME)  # other users may write remote files
+    check_local_name(path, _EXAMPLE_NAME)  # another user may have written a remote file
     try:
         document: dict[str, Any] = tomllib.loads(read_small(path, _MAX_CONFIG_BYTES).decode())
     except OSError as error:

@@ -26,7 +26,7 @@ _MAX_BRIEF_BYTES = 4096
 _MAX_VALUE_LINES = 200
 
 
-def write_pictures(dataset: Sequence[str], options: InspectViewOptions, how: RunOptions) -> None:
+def write_pictures(dataset: Sequence[str], options: InspectViewOptions, run_options: RunOptions) -> None:
     """Write the HTML report and the contact sheet."""
     from shardtool.verbs.inspect.reports import inspect_contact_sheet, inspect_html
 
@@ -35,25 +35,25 @@ def write_pictures(dataset: Sequence[str], options: InspectViewOptions, how: Run
     if options.html is not None:
         inspect_html(dataset, options.html, seed=options.seed, overwrite=options.overwrite)
     written = [to_output_name(path) for path in (options.html, options.contact_sheet) if path is not None]
-    print_result(how, lambda: {"files": written}, lambda: "\n".join(map(printable, written)), always=True)
+    print_result(run_options, lambda: {"files": written}, lambda: "\n".join(map(printable, written)), always=True)
 
 
-def print_table(dataset: Sequence[str], path: str, options: InspectViewOptions, how: RunOptions) -> None:
+def print_table(dataset: Sequence[str], path: str, options: InspectViewOptions, run_options: RunOptions) -> None:
     """Write a table with one row per sample."""
     from shardtool.verbs.inspect.reports import inspect_table
 
     rows = inspect_table(dataset, path, where=options.where, overwrite=options.overwrite)
     file = to_output_name(path)
     text = f"{pluralize(rows, 'row')} written to {printable(file)}"
-    print_result(how, lambda: {"files": [file], "rows": rows}, lambda: text, always=True)
+    print_result(run_options, lambda: {"files": [file], "rows": rows}, lambda: text, always=True)
 
 
-def print_keys(opened: list[StoredDataset], where: str | None, how: RunOptions) -> None:
+def print_keys(opened: list[StoredDataset], where: str | None, run_options: RunOptions) -> None:
     """Print keys as soon as they are read, until stdout is closed."""
     from shardtool.verbs.inspect.samples import iter_keys
 
     keys = iter_keys(opened, where)
-    if how.as_json:
+    if run_options.as_json:
         print_json({"keys": list(keys)})
     else:
         chunks = iter(lambda: list(islice(keys, _KEYS_PER_PRINT)), [])
@@ -61,7 +61,7 @@ def print_keys(opened: list[StoredDataset], where: str | None, how: RunOptions) 
             print_text("\n".join(map(printable, chunk)))
 
 
-def print_samples(opened: list[StoredDataset], options: InspectViewOptions, how: RunOptions) -> None:
+def print_samples(opened: list[StoredDataset], options: InspectViewOptions, run_options: RunOptions) -> None:
     """Print samples one by one, and write their fields with `--extract`."""
     from shardtool.verbs.inspect.samples import find_sample, first_samples, view_sample, write_fields
 
@@ -83,7 +83,7 @@ def print_samples(opened: list[StoredDataset], options: InspectViewOptions, how:
             written = f"\n{pluralize(len(files), 'file')} written to {printable(folder or '')}"
             yield text if brief or folder is None else text + written
 
-    if how.as_json:
+    if run_options.as_json:
         documents = [(view.to_json(), {"files": [*map(to_output_name, files)]}) for view, files in views()]
         print_json({"samples": [sample if folder is None else sample | files for sample, files in documents]})
     else:

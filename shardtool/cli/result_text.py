@@ -8,7 +8,15 @@ from itertools import islice, starmap
 from shlex import join
 from typing import TYPE_CHECKING
 
-from shardtool.cli.text_layout import display_width, format_speed, format_table, join_lines, pad, samples_in_shards
+from shardtool.cli.text_layout import (
+    display_width,
+    format_speed,
+    format_table,
+    join_lines,
+    pad,
+    samples_in_shards,
+    terminal_width,
+)
 from shardtool.errors import format_list, printable
 from shardtool.messages import cli_words
 from shardtool.units import already_exist_text, format_size, pluralize
@@ -157,8 +165,8 @@ def copy_text(result: CopyResult) -> str:
     return join_lines(*lines, f"total {format_size(size)}{speed}" if several else "")
 
 
-def doctor_text(result: DoctorResult, room: int) -> str:
-    """Format the result of `doctor`. `room` is the terminal's width in columns."""
+def doctor_text(result: DoctorResult) -> str:
+    """Format the result of `doctor` for the width of the terminal."""
     wrong = sum(check.state == "wrong" for check in result.checks)
     lines = [
         f"{printable(result.place)}: {f'{wrong:,} of {len(result.checks):,} checks failed' if wrong else 'no problems'}"
@@ -166,7 +174,8 @@ def doctor_text(result: DoctorResult, room: int) -> str:
     for check in result.checks:
         head = f"  {check.name:<13}{check.state:<9}"
         for text in filter(None, (check.found, check.cure)):
-            wrapped = textwrap.wrap(printable(text), room, initial_indent=head, subsequent_indent=" " * len(head))
+            indent = " " * len(head)
+            wrapped = textwrap.wrap(printable(text), terminal_width(), initial_indent=head, subsequent_indent=indent)
             lines, head = lines + wrapped, f"{'':<24}-> "
     return "\n".join(lines)
 

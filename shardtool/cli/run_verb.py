@@ -29,22 +29,22 @@ def open_progress_display(options: RunOptions) -> closing[Terminal]:
 
 
 def run_and_print(
-    work: Callable[..., Any], how: RunOptions, text: Callable[[Any], str], *, always: bool = False
+    work: Callable[..., Any], run_options: RunOptions, text: Callable[[Any], str], *, always: bool = False
 ) -> Any:
     """Run a verb with progress, and print and return its result. With `always`, ignore `--quiet`."""
-    with open_progress_display(how) as terminal:
+    with open_progress_display(run_options) as terminal:
         result = work(observer=terminal)
-    print_result(how, result.to_json, partial(text, result), always=always)
+    print_result(run_options, result.to_json, partial(text, result), always=always)
     return result
 
 
 def print_result(
-    how: PrintOptions, document: Callable[[], object], text: Callable[[], str], *, always: bool = False
+    print_options: PrintOptions, document: Callable[[], object], text: Callable[[], str], *, always: bool = False
 ) -> None:
     """Print a result as JSON or as text. With `always`, ignore `--quiet`."""
     if LOG.is_enabled and isinstance(result := document(), dict):
         LOG.result = result
-    if how.as_json:
+    if print_options.as_json:
         print_json(document())
-    elif always or not how.quiet:
+    elif always or not print_options.quiet:
         print_text(text())

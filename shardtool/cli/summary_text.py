@@ -6,7 +6,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from shardtool.cli.output import escape_unencodable
-from shardtool.cli.text_layout import display_width, fit_line, format_table, pad, samples_in_shards
+from shardtool.cli.text_layout import display_width, fit_line, format_table, pad, samples_in_shards, terminal_width
 from shardtool.errors import format_list, printable
 from shardtool.request.run_record import RunRecord, format_command_line
 from shardtool.units import format_size, pluralize
@@ -25,8 +25,9 @@ _MAX_NAME_COLUMNS = 32
 _WITHOUT_SIDECAR = "without a sidecar (run `shardtool index` to create it)"
 
 
-def summary_text(summary: Summary, room: int) -> str:
-    """Format a summary. `room` is the terminal's width in columns."""
+def summary_text(summary: Summary, room: int | None = None) -> str:
+    """Format a summary in lines of up to `room` columns, by default the width of the terminal."""
+    room = room or terminal_width()
     if summary.datasets:
         total = f"{pluralize(len(summary.datasets), 'dataset')}: {_totals_text(summary)}"
         return "\n\n".join([*(summary_text(dataset, room) for dataset in summary.datasets), total])
