@@ -56,7 +56,6 @@ class ShardWriter(Writer):
         pattern: Shard names, such as `out-%06d.tar`.
         maxsize: Maximum size of a finished shard in bytes.
         post: Called with the path of each published shard. It may move the shard.
-        verbose: Whether to print the name of each shard.
         opener: Not supported.
         fixed: Other arguments of webdataset's `TarWriter`. Only values that match shardtool's shards are accepted.
 
@@ -161,7 +160,6 @@ class ShardWriter(Writer):
     finish = close
 
     def _call_post(self, samples: int | None = None) -> None:
-        """Call `post` for each new shard. `samples` is the number of samples written, or None after closing."""
         if self._publishes_at_end:
             return
         for _ in self.shards[self._reported_shards :]:
