@@ -263,7 +263,7 @@ class DownloadClient:
         async with self._session.get(url, allow_redirects=False) as response:
             if (status := response.status) == _OK:
                 return await self._read_body(response, download, limits)
-            if (response.content_length or _PIECE_BYTES) < _PIECE_BYTES:
+            if (response.content_length or _PIECE_BYTES) < _PIECE_BYTES:  # read the body to reuse the connection
                 with suppress(aiohttp.ClientError, asyncio.TimeoutError):
                     await response.read()
             if status in _REDIRECT_STATUSES:

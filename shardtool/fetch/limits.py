@@ -48,8 +48,8 @@ class HostTimes:
         """Record that the request for a file starts."""
         self._active[number] = self._now()
 
-    def request_ended(self, number: int) -> None:
-        """Record that the request for a file ends."""
+    def request_finished(self, number: int) -> None:
+        """Record that the request for a file finishes."""
         self._seconds[self._hosts[number]] += self._now() - self._active.pop(number)
 
     def file_done(self, number: int) -> None:
@@ -142,8 +142,8 @@ class DownloadLimits:
         try:
             yield
         finally:
-            self._times.request_ended(download.number)
-            self._end_request(host)
+            self._times.request_finished(download.number)
+            self._finish_request(host)
 
     async def hold(self, download: Download, size: int) -> None:
         """Wait until `size` more bytes fit in memory, and count them."""
@@ -172,7 +172,7 @@ class DownloadLimits:
     def _is_free(self, host: str) -> bool:
         return self._active < self._options.connections and self._active_per_host[host] < self._options.per_host
 
-    def _end_request(self, host: str) -> None:
+    def _finish_request(self, host: str) -> None:
         was_full = self._active >= self._options.connections
         self._active -= 1
         self._active_per_host[host] -= 1

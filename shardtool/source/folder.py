@@ -257,7 +257,10 @@ class FileTree(NamedTuple):
     rules: ScanRules
 
     def scan(self, pool: Pool, observer: Observer) -> list[ScanPart]:
-        """Return the samples of the tree in parts: the top folders, which this process lists, and one part per task."""
+        """Return the samples of the tree in key order, as one part per task.
+
+        For a local folder, another part contains the skipped files of the top folders.
+        """
         if is_address(self.root):
             return [self._scan_objects(observer)]
         pool.check((self.root,))

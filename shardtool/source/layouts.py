@@ -136,8 +136,12 @@ def _sample_evenly(values: Sequence[int], max_count: int = _TESTED_KEYS) -> Sequ
     return values if count <= max_count else [values[index * count // max_count] for index in range(max_count)]
 
 
-def _file_name(key: bytes) -> bytes:
-    return key[key.rfind(b"/") + 1 :]
+def _parent_folder(path: bytes) -> bytes:
+    return path[: path.rfind(b"/") + 1]
+
+
+def _file_name(path: bytes) -> bytes:
+    return path[path.rfind(b"/") + 1 :]
 
 
 def _is_role(name: bytes) -> bool:
@@ -178,47 +182,47 @@ def _lacking_text(tree: _Tree) -> str:
 
 
 def _find_suffixes(tree: _Tree) -> Advice | None:
-    tails = Counter[bytes]()
+    suffixes = Counter[bytes]()
     for sample in tree.sampled:
         name = _file_name(tree.keys[sample])
-        tails.update(name[match.start() :] for match in _SUFFIX.finditer(name) if match.start())
+        suffixes.update(name[match.start() :] for match in _SUFFIX.finditer(name) if match.start())
     min_count = max(2, _MIN_GROUP_SHARE * len(tree.sampled))
     groups = {
-        tail: _sample_evenly([sample for sample in tree.sampled if tree.keys[sample].endswith(tail)])
-        for tail, uses in tails.most_common(_MAX_SUFFIXES)
+        suffix: _sample_evenly([sample for sample in tree.sampled if tree.keys[sample].endswith(suffix)])
+        for suffix, uses in suffixes.most_common(_MAX_SUFFIXES)
         if uses >= min_count
     }
-    paired = [tail for tail, group in groups.items() if _has_partners(tree, group, tail, b"")]
+    paired = [suffix for suffix, group in groups.items() if _has_partners(tree, group, suffix, b"")]
     if not paired:
         paired = next(([*pair] for pair in combinations(groups, 2) if _has_partners(tree, groups[pair[0]], *pair)), [])
-        others = [tail for tail in groups if paired and tail not in paired]
-        paired += [tail for tail in others if _has_partners(tree, groups[tail], tail, paired[0])]
+        others = [suffix for suffix in groups if paired and suffix not in paired]
+        paired += [suffix for suffix in others if _has_partners(tree, groups[suffix], suffix, paired[0])]
     if not paired:
         return None
     pattern = _suffix_pattern(sorted(paired))
-    shown = format_list([printable(tail) for tail in sorted(paired)])
+    shown = format_list([printable(suffix) for suffix in sorted(paired)])
     found = f"{_lacking_text(tree)}; the file names differ only by {shown}"
     return Advice(found, _create_call([tree.source], key_pattern=pattern))
 
 
-def _has_partners(tree: _Tree, group: Sequence[int], tail: bytes, partner_tail: bytes) -> bool:
-    stems = [tree.keys[sample][: -len(tail)] for sample in group]
-    hits = [
+def _has_partners(tree: _Tree, group: Sequence[int], suffix: bytes, partner_suffix: bytes) -> bool:
+    stems = [tree.keys[sample][: -len(suffix)] for sample in group]
+    pairs = [
         (sample, partner)
         for sample, stem in zip(group, stems, strict=True)
-        if _file_name(stem) and (partner := tree.find(stem + partner_tail)) is not None
+        if _file_name(stem) and (partner := tree.find(stem + partner_suffix)) is not None
     ]
-    if len(hits) < max(1, _MIN_PARTNER_SHARE * len(group)):
+    if len(pairs) < max(1, _MIN_PARTNER_SHARE * len(group)):
         return False
-    return _is_role(tail + partner_tail) or tree.endings(sample for sample, _ in hits).isdisjoint(
-        tree.endings(sample for _, sample in hits)
+    return _is_role(suffix + partner_suffix) or tree.endings(sample for sample, _ in pairs).isdisjoint(
+        tree.endings(sample for _, sample in pairs)
     )
 
 
-def _suffix_pattern(tails: Sequence[bytes]) -> str:
-    separator = tails[0][:1]
-    shared = separator if all(tail[:1] == separator for tail in tails) else b""
-    texts = [re.escape(to_text(tail[len(shared) :])).replace(r"\-", "-") for tail in tails]
+def _suffix_pattern(suffixes: Sequence[bytes]) -> str:
+    separator = suffixes[0][:1]
+    shared = separator if all(suffix[:1] == separator for suffix in suffixes) else b""
+    texts = [re.escape(to_text(suffix[len(shared) :])).replace(r"\-", "-") for suffix in suffixes]
     between = re.escape(to_text(shared)).replace(r"\-", "-")
     return f"(.+){between}{texts[0] if len(texts) == 1 and shared else '(' + '|'.join(texts) + ')'}"
 
@@ -298,11 +302,11 @@ def _related_folders(tree: _Tree, folders: Sequence[_Folder]) -> list[_Folder]:
 def _are_parts(tree: _Tree, folder: _Folder, larger: _Folder) -> bool:
     group = _sample_evenly(range(folder.low, folder.high))
     partners = [tree.find(larger.path + tree.keys[sample][len(folder.path) :]) for sample in group]
-    hits = [(sample, partner) for sample, partner in zip(group, partners, strict=True) if partner is not None]
-    if len(hits) < max(1, _MIN_PARTNER_SHARE * len(group)):
+    pairs = [(sample, partner) for sample, partner in zip(group, partners, strict=True) if partner is not None]
+    if len(pairs) < max(1, _MIN_PARTNER_SHARE * len(group)):
         return False
     has_role = _is_role(folder.name) or _is_role(larger.name)
-    return has_role or tree.kinds(sample for sample, _ in hits).isdisjoint(tree.kinds(sample for _, sample in hits))
+    return has_role or tree.kinds(sample for sample, _ in pairs).isdisjoint(tree.kinds(sample for _, sample in pairs))
 
 
 def _files_with(tree: _Tree, codes: Sequence[int], max_count: int) -> list[bytes]:
@@ -321,7 +325,7 @@ def _find_packed(tree: _Tree) -> Advice | None:
             continue
         found = f"{total:,} {kind} {'file' if total == 1 else 'files'}, each packed as one sample"
         paths = _files_with(tree, codes, _TESTED_KEYS)
-        folders = {path[: path.rfind(b"/") + 1] for path in paths}
+        folders = {_parent_folder(path) for path in paths}
         depths = {path.count(b"/") for path in paths}
         if len(codes) > 1 or len(depths) > 1:
             return Advice(found, "", _PAGES[kind])
@@ -394,7 +398,7 @@ def _find_table(tree: _Tree) -> Advice | None:
         return None
     at_top = [path for path in tables if b"/" not in path]
     in_splits = [path for path in tables if _is_split(path)]
-    if len(in_splits) < 2 or len({path[: path.rfind(b"/") + 1] for path in in_splits}) > 1:  # noqa: PLR2004 - two splits
+    if len(in_splits) < 2 or len({_parent_folder(path) for path in in_splits}) > 1:  # noqa: PLR2004 - two splits
         in_splits = tables if len(tables) == 1 else []
     if chosen := at_top if len(at_top) == 1 else in_splits:
         return _advise_table(tree, chosen)
@@ -417,7 +421,7 @@ def _match_table(tree: _Tree, table: bytes) -> tuple[bytes, Match] | None:
         return None
     folders = _folders_in(tree, _Folder(b"", 0, len(tree.keys)))
     folders += [inner for folder in folders for inner in _folders_in(tree, folder)]
-    roots = dict.fromkeys((table[: table.rfind(b"/") + 1], b"", *(folder.path for folder in folders)))
+    roots = dict.fromkeys((_parent_folder(table), b"", *(folder.path for folder in folders)))
     matches = ((root, matching_column(head, tree.has_file, tree.has, root)) for root in roots)
     return next(((root, match) for root, match in matches if match), None)
 
@@ -439,7 +443,7 @@ def _advise_table(tree: _Tree, tables: Sequence[bytes]) -> Advice | None:
         command = _create_call([tree.inside(name) for name in tables], **options)
         return Advice(found, command.replace("OUTPUT", "'out/{split}-{000000..}.tar'"))
     found = f"{_lacking_columns_text(tree, tables, names[0])}, which is packed as a separate sample"
-    folder = tables[0][: tables[0].rfind(b"/") + 1]
+    folder = _parent_folder(tables[0])
     if match.as_source:
         options = {**({"root": tree.inside(root)} if root != folder else {}), **match.options}
         return Advice(found, _create_call([tree.inside(tables[0])], **options))
@@ -470,7 +474,7 @@ def _find_split_annotations(tree: _Tree, tables: Sequence[bytes]) -> Advice | No
 
 def _advise_split_folders(tree: _Tree, tables: Sequence[bytes]) -> Advice | None:
     matched = _match_table(tree, tables[0])
-    if matched is None or not matched[1].as_source or matched[0] != tables[0][: tables[0].rfind(b"/") + 1]:
+    if matched is None or not matched[1].as_source or matched[0] != _parent_folder(tables[0]):
         return None
     parent, name = tables[0].rpartition(b"/")[0].rpartition(b"/")[0], _file_name(tables[0])
     splits = [_file_name(table.rpartition(b"/")[0]) for table in tables]
@@ -490,7 +494,7 @@ def find_classes(entries: SampleTable, source: str) -> Advice | None:
         return None
     keys = [tree.keys[sample] for sample in tree.sampled]
     shared = cast("bytes", os.path.commonprefix(keys))  # noqa: RUF071 - cut at a slash in the next line
-    parent = shared[: shared.rfind(b"/") + 1]
+    parent = _parent_folder(shared)
     tops = [key[len(parent) :].partition(b"/")[:2] for key in keys]
     names = [*dict.fromkeys(name for name, _ in tops)]
     if not all(slash for _, slash in tops) or len(names) * _MIN_CLASS_IMAGES > len(keys):

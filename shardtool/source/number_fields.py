@@ -90,15 +90,14 @@ def find_number_fields(
     lists = {name: kind for name, kind in stored.items() if _is_list(name, kind, holders[name])}
     numbers = {name: kind for name, kind in stored.items() if kind != "bytes" and name not in lists}
     kinds = {name: sorted({part.kind(name) for part in shards}) for name, shards in holders.items()}
-    recorded: dict[str, list[NumberType]] = {
-        name: [kind for kind in shards if kind != "bytes"] for name, shards in kinds.items() if name not in stored
-    }
-    convertible = {name: kinds[0] for name, kinds in recorded.items() if len(kinds) == 1 and to_format == "tfrecord"}
-    mixed = {name: " and ".join(kinds) for name, kinds in recorded.items() if len(kinds) > 1}
-    notes = [f"{name!r} stays text: it represents {kinds} in different datasets" for name, kinds in mixed.items()]
-    notes = notes if to_format == "tfrecord" else []
-    agreed = {name: shards[0] for name, shards in kinds.items() if len(shards) == 1 and shards[0] != "bytes"}
-    tar_types = {**numbers, **convertible} if to_format == "tfrecord" else {}
+    if to_format == "tar":
+        agreed = {name: first for name, (first, *others) in kinds.items() if first != "bytes" and not others}
+        return NumberFields(agreed, _read_fields(parts, numbers, {}, run, salvage=salvage), lists, ())
+    recorded = {name: [kind for kind in kinds[name] if kind != "bytes"] for name in kinds if name not in stored}
+    convertible = {name: types[0] for name, types in recorded.items() if len(types) == 1}
+    mixed = {name: " and ".join(types) for name, types in recorded.items() if len(types) > 1}
+    notes = [f"{name!r} stays text: it represents {types} in different datasets" for name, types in mixed.items()]
+    tar_types = {**numbers, **convertible}
     texts_of_parts = _read_fields(parts, numbers, tar_types, run, salvage=salvage)
     for name in tar_types:
         texts_of_name = {index: texts[name] for index, texts in enumerate(texts_of_parts) if name in texts}
@@ -112,9 +111,7 @@ def find_number_fields(
             notes.append(_text_note(name, convertible.pop(name), [*conflicts.values()]))
             for fields in texts_of_parts:
                 fields.pop(name, None)
-    return NumberFields(
-        {**numbers, **convertible} if to_format == "tfrecord" else agreed, texts_of_parts, lists, tuple(notes)
-    )
+    return NumberFields({**numbers, **convertible}, texts_of_parts, lists, tuple(notes))
 
 
 def _check_kinds(part: SourceShard, is_wanted: Callable[[str], bool], to_format: str) -> None:
