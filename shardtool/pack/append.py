@@ -44,10 +44,9 @@ def read_taken_keys(run: Run, listing: Listing, outputs: Sequence[Output]) -> Pa
     keys = []
     for output in outputs:
         if (old := output.destination.old) is not None:
-            shards = old.shards[
-                : _find_same_append(output.destination, old, make_record(run, listing, output, outputs))
-            ]
-            keys += [read_listed_sidecar(output.destination.folder, shard).keys_with_nul() for shard in shards]
+            last = _find_same_append(output.destination, old, make_record(run, listing, output, outputs))
+            folder = output.destination.folder
+            keys += [read_listed_sidecar(folder, shard).keys_with_nul() for shard in old.shards[:last]]
     return PackedStrings.parse(b"".join(keys))
 
 
@@ -172,21 +171,15 @@ def _field_notes(old: DatasetFile, plan: Plan, *, changed: bool) -> Iterator[str
         if new_fields := sorted({*new_counts} - {*old.fields}, key=to_bytes):
             yield f"fields that the {pluralize(samples, 'sample')} of the dataset lack: {format_list(new_fields)}"
         complete_fields = [name for name, count in old.fields.items() if count == samples]
-        if incomplete_fields := sorted(
-            (name for name in complete_fields if new_counts.get(name, 0) < len(plan)), key=to_bytes
-        ):
-            incomplete = format_list(incomplete_fields)
+        incomplete_fields = [name for name in complete_fields if new_counts.get(name, 0) < len(plan)]
+        if incomplete_fields:
+            incomplete = format_list(sorted(incomplete_fields, key=to_bytes))
             yield f"fields that all samples of the dataset have, but some new samples lack: {incomplete}"
-    columns = [
-        sidecar_schema.SHARD_COLUMN.name,
-        *([] if plan.entries.metadata is None else plan.entries.metadata.column_names),
-    ]
+    metadata_columns = [] if plan.entries.metadata is None else plan.entries.metadata.column_names
+    columns = [sidecar_schema.SHARD_COLUMN.name, *metadata_columns]
     if new_columns := [name for name in columns if name not in old.schema]:
-        yield (
-            f"columns that the sidecars of the dataset lack: {format_list(new_columns)}; "
-            "to read all sidecars as one table, "
-            "merge the schemas (DuckDB: union_by_name)"
-        )
+        lacking = f"columns that the sidecars of the dataset lack: {format_list(new_columns)}"
+        yield f"{lacking}; to read all sidecars as one table, merge the schemas (DuckDB: union_by_name)"
 
 
 def _class_notes(old_datasets: Iterable[DatasetFile], entries: SampleTable) -> Iterator[str]:

@@ -115,11 +115,8 @@ def other_plan_notes(planned: Planned) -> Iterator[str]:
 def lost_columns_notes(planned: Planned) -> Iterator[str]:
     """Yield a note for each dataset whose sidecars this run replaces without the columns that `index` has added."""
     transform, metadata = planned.listed.transform, planned.listed.entries.metadata
-    names = {
-        "source_paths",
-        *(() if metadata is None else metadata.column_names),
-        *dict(transform.measured_columns if transform else ()),
-    }
+    measured_columns = dict(transform.measured_columns if transform else ())
+    names = {"source_paths", *(() if metadata is None else metadata.column_names), *measured_columns}
     for output in planned.outputs if not planned.run.makes_keys else ():
         file = _read_dataset_file(output.destination)
         lost = [name for name in (file.schema if file else ()) if name not in names and not name.startswith("__")]

@@ -70,9 +70,8 @@ def find_new_samples(listed: Listed) -> NDArray[np.bool_]:
     for number in np.flatnonzero(~in_dataset).tolist() if skipped_keys else ():
         key = printable(to_text(entries.keys[number]))
         is_listed[number], has_failed[number] = key in skipped_keys, key in failed_keys
-    _note_other_samples(
-        listed, (in_dataset, is_listed, changed, has_failed), missing=len(positions) - len(found_positions)
-    )
+    masks, missing = (in_dataset, is_listed, changed, has_failed), len(positions) - len(found_positions)
+    _note_other_samples(listed, masks, missing=missing)
     new: NDArray[np.bool_] = ~(in_dataset | is_listed)
     return new
 
@@ -96,10 +95,8 @@ def _note_other_samples(listed: Listed, masks: Sequence[NDArray[np.bool_]], *, m
     elif not (in_dataset | is_listed).all() and (count := int(in_dataset.sum())):
         run.notes.add(f"{pluralize(count, 'sample')} skipped: the dataset already has their keys")
     if has_failed.any():
-        advice = f"once fixed, add them with {flag_text('append')}"
-        run.notes.add(
-            f"{_describe_samples(has_failed, entries)} skipped again, as the dataset lists them as failed; {advice}"
-        )
+        reason, advice = "as the dataset lists them as failed", f"once fixed, add them with {flag_text('append')}"
+        run.notes.add(f"{_describe_samples(has_failed, entries)} skipped again, {reason}; {advice}")
     if changed.any():
         run.notes.add(f"{_describe_samples(changed, entries)} changed since they were packed; {_DATASET_STAYS}")
 
@@ -107,9 +104,8 @@ def _note_other_samples(listed: Listed, masks: Sequence[NDArray[np.bool_]], *, m
 def _hash_samples(
     codes: NDArray[np.integer], sizes: NDArray[np.integer], first: NDArray[np.integer], inline_fields: list[int]
 ) -> NDArray[np.uint64]:
-    rows = (codes.astype(np.uint64) << np.uint64(48)) ^ np.where(np.isin(codes, inline_fields), 0, sizes).astype(
-        np.uint64
-    )
+    known_sizes = np.where(np.isin(codes, inline_fields), 0, sizes)
+    rows = (codes.astype(np.uint64) << np.uint64(48)) ^ known_sizes.astype(np.uint64)
     total = np.cumsum(np.concatenate((np.zeros(1, np.uint64), random_at(0, rows))))  # modulo 2^64
     sample_hashes: NDArray[np.uint64] = np.diff(total[first])
     return sample_hashes

@@ -93,10 +93,8 @@ def keep_class_numbers(run: Run, outputs: Sequence[Output]) -> CreateOptions | R
     options, classes_from = run.options, run.options.classes_from
     if not (options.classes or options.field or getattr(options, "label_from_folder", False)):
         return options
-    files = _list_dataset_files(run, outputs)
-    is_own_file = isinstance(classes_from, str | os.PathLike) and real_path(os.fspath(classes_from)) in map(
-        real_path, files
-    )
+    own_files = map(real_path, _list_dataset_files(run, outputs))
+    is_own_file = isinstance(classes_from, str | os.PathLike) and real_path(os.fspath(classes_from)) in own_files
     if not is_own_file and (classes_from is not None or not run.appends):
         return options
     datasets = _read_existing_datasets(run, outputs)

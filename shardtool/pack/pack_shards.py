@@ -140,10 +140,9 @@ class Packing:
             self.run.notes.add(f"{failed} skipped: {count_reasons(totals.skipped)}")
         if empty_shards := [shard.name for shard in totals.shards if not shard.samples]:
             self.run.notes.add(f"{pluralize(len(empty_shards), 'shard')} without samples: {format_list(empty_shards)}")
-        relevant_codes = {
-            code for code, readers in READERS_BY_PROBLEM.items() if not {*readers}.isdisjoint(self.run.options.readers)
-        }
-        self.run.notes.add(*(str(problem) for problem in self._key_problems.values() if problem.code in relevant_codes))
+        readers, problems = {*self.run.options.readers}, self._key_problems.values()
+        relevant = [problem for problem in problems if not readers.isdisjoint(READERS_BY_PROBLEM[problem.code])]
+        self.run.notes.add(*map(str, relevant))
         return PackedOutput(self.output, self.publication, totals, self.kept, self.dropped)
 
     def _remove_shards(self) -> None:
@@ -156,9 +155,8 @@ class Packing:
         destination = self.destination
         overwrites = self.output.pattern.dataset_file in destination.existing and destination.if_exists == "overwrite"
         if overwrites and not destination.folder.has_staging:
-            self.run.notes.add(
-                "in a store, the old dataset file is deleted first; the new one is written when this run ends"
-            )
+            written = "the new one is written when this run ends"
+            self.run.notes.add(f"in a store, the old dataset file is deleted first; {written}")
 
     def _make_tasks(self, shards: Iterable[int], *, write: bool = False) -> Iterator[ShardTask]:
         plan, run, work, reads = self._plan, self.run, None, self._choose_parallel_reads()

@@ -89,9 +89,8 @@ def start_parts(planned: Planned, own_part: RunPart) -> Planned:
 
 def _start_part(planned: Planned, output: PlannedOutput, own_part: RunPart) -> str:
     destination, pattern, plans = output.destination, output.pattern, []
-    for part in [part for part in parts.find_run_parts(pattern, destination.folder.names())[0] if part != own_part][
-        :_MAX_COMPARED_PARTS
-    ]:
+    finished, _ = parts.find_run_parts(pattern, destination.folder.names())
+    for part in [part for part in finished if part != own_part][:_MAX_COMPARED_PARTS]:
         with suppress(CorruptShard):
             plans.append(get_part_plan(parts.read_part_record(destination.folder, pattern, part)))
     record = planned.listed.record(output)

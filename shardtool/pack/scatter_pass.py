@@ -129,9 +129,8 @@ def _choose_region_bytes(size: int, share: int) -> int:
 def _cut_buckets(total: NDArray[np.int64], shard_ends: NDArray[np.int64], max_bucket_bytes: int) -> NDArray[np.int64]:
     ends, start = [np.zeros(0, np.int64)], 0
     for end in shard_ends.tolist():
-        ends.append(
-            start + ShardRuns(total[start : end + 1], ShardCapacity(planned=max_bucket_bytes)).find_fewest_ends()
-        )
+        runs = ShardRuns(total[start : end + 1], ShardCapacity(planned=max_bucket_bytes))
+        ends.append(start + runs.find_fewest_ends())
         start = end
     return np.concatenate(ends)
 
@@ -154,14 +153,12 @@ class _ScatterPass:
         self._entries = entries = plans[0].entries
         self._spans, self._limits, self._observer, self._stop = entries.known_spans, limits, observer, stop
         sample_bytes = SpanPositions(entries).sizes
-        self._region_bytes = _choose_region_bytes(
-            sum(int(sample_bytes[planned_samples(plan)].sum()) for plan in plans), limits.memory // limits.workers
-        )
+        size = sum(int(sample_bytes[planned_samples(plan)].sum()) for plan in plans)
+        self._region_bytes = _choose_region_bytes(size, limits.memory // limits.workers)
         bucket, sizes = _assign_buckets(plans, sample_bytes, self._region_bytes)
         row_bucket = np.repeat(bucket, entries.counts())
-        self._rows, self._file_ends = _sort_by_file(
-            entries, np.flatnonzero((row_bucket >= 0) & (entries.rows.kind == SPAN))
-        )
+        rows = np.flatnonzero((row_bucket >= 0) & (entries.rows.kind == SPAN))
+        self._rows, self._file_ends = _sort_by_file(entries, rows)
         row_bucket = row_bucket[self._rows]
         if len(sizes) < 2**16:
             # 16-bit numbers sort several times faster

@@ -264,9 +264,8 @@ class Exporter:
         folder_names = {*map(to_output_name, self.folder.names())}
         for covered in datasets:
             if (split := covered.made.split) and (name := huggingface.huggingface_split(split)) != split:
-                self._note(
-                    f"Hugging Face datasets does not accept split {split!r}: {huggingface.README_FILE} uses {name}"
-                )
+                used = f"{huggingface.README_FILE} uses {name}"
+                self._note(f"Hugging Face datasets does not accept split {split!r}: {used}")
         if huggingface.README_FILE in folder_names:
             old_readme = read_or_empty(self.folder, huggingface.README_FILE)
             own_shards = {shard.name for covered in datasets for shard in covered.shards}

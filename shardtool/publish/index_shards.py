@@ -74,9 +74,8 @@ class Indexer:
         else:
             self.old = index_checks.read_old_dataset(stored, path, data, overwrite=options.overwrite)
             if self.old is not None:
-                index_checks.check_listed_shards(
-                    self.old, stored, path, self.shards_folder, overwrite=options.overwrite
-                )
+                overwrite = options.overwrite
+                index_checks.check_listed_shards(self.old, stored, path, self.shards_folder, overwrite=overwrite)
         self.is_own_file = data is not None and self.old is not None
         self.dots = options.dots or (recorded_dots(stored) if self.old is None else self.old.made.dots)
         self.notes, self.kept = Notes(observer), set[int]()

@@ -93,9 +93,8 @@ class StaleIndexes:
         for name, export_name in files.items():
             if read_foreign_index(self.folder.full_path(name), export_name, indexed)[1]:
                 self._stale[name] = export_name
-        self._mark_folder_indexes(
-            [export_name for export_name, listed in counts.items() if listed.pop(shard, 0) != len(indexed.index)]
-        )
+        samples = len(indexed.index)
+        self._mark_folder_indexes([name for name, listed in counts.items() if listed.pop(shard, 0) != samples])
 
     def mark_shard(self, shard: str) -> None:
         """Mark the index files of a shard, and indexes of the folder that list the shard."""
@@ -113,9 +112,7 @@ class StaleIndexes:
         current_shards = {*map(to_local_name, shards)}
         for shard in sorted(set(self._files) - current_shards):
             self._stale |= self._files.pop(shard)
-        self._mark_folder_indexes(
-            [export_name for export_name, counts in self._counts.items() if counts.keys() - current_shards]
-        )
+        self._mark_folder_indexes([name for name, counts in self._counts.items() if counts.keys() - current_shards])
         files_in_folder = set(self.folder.names())
         has_readme = huggingface.README_FILE in files_in_folder
         data = read_or_empty(self.folder, huggingface.README_FILE) if has_readme else b""

@@ -190,9 +190,8 @@ class TransformPacker(Packer):
         measured_columns, known = self._work.transform.measured_columns, None
         if self._work.known:
             known = pa.ipc.open_stream(self._work.known).read_all().slice(samples[0].sample_index, len(samples))
-        table: Any = with_measured_columns(
-            known, measured_columns, [sample.found or (None,) * len(measured_columns) for sample in samples]
-        )
+        measured = [sample.found or (None,) * len(measured_columns) for sample in samples]
+        table: Any = with_measured_columns(known, measured_columns, measured)
         matches = {*match_rows(table, where.query, dict(where.classes)).tolist()}
         for position, sample in enumerate(samples):
             if sample.rejection or position in matches:
