@@ -189,7 +189,7 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
         super().__post_init__()
         now: dict[str, Any] = self._stream.state_dict()
         self._pass_start = SharedPassStart(self._tallies)
-        self._pass_start.set_next(now["epoch"], now["position"])
+        self._pass_start.set_start(now["epoch"], now["position"])
 
     def __len__(self) -> int:
         return len(self._stream)
@@ -306,7 +306,7 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
                 return
         self._stream.load_state_dict(dict(stream_state(state)))
         now: dict[str, Any] = self._stream.state_dict()
-        self._pass_start.set_next(now["epoch"], now["position"])
+        self._pass_start.set_start(now["epoch"], now["position"])
 
     def _next_pass(self) -> Stream:
         epoch, position = self._pass_start.epoch_and_position

@@ -80,8 +80,8 @@ class Loader(StreamOptions):
     pin_memory: bool | None = None
     depth: int = 3
     _state: State = field(init=False, repr=False)
-    # position of the next iteration, or None to continue from `_state`
-    _next: int | None = field(init=False, repr=False, default=None)
+    # the epoch that the next iteration reads from its start, or None to continue from `_state`
+    _next_epoch: int | None = field(init=False, repr=False, default=None)
     _pass: object = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
@@ -97,10 +97,10 @@ class Loader(StreamOptions):
 
     def __iter__(self) -> Iterator[Any]:
         stream, self._pass = copy(self._stream), (this_pass := object())
-        if self._next is not None:
-            self._state = {**self._state, "epoch": self._next, "position": 0}
+        if self._next_epoch is not None:
+            self._state = {**self._state, "epoch": self._next_epoch, "position": 0}
         stream.load_state_dict(self._state)
-        self._next = cast("int", self._state["epoch"])
+        self._next_epoch = cast("int", self._state["epoch"])
         return self._batches(stream, this_pass)
 
     def _batches(self, stream: Stream, this_pass: object) -> Iterator[Any]:
@@ -145,7 +145,7 @@ class Loader(StreamOptions):
 
     def _record_state(self, this_pass: object, state: tuple[State, int]) -> None:
         if self._pass is this_pass:
-            self._state, self._next = state
+            self._state, self._next_epoch = state
 
     @property
     def skipped(self) -> SkippedSamples:
@@ -155,8 +155,8 @@ class Loader(StreamOptions):
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration read this epoch. A loaded state of the same epoch is kept."""
         epoch = self._check_epoch(epoch)
-        if epoch != (self._state["epoch"] if self._next is None else self._next):
-            self._state, self._next, self._pass = {**self._state, "epoch": epoch, "position": 0}, None, None
+        if epoch != (self._state["epoch"] if self._next_epoch is None else self._next_epoch):
+            self._state, self._next_epoch, self._pass = {**self._state, "epoch": epoch, "position": 0}, None, None
 
     def state_dict(self) -> dict[str, object]:
         """Return the state after the last batch as JSON data. All ranks return the same state."""
@@ -169,7 +169,7 @@ class Loader(StreamOptions):
             InvalidRequest: The state is invalid, or belongs to other samples.
         """
         self._stream.load_state_dict(dict(stream_state(state)))
-        self._state, self._next, self._pass = self._stream.state_dict(), None, None
+        self._state, self._next_epoch, self._pass = self._stream.state_dict(), None, None
 
     def _run_stages(self, positioned: tuple[object, StreamPosition]) -> object:
         sample, position = positioned
@@ -250,7 +250,7 @@ class BatchRows:
 
     def __init__(self, count: int, *, pin: bool, lists: ListFields = ()) -> None:
         self._count, self._pin, self._lists, self._lock = count, pin, lists, Lock()
-        # the structure of each sample, or None for a skipped sample
+        # the type and fields of each sample, or None for a skipped sample
         self._forms: list[tuple[type, list[object]] | None] = [None] * count
         self._fields: dict[object, _FieldRows] = {}
 

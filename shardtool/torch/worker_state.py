@@ -166,8 +166,8 @@ class SharedPassStart:
         epoch, position = self._now[:2].tolist()
         return epoch, position
 
-    def set_next(self, epoch: int, position: int, group: Sequence[int] = (0, 0, 0)) -> None:
-        """Set the epoch and position at which the next pass starts, or at which the pass `group` has started."""
+    def set_start(self, epoch: int, position: int, group: Sequence[int] = (0, 0, 0)) -> None:
+        """Set the epoch and position at which a pass starts. `group` identifies the pass if it has started."""
         self._now.copy_(torch.tensor([epoch, position, *group]))
         self._workers.zero_()
 
@@ -175,7 +175,7 @@ class SharedPassStart:
         """Make the next pass read this epoch from its start, unless an unfinished pass reads this epoch."""
         with self._blocks.locked():
             if self._is_over or epoch != self.epoch_and_position[0]:
-                self.set_next(epoch, 0)
+                self.set_start(epoch, 0)
 
     def record_worker_start(self, worker: int, group: Sequence[int], resumed: Mapping[str, int] | None) -> None:
         """Record that a worker starts a pass. The first worker of a pass sets the epoch and position.
@@ -190,7 +190,7 @@ class SharedPassStart:
                     epoch, position = epoch + self._is_over, 0
                 if resumed is not None:
                     epoch, position = resumed["epoch"], resumed["position"]
-                self.set_next(epoch, position, group)
+                self.set_start(epoch, position, group)
             self._workers[worker] = _STARTED
 
     def record_worker_end(self, worker: int, group: Sequence[int]) -> None:

@@ -44,7 +44,7 @@ MAX_READ_SAMPLES = 4_000_000  # if there are more samples, only `full` reads all
 _MAX_FIELDS = 1000  # further fields are ignored
 MAX_LABEL_BYTES = 64  # longer payloads are not labels
 _MAX_UNPACKED_BYTES = 2**26
-_MAX_LABEL_READS = 20_000  # maximum number of label payloads to read because no index has their checksums
+_MAX_LABEL_READS = 20_000  # maximum number of labels to read because the index lacks their checksums
 _INDEX_COLUMNS = ("__key__", "__offset__", "__size__", FIELDS_COLUMN)
 NON_LABEL_COLUMNS = ("split", "mode", "width", "height")
 

@@ -104,7 +104,7 @@ class UnusualSamples:
         return samples + pairs
 
     def _duplicate_candidates(self) -> list[list[tuple[int, int]]]:
-        # Return shard number and row of the first two samples in each of the largest groups.
+        # Return shard number and row of the first two samples in each of the largest groups of likely duplicates.
         ids = np.concatenate([np.zeros(0, np.uint64), *(shard_ids for _, shard_ids in self._content_ids)])
         ends = part_offsets([len(shard_ids) for _, shard_ids in self._content_ids])
         order = np.flatnonzero(repeated(ids))

@@ -425,7 +425,7 @@
     body.classList.add("plain");
   };
 
-  // The samples that the arrows of the detail view visit: cards in their order, or the rows of the table.
+  // The samples that the arrow keys show in the detail view, in order: those of the cards, or of the table's rows.
   const sequence = () => (isTable ? matches : shown);
   const positionInSequence = () => sequence().indexOf(isTable ? open.row : open.index);
 
@@ -476,7 +476,7 @@
 
   tiles.forEach((tile, index) => {
     const pick = picker(samples[index].row);
-    pick.tabIndex = -1;  // a single stop of the Tab key leads past the cards: `x` selects
+    pick.tabIndex = -1;  // the Tab key stops only once at all cards, and the key `x` selects a card
     cells[index].prepend(pick);
     tile.tabIndex = index === 0 ? 0 : -1;
     tile.setAttribute("aria-keyshortcuts", "x");

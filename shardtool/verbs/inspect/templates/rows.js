@@ -1,5 +1,5 @@
 "use strict";
-// The rows of the table: columns, filters and sorting. Nothing here changes the page.
+// The rows of the table: columns, filters and sorting. This file does not change the page.
 
 const collator = new Intl.Collator("en", { numeric: true });
 
