@@ -148,12 +148,11 @@ _KINDS = ["first-fit", "concat", "mix", "view", "length", "aspect"]
 @pytest.mark.parametrize("kind", _KINDS)
 @pytest.mark.parametrize("ends", ["uneven", *(pytest.param(ends, marks=pytest.mark.slow) for ends in ("drop", "pad"))])
 def test_resumes_with_other_ranks(folder: Path, kind: str, ends: Any) -> None:
-    """Two ranks, then three, then one: the bundles keep their order, and all ranks perform equal steps."""
+    """Two ranks, then three, then two: the bundles keep their order, and all ranks perform equal steps."""
+    datasets = [_bundled(folder, kind) for _ in range(3)]  # one per rank, as in separate processes
 
     def ranks(count: int, state: Any) -> list[Any]:
-        streams = [
-            _bundled(folder, kind).stream(seed=5, rank=rank, world_size=count, ends=ends) for rank in range(count)
-        ]
+        streams = [datasets[rank].stream(seed=5, rank=rank, world_size=count, ends=ends) for rank in range(count)]
         for stream in streams if state else ():
             stream.load_state_dict(json.loads(json.dumps(state)))
         return streams
