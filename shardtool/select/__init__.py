@@ -1,1 +1,1 @@
-"""Select samples and fields, and compute keys, splits and the order of samples. Only `join` reads files."""
+"""Select samples and fields, and compute keys, splits and sample order. Only `join` reads files."""

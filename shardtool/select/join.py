@@ -308,7 +308,7 @@ def _match_notes(
 def _unify_types(*columns: pa.Array) -> list[pa.Array] | None:
     kinds = [column.type for column in columns]
     if any(map(pa.types.is_decimal, kinds)) and any(map(pa.types.is_floating, kinds)):
-        return None  # Arrow would round the decimal numbers
+        return None  # Arrow would round decimals to floats
     try:
         schemas = [pa.schema([pa.field("", kind)]) for kind in kinds]
         kind = pa.unify_schemas(schemas, promote_options="permissive").field(0).type

@@ -167,7 +167,7 @@ def _select_source_paths(entries: SampleTable, rows: NDArray[np.int64], first: N
     if not pa.types.is_list(lists.type) or lists.null_count:
         return columns
     if not np.array_equal(arrow.number_values(pc.list_value_length(lists)), entries.counts()):
-        return columns  # shardtool did not write this column
+        return columns  # another tool wrote this column
     paths = lists.flatten().take(arrow.number_array(rows))
     kept_paths = pa.ListArray.from_arrays(arrow.number_array(first.astype(np.int32)), paths)
     return columns.set_column(index, columns.schema.field(index), pc.cast(kept_paths, lists.type))

@@ -130,7 +130,7 @@ def check_labels(classes: Sequence[str], fields: Sequence[tuple[str, str]]) -> N
 
 
 MAX_COLUMNS = 10_000  # each column takes space in the sidecar of every shard
-MAX_NESTING = 32  # Parquet's reader accepts 100 levels, and a list takes up to three
+MAX_NESTING = 32  # pyarrow reads up to 100 levels from Parquet, where a list takes up to three levels
 MAX_ROW_BYTES = 2**28  # limits the memory for a row
 
 

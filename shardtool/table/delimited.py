@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 _MAX_LISTED_ROWS = 5
 _LEADING_ZERO = r"^\s*[+-]?0[0-9]"
 _TAIL_BYTES = 64
-_MAX_EXACT_FLOAT = 2.0**53  # larger whole numbers are not exact as floats
+_MAX_EXACT_FLOAT = 2.0**53
 _DELIMITER_NAMES = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
 _TAB = "\t"
 _UNQUOTED_DELIMITER = "|"  # quotation marks are plain text with this delimiter, as in LJSpeech
@@ -123,7 +123,7 @@ class DelimitedTable(Table):
             bad_rows.clear()
             with self._open() as stream:
                 options = arrow_csv.ReadOptions(use_threads=invalid_rows is None, block_size=block, column_names=names)
-                # Read invalid UTF-8 as Latin-1, which accepts any bytes, because pyarrow would print a traceback.
+                # pyarrow would print a traceback for invalid UTF-8. Latin-1 accepts any bytes.
                 read = stream if invalid_rows is None else pa.transcoding_input_stream(stream, "latin-1", "utf-8")
                 return arrow_csv.read_csv(read, read_options=options, parse_options=parse, convert_options=convert)
 

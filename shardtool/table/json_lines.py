@@ -99,9 +99,9 @@ def _json_error(name: str, open_stream: Opened, message: str) -> InvalidRequest:
 _WHITE = b" \t\r\n"
 
 _SUSPICIOUS = (
-    re.compile(rb"}[ \t\r]*(?:null|{)"),  # matches a second value on a line
-    re.compile(rb'"[ \t\r]+:'),  # matches white space between a name and its colon
-    re.compile(rb'\\"[^"]*":'),  # matches a quotation mark in a name
+    re.compile(rb"}[ \t\r]*(?:null|{)"),  # a second value on a line
+    re.compile(rb'"[ \t\r]+:'),  # white space between a name and its colon
+    re.compile(rb'\\"[^"]*":'),  # a quotation mark in a name
 )
 
 _NON_MARKS = bytes({*range(256)} - {*b'"[]{}'})

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def _read_list(name: str, data: bytes, column: str) -> pa.Table:
-    if b"\0" in data:  # as printed by `find -print0`
+    if b"\0" in data:
         lines = data.removesuffix(b"\0").split(b"\0")
     else:
         lines = data.removesuffix(b"\n").split(b"\n")

@@ -156,7 +156,7 @@ def _over_int64_positions(column: pa.ChunkedArray) -> NDArray[np.int64]:
     if not pa.types.is_uint64(column.type):
         return np.zeros(0, np.int64)
     too_large = np.flatnonzero(arrow.number_values(column) > _MAX_INT64)
-    # The values of nulls are undefined.
+    # The values of nulls are undefined and may seem too large.
     return np.setdiff1d(too_large, missing_positions(column), assume_unique=True)
 
 

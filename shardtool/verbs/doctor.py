@@ -1,7 +1,7 @@
 """`doctor`: check, step by step, which operations a folder, store or server allows, and suggest fixes.
 
-Each step calls the same functions as the other verbs. The write check creates one small file or object under an unused
-name and deletes it. If it cannot be deleted, its name is reported.
+The write check creates one small file or object under an unused name and deletes it. If it cannot be deleted, its name
+is reported.
 """
 
 from __future__ import annotations

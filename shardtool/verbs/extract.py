@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from shardtool.source.base import Listing
     from shardtool.values import DatasetLike
 
-MANIFEST = ".manifest.parquet"  # `create` ignores hidden files
+MANIFEST = ".manifest.parquet"  # hidden, because `create` ignores hidden files
 METADATA = ".metadata.parquet"
 _LOCK_NAME = "extract"
 _UNFINISHED_NAME = ".extract.unfinished"
@@ -64,7 +64,7 @@ _RESERVED_NAMES = {name.encode() for name in (MANIFEST, METADATA, _UNFINISHED_NA
 _LABEL_FIELD = "cls"
 _PATHS_COLUMN = "source_paths"
 _MAX_TASK_SAMPLES, _MAX_TASK_BYTES = 2**12, 2**26  # maximum size of a task if there are few shards
-_MIN_SHARDS_PER_WORKER, _LARGER_TASKS = 3, 2**5  # with this many shards per worker, tasks may be this many times larger
+_MIN_SHARDS_PER_WORKER, _LARGER_TASKS = 3, 2**5  # with at least 3 shards per worker, tasks may be 32 times larger
 
 _NAMING_OPTIONS = ("dots", "hidden", "label_from_folder", "portable")
 
@@ -178,7 +178,7 @@ def _file_paths(entries: SampleTable, *, by_key: bool) -> PackedStrings:
     metadata = entries.metadata
     if not by_key and metadata is not None and _PATHS_COLUMN in metadata.column_names:
         recorded_paths = [name.encode() for paths in metadata.column(_PATHS_COLUMN).to_pylist() for name in paths or ()]
-        if len(recorded_paths) == len(entries.rows.code):  # otherwise some datasets do not record paths
+        if len(recorded_paths) == len(entries.rows.code):  # if all datasets record paths
             return PackedStrings.of(map(unquote_to_bytes, recorded_paths))
     plain = replace(entries, fields=tuple(name.replace("/", ".") for name in entries.fields))
     return PackedStrings.parse(list_source_paths(plain).span(0, len(entries.rows.code)))
@@ -235,7 +235,7 @@ def _create_options(
     # Keep the dataset's class numbers. `create` would choose other numbers if a class has no samples.
     if "label_from_folder" in create_options:
         create_options["classes_from"] = datasets[0].dataset_file
-    if metadata and "portable" not in create_options:  # `portable` changes keys after the join
+    if metadata and "portable" not in create_options:  # `portable` would change keys only after the join
         create_options |= {"join": metadata, "on": "key"}
     return {**create_options, "exclude": [MANIFEST, METADATA]} if "hidden" in create_options else create_options
 
@@ -262,7 +262,7 @@ def _write_files(
             observer.advance(samples, size, 0)
 
         for number, existing in pool.map(unpack_samples, unpack_tasks, advance):
-            tables = tables or _parquet_tables(entries, names)  # while the workers write files
+            tables = tables or _parquet_tables(entries, names)  # create tables while workers write files
             kept += existing
             observer.advance(0, 0, 1)
             content = tasks[number].samples.content
@@ -302,7 +302,7 @@ def _parquet_tables(entries: SampleTable, names: PackedStrings) -> dict[str, byt
 
     from shardtool.entries.strings import PackedStrings
 
-    if not is_utf8(names.data):  # Parquet strings are UTF-8
+    if not is_utf8(names.data):  # Parquet strings must be UTF-8
         encoded = (name for _, chunk in names.chunks() for name in chunk)
         names = PackedStrings.of(name if is_utf8(name) else quote_name(name).encode() for name in encoded)
     keys = entries.keys.take(entries.owners(np.arange(len(names))))  # `pa.Array.take` imports pyarrow.compute
@@ -354,7 +354,7 @@ def _check_space(folder: Folder, entries: SampleTable, names: PackedStrings) -> 
     size = int(entries.rows.size.sum())
     try:
         check_space(folder, size, "extracted")
-    except OutputFailed:  # stat each file only after a failure
+    except OutputFailed:  # only now subtract existing files, because this reads the size of each file
         sizes, top = entries.rows.size.tolist(), os.fsencode(folder.path)
         for start, chunk in names.chunks():
             for index, name in enumerate(chunk, start):

@@ -166,10 +166,10 @@ class _Transfer:
     def __init__(self, target: CopyTarget, pending: list[ShardCopy], options: CopyOptions, notes: Notes) -> None:
         self.target, self.pending, self._notes = target, pending, notes
         self._options, self._refusal = options, ""  # the reason why the store refuses server-side copies
-        self._grows, pattern = target.has_grown, _shard_pattern(target.source)
+        self._only_adds, pattern = target.only_adds_shards, _shard_pattern(target.source)
         names = () if pattern is None else target.folder.names()
-        indexes = StaleIndexes(target.folder, pattern, names, appends=self._grows)
-        old: OldDataset = "keep" if self._grows else "replace"
+        indexes = StaleIndexes(target.folder, pattern, names, appends=self._only_adds)
+        old: OldDataset = "keep" if self._only_adds else "replace"
         files, shard_folder = target.existing_files[0], target.shard_folder
         self._publication = Publication(target.folder, target.source.name, old, files, indexes, shard_folder)
         self._publication.old_list = target.source.old_list
@@ -177,7 +177,7 @@ class _Transfer:
     def run(self) -> None:
         observer, target, pending = self._notes.observer, self.target, self.pending
         observer.start(sum(shard.samples for shard in pending), sum(shard.size for shard in pending), len(pending))
-        if not self._grows and not target.folder.has_staging:
+        if not self._only_adds and not target.folder.has_staging:
             self._notes.add("the old dataset file is removed first: in a store, shards are replaced one by one")
             self._publication.withdraw()
         for state, (shard, sidecar) in run_in_threads(self._stage_pair, self._prepare(), self._options, observer):
@@ -192,7 +192,7 @@ class _Transfer:
 
     def _prepare(self) -> Iterator[ShardCopy]:
         for state in self.pending:
-            if state.wrong and not self._grows:
+            if state.wrong and not self._only_adds:
                 self._publication.prepare_shard(state.shard.name)
             yield state
 
@@ -207,7 +207,7 @@ class _Transfer:
         if is_right:
             return None
         # A copy inside a store replaces an existing file before it is verified, which may damage a valid dataset.
-        use_server_copy = is_right is None or not self._grows
+        use_server_copy = is_right is None or not self._only_adds
         try:
             copied = self._copy_inside_store(folder, original, meter) if use_server_copy else None
             return copied or copying.copy_verified(folder, original, meter.add, keep_mtime=True)
@@ -239,14 +239,14 @@ class _Transfer:
         shard_sizes = {pair.shard.name: pair.shard.size for pair in source.pairs}
         folders.check_published(target.shard_folder, shard_sizes, remedy)
         folders.check_published(target.folder, {pair.sidecar.name: pair.sidecar.size for pair in source.pairs}, remedy)
-        stale, stale_shards = ([], []) if self._grows else target.removed()
+        stale, stale_shards = ([], []) if self._only_adds else target.removed()
         self._publication.finish(
             source.data,
-            None if self._grows else [entry.name for entry in source.file.shards],
+            None if self._only_adds else [entry.name for entry in source.file.shards],
             before={source.file.skipped_file: source.skipped} if source.skipped else {},
             stale=stale,
             stale_shards=(target.old_shard_folder, stale_shards),
-            leftovers=[source.old_list] if source.old_list in target.existing_files[0] or not self._grows else [],
+            leftovers=[source.old_list] if source.old_list in target.existing_files[0] or not self._only_adds else [],
         )
 
 

@@ -175,7 +175,7 @@ class CopyTarget(NamedTuple):
         return self.folder.full_path(self.source.name)
 
     @property
-    def has_grown(self) -> bool:
+    def only_adds_shards(self) -> bool:
         """Whether the source contains all shards of the existing dataset, so that none must be replaced."""
         if self.data is None:
             return True
@@ -239,7 +239,7 @@ def shards_to_copy(target: CopyTarget, options: CopyOptions, notes: Notes) -> li
     for pair, state in run_in_threads(compare, existing, options, notes.observer):
         compared[pair.shard.name] = state
     remedy = f"Choose another folder, or {flag_text('overwrite')}."
-    if not target.has_grown and not options.overwrite:
+    if not target.only_adds_shards and not options.overwrite:
         raise errors.OutputExists(
             target.dataset_file, _conflict(target), expected=f"{target.source.path}, or none", remedy=remedy
         )

@@ -1,4 +1,4 @@
-"""Run copy tasks in several threads, or in the calling thread, and limit their total rate in bytes per second."""
+"""Run copy tasks in threads or in the calling thread, and limit their total rate in bytes per second."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ class SideComparison:
         self._rows_a, self._rows_b, self._removed, self._added = match_ids(ours, theirs)
         names = {*map(to_bytes, a.entries.fields), *map(to_bytes, b.entries.fields)}
         self._names = [*map(to_text, sorted(names))]
-        self._width = len(self._names) + 1  # ids are sample * width + field; the last field is all the metadata
+        self._width = len(self._names) + 1  # an id is sample * width + field; the last field stands for metadata
 
     def result(self) -> DiffResult:
         """Return the differences. The caller fills in the names of the sides."""

@@ -1,6 +1,6 @@
 """Compare the index files of other tools, such as DALI, with their shards.
 
-The dataset file has no checksums of these files. A file with the name of an index, but an unknown format, is reported
+No checksum covers these files. A file with the name of an index, but an unknown format, is reported
 as unchecked.
 """
 

@@ -30,7 +30,7 @@ class FindingKind(NamedTuple):
 
     @property
     def remedy(self) -> str:
-        """The fix. Options and commands are spelled as on the command line or in Python."""
+        """The fix, as text for the command line or for Python."""
         if "{" not in self.fix:
             return self.fix
         source = choose_text("source=...", "--source SOURCE")

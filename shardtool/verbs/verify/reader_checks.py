@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from shardtool.verbs.verify.verified_dataset import VerifiedDataset
 
 
-# These problems are only worth a note when a dataset is written, or `_find_missing_fields` reports them.
+# These problems are not findings here: they are only worth a note, or `_find_missing_fields` reports them.
 _NOTE_ONLY_RULES = ("space-in-key", "meta-field", "text-label", "missing-field")
 _DALI_NAME_RULES = ("dot-in-key", "pax-name")
-_UNCOMPRESSED_ONLY = ("wids", "dali", "energon")  # readers that cannot read compressed shards
+_UNCOMPRESSED_ONLY = ("wids", "dali", "energon")
 _INSPECTED_SAMPLES = 5  # number of samples from which `load_dataset` infers the fields
 
 
@@ -81,7 +81,6 @@ def _check_shard_names(subject: VerifiedDataset, targets: Sequence[str]) -> Iter
 
 
 def _find_missing_fields(shards: Sequence[ShardScan]) -> Iterator[Finding]:
-    # `load_dataset` infers the fields from the first samples.
     reader, first_fields = "huggingface", frozenset[bytes]()
     for shard in shards:
         samples = [frozenset(map(shard.names.__getitem__, codes)) for codes in shard.fields()]

@@ -7,7 +7,7 @@
   `reshard`, a `--join` table or appended samples, a message names the command to run instead.
 
 Sidecars are replaced one by one, then the dataset file. Shards are staged, then exchanged. An interrupted run has
-changed nothing, or the next run finishes it. Finally, the dataset is verified again.
+changed nothing, or the next run finishes it.
 """
 
 from __future__ import annotations

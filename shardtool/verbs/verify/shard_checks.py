@@ -232,7 +232,7 @@ def check_index(case: ShardCheck, sidecar: bytes) -> Iterator[Finding]:
 
 
 def _check_entry(case: ShardCheck) -> Iterator[Finding]:
-    # The dataset file records the number of samples, and the first and last key.
+    # Compare what the dataset file records: the number of samples, and the first and last key.
     entry, scan = case.entry, case.scan
     if entry is None or scan is None or scan.error is not None:
         return

@@ -203,7 +203,7 @@ class SourceComparison:
         lengths, crcs = _concat_column(scans, "lengths"), _concat_column(scans, "crcs")
         as_numbers = any(scan.format == "tfrecord" for scan in scans.values())
         sizes, sums = inline_checksums(entries, source, as_numbers=as_numbers)
-        fetched = entries.rows.kind[source] == URL  # the content of the URL may have changed since packing
+        fetched = entries.rows.kind[source] == URL
         if fetched.any():
             self.findings.unchecked.append(f"{pluralize(int(fetched.sum()), 'file')} of URLs against the web")
             self.findings.uncompared += [entries.fields[code] for code in np.unique(entries.rows.code[source[fetched]])]

@@ -89,7 +89,7 @@ def _unreadable_report(given: Any, error: CorruptShard) -> Report:
 
 
 def _find_leaks(first: VerifiedDataset, second: VerifiedDataset, pool: Pool | None) -> None:
-    # Workers of `pool` compare the content of samples with the same key. If `pool` is None, the same key is a leak.
+    # If `pool` is None, every shared key is a leak. Otherwise, workers of `pool` also compare the content.
     import numpy as np
 
     if not (first.read and second.read):

@@ -171,7 +171,7 @@ def _check_with_reading(
     if options.source is not None:
         from shardtool.verbs.verify.source_checks import SourceComparison
 
-        # The source is opened first, so that a missing source is reported before any shard is read.
+        # Open the source first, to report a missing source before any shard is read.
         comparison = SourceComparison(subject, options, observer)
     numbers = sampled_shards(subject.cases, options)
     _start_progress(subject, observer, numbers)
