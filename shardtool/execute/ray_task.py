@@ -53,7 +53,7 @@ class TaskEnvironment(NamedTuple):
 
     @classmethod
     def here(cls, function: str = "") -> TaskEnvironment:
-        """Return the state of this process. Include the source code of the user's function, if there is one."""
+        """Return the state of this process, with the source code of the user's function if there is one."""
         from shardtool.storage.paths import INHERITED_VARIABLES
 
         umask = os.umask(0o077)

@@ -71,7 +71,7 @@ def run_worker(tasks: int, results: int, lifeline: int) -> None:
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     if select.select([lifeline], [], [], 0)[0]:
-        return  # the parent died before the signal was requested
+        return  # the parent died before SIGIO was requested
     # Several threads send messages. The lock is created after the fork, so that a worker never inherits a locked lock.
     sending = threading.Lock()
 

@@ -42,7 +42,7 @@ def read_exif(data: bytes | memoryview) -> str | None:
             values |= _read_gps(tags.get_ifd(ExifTags.IFD.GPSInfo))
     except MemoryError:
         raise
-    except Exception:  # noqa: BLE001, S110 - broken EXIF is common, raises nearly anything, and hides no pixel
+    except Exception:  # noqa: BLE001, S110 - broken EXIF raises nearly anything, and hides no pixel
         pass
     values = {name: value for name, value in values.items() if name and value is not None}
     return json.dumps(values, sort_keys=True, ensure_ascii=False) if values else None

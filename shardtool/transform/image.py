@@ -296,7 +296,7 @@ def _resample(
 
 def _centre(image: Image.Image, canvas: tuple[int, int]) -> Image.Image:
     left, top = (int((image.size[axis] - canvas[axis]) / 2) for axis in (0, 1))
-    placed = image.crop((left, top, left + canvas[0], top + canvas[1]))  # the mask is 0 outside the image
+    placed = image.crop((left, top, left + canvas[0], top + canvas[1]))  # pixels outside the image are 0
     fill = _padding_colour(image)
     if fill and (left < 0 or top < 0):
         placed.paste(fill, (0, 0, *canvas))

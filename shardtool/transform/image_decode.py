@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 DecodingLoss = Literal["grey bits", "colour bits", "pages"]  # what decoding to eight bits loses
 
-# Pillow raises an error for more pixels, which take 0.7 GB per worker as RGB at four bytes a pixel. Pillow's warning
-# limit is half as large, and would refuse a scanned A0 sheet at 300 dpi (139 million pixels).
+# Pillow refuses images with more pixels. As RGB at four bytes a pixel, they take up to 0.7 GB per worker. Pillow's
+# warning limit is half as large, and would refuse a scanned A0 sheet at 300 dpi (139 million pixels).
 MAX_PIXELS = 2 * (1024**3 // 4 // 3)
 
 # Importing a reader registers its format. If a format is missing, Pillow imports all readers.
@@ -191,7 +191,7 @@ class OpenedImage:
             full_width, full_height = full or image.size
             coefficients = full_width * full_height * _COEFFICIENT_BYTES * len(image.getbands())
             progressive = width * height * pixel_bytes + coefficients
-            # Several scans mean a progressive JPEG. The scan of a preview also counts.
+            # Several scans mean a progressive JPEG. The scan of an embedded preview also counts.
             if progressive > self._max_bytes and self.stream.getvalue().count(b"\xff\xda") > 1:
                 size = max(size, progressive)
         if size > self._max_bytes:
@@ -237,7 +237,7 @@ def _has_deep_colours(image: Any) -> bool:
     if image.format == "TIFF":
         bits = image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (1,))
         return bool(max(bits if isinstance(bits, tuple) else (bits,)) > _PILLOW_BITS)
-    arguments = image.tile[0][3]  # the raw mode, or a tuple of raw mode and, for PPM, maximum
+    arguments = image.tile[0][3]  # the raw mode, or for PPM a tuple of the raw mode and the largest value
     if isinstance(arguments, tuple):
         return image.format == "PPM" and isinstance(arguments[1], int) and arguments[1] >= 2**_PILLOW_BITS
     return ";16" in arguments
@@ -265,7 +265,7 @@ def colour_kind(mode: str) -> str:
 def decode_pixels(picture: OpenedImage, goal: tuple[int, int] | None) -> tuple[Image.Image, tuple[float, float]]:
     """Return the decoded image, and the width and height of its content in pixels.
 
-    A JPEG may be decoded at a fraction of its size, at least `goal`. Its content may then end within the last pixels.
+    A JPEG may be decoded at a fraction of its size, at least `goal`. The content may then end inside the last pixels.
     """
     image: Any = picture.image
     full_size, extent = image.size, None

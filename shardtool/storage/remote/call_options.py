@@ -20,10 +20,10 @@ _HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\t -~\x80-\xff]*)")
 _RESERVED_HEADERS = {
     "accept-encoding", "connection", "content-length", "host", "if-match", "range", "transfer-encoding",
 }  # fmt: skip
-StorageOptions = Mapping[str, Any]  # options by name, or several such dicts by the start of an address
+StorageOptions = Mapping[str, Any]  # options by name, or a dict of options for each start of an address
 
 SPAWN_VARIABLE = "SHARDTOOL_CALL_OPTIONS"  # set only for spawned workers, which delete it
-VARIABLES = {  # for each store, its options and the environment variables that they replace
+VARIABLES = {  # the environment variable that each option of a store replaces
     "s3": {
         "endpoint": ENDPOINT_VARIABLE, "region": "AWS_REGION", "profile": "AWS_PROFILE",
         "access_key_id": "AWS_ACCESS_KEY_ID", "secret_access_key": "AWS_SECRET_ACCESS_KEY",
@@ -49,18 +49,18 @@ if sent_options := os.environ.pop(SPAWN_VARIABLE, ""):
 
 
 def known_options() -> dict[str, dict[str, Any]]:
-    """Return all options, by the key in the marker, to send them to another process."""
+    """Return the options of all addresses, to send them to another process."""
     return _known
 
 
 def options_in(addresses: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return the options that markers in `addresses` refer to, by the key in the marker."""
+    """Return the options of these addresses."""
     keys = {parse_address(address).marker.removeprefix(OPTIONS_MARKER) for address in addresses if is_url(address)}
     return {key: _known[key] for key in keys if key in _known}
 
 
 def register_options(options: Mapping[str, dict[str, Any]]) -> None:
-    """Add options from another process, by the key in the marker."""
+    """Add options that another process has sent."""
     _known.update(options)
 
 

@@ -134,7 +134,7 @@ def _untrusted_error(where: str, server: str, reason: str) -> StoreFailed:
 
 @contextmanager
 def write_conflicts(address: str) -> Iterator[None]:
-    """Convert the errors of a write if the bucket is missing or another write conflicts."""
+    """Convert errors of a write to `OutputFailed` if the bucket is missing or another write conflicts."""
     where = display_address(address)
     try:
         yield

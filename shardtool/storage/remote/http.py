@@ -105,7 +105,7 @@ def _make_sas(account: str, secret: str, container: str, permissions: str, base:
     })  # fmt: skip
 
 
-# Held during a fork. The child would abort if obstore was computing an RSA signature for Google during the fork.
+# Held during a fork, because the child would abort if obstore is computing an RSA signature for Google.
 _SIGNING_LOCK = threading.Lock()
 
 

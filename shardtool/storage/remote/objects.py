@@ -108,7 +108,7 @@ class RemoteObject:
         response = http.request_object(self.address, {"Range": "bytes=0-0"}, self._links)
         if response.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             http.discard_response(response)
-            # the object is empty, and with status 416 some servers omit the size
+            # the object is empty; some servers omit its size in a response with status 416
             response = http.request_object(self.address)
         http.discard_response(response)
         version = response.headers.get("ETag", "")

@@ -273,7 +273,7 @@ def _aws_session(bucket: str, environment: Mapping[str, str]) -> Any:
             if (keys := session.get_credentials()) is not None:
                 keys.get_frozen_credentials()  # raises errors here, because obstore would report another error
                 return session
-    has_credentials = any(map(environment.get, _AWS_CREDENTIAL_VARIABLES))  # obstore finds these
+    has_credentials = any(map(environment.get, _AWS_CREDENTIAL_VARIABLES))
     if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true" and not has_credentials:
         raise AccessRefused(
             f"s3://{bucket}", "no credentials", expected="AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile",

@@ -39,7 +39,7 @@ _STATUS_LINE = re.compile(rb"^HTTP/1\.[01] (\d{3})\b")
 
 
 class TruncatedUpload(Exception):
-    """Fewer bytes were written to an upload than its size."""
+    """`fill` wrote fewer bytes than the size of the upload."""
 
 
 class _Response(NamedTuple):
@@ -185,7 +185,7 @@ def _new_connection(url: str) -> tuple[HTTPConnection, str, Mapping[str, str]]:
 def _early_refusal(socket: PacedSocket) -> _Response | None:
     """Return a response that arrives before the body is sent, or None.
 
-    http.client would skip `100 Continue` and wait for the final response.
+    http.client is not used, because it would skip `100 Continue` and wait for the final response.
     """
     from http.client import HTTPException, parse_headers
 

@@ -52,7 +52,7 @@ _PART_NAME = re.compile(r"[A-Za-z0-9_]{1,20}")
 
 _POLL_S = 0.1
 
-_WAIT_NOTE_S = 10.0  # if a writer waits longer than this for space, it reports the wait
+_WAIT_NOTE_S = 10.0  # a writer reports a longer wait for space
 
 
 class CacheWriterOptions(NamedTuple):

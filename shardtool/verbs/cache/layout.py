@@ -189,5 +189,5 @@ def add_reservation(
 
 
 def _remove_reservation(folder: str, names: Iterable[str]) -> None:
-    """Delete the files of an exited process. The reservation is last, so an interrupted deletion continues."""
+    """Delete the files of an exited process, the reservation last, so that an interrupted deletion is continued."""
     Folder(folder).discard(*sorted(names, key=lambda name: name.startswith(RESERVATION_PREFIX)))

@@ -42,7 +42,7 @@ class LeasedShard(AbstractContextManager["LeasedShard"]):
 
 
 class NotCopiedWarning(Exception):
-    """A shard has no copy and cannot be copied now. The arguments are the kind of note and its text."""
+    """A shard has no copy and cannot be copied now. The arguments are the kind and the text of a note."""
 
 
 def _stalled_error(original: OriginalFile) -> NotCopiedWarning:
@@ -123,7 +123,7 @@ def _copy_shard(
     return lock, evicted
 
 
-_MAX_RECLAIMED_DIVISOR = 2  # at most half of the cached bytes are freed for waiting writers at a time
+_MAX_RECLAIMED_DIVISOR = 2  # at most half of the cached bytes are freed at a time
 
 
 class CacheShards(Sequence[str]):

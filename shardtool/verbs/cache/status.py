@@ -142,7 +142,7 @@ def _remove_shards(
 ) -> CacheChange:
     """Delete unused shards. `shards` maps each shard to a reason, and to its inode or None.
 
-    Keep a shard that has another inode now. The folder's lock must be held.
+    A shard that has another inode now is kept. The folder's lock must be held.
     """
     removed, held, size = {}, {}, 0
     for shard, (reason, inode) in shards.items():
