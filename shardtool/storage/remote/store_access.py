@@ -113,10 +113,10 @@ def _environment_with(values: Mapping[str, str]) -> dict[str, str]:
     s3 = (*_IDENTITY_VARIABLES, ANONYMOUS_VARIABLE)
     gs = (*_CREDENTIAL_KINDS["gs"], "GOOGLE_SKIP_SIGNATURE", ANONYMOUS_VARIABLE)
     az = (*AZURE_KEY_VARIABLES, *AZURE_TOKEN_VARIABLES, "AZURE_SKIP_SIGNATURE", ANONYMOUS_VARIABLE)
-    kinds = [(_ENDPOINT_VARIABLES, ()), (_REGION_VARIABLES, ()), (s3, _REGION_VARIABLES), (gs, ()), (az, ())]
-    hidden = {name for kind, more in kinds if values.keys() & {*kind} for name in (*kind, *more)}
-    kept = {name: os.environ[name] for name in _STORE_VARIABLES if name in os.environ and name not in hidden}
-    return {**kept, **values}
+    groups = [(_ENDPOINT_VARIABLES, ()), (_REGION_VARIABLES, ()), (s3, _REGION_VARIABLES), (gs, ()), (az, ())]
+    hidden = {name for names, related in groups if values.keys() & {*names} for name in (*names, *related)}
+    inherited = {name: os.environ[name] for name in _STORE_VARIABLES if name in os.environ and name not in hidden}
+    return {**inherited, **values}
 
 
 def environment_for(address: str) -> Mapping[str, str]:
