@@ -45,7 +45,7 @@ def test_the_summary_prints_the_webdataset_call(tmp_path: Path) -> None:
     more = write_tree(tmp_path / "more", {"new.txt": b"y"})
     ran = typed("create", more, "out/x-{00..}.tar", "--append", "--json", cwd=tmp_path)
     urls = json.loads(ran.out)["urls"]
-    assert [tmp_path / one for one in braceexpand(urls)] == shards(tmp_path / "out")
+    assert [tmp_path / name for name in braceexpand(urls)] == shards(tmp_path / "out")
 
 
 def test_each_split_has_its_own_pattern(tmp_path: Path) -> None:
@@ -57,8 +57,8 @@ def test_each_split_has_its_own_pattern(tmp_path: Path) -> None:
                 "--json", cwd=tmp_path)  # fmt: skip
     result = json.loads(ran.out)
     assert "urls" not in result
-    found = [tmp_path / one for split in result["splits"].values() for one in braceexpand(split["urls"])]
-    assert sorted(found) == shards(tmp_path)
+    paths = [tmp_path / name for split in result["splits"].values() for name in braceexpand(split["urls"])]
+    assert sorted(paths) == shards(tmp_path)
 
 
 @pytest.mark.parametrize("pattern", ["a#{0..}.tar", "a::b-{0..}.tar", "x-{0..}.tfrecord"])

@@ -14,7 +14,7 @@ from shardtool.errors import InvalidRequest
 from shardtool.pattern import check_writable, parse_pattern, sidecar_name
 
 
-class Means(NamedTuple):
+class Expected(NamedTuple):
     """The expected result of parsing a pattern; the dataset file records `text`."""
 
     folder: str
@@ -24,10 +24,10 @@ class Means(NamedTuple):
     text: str
 
 
-_OPEN = Means("", ("out-000000.tar", "out-000001.tar"), None, "out", "out-{000000..}.tar")
-_CLOSED = Means("", ("out-000000.tar", "out-000999.tar"), 1000, "out", "out-{000000..000999}.tar")
+_OPEN = Expected("", ("out-000000.tar", "out-000001.tar"), None, "out", "out-{000000..}.tar")
+_CLOSED = Expected("", ("out-000000.tar", "out-000999.tar"), 1000, "out", "out-{000000..000999}.tar")
 
-FORMS: list[tuple[str | list[str], Means]] = [
+FORMS: list[tuple[str | list[str], Expected]] = [
     ("out-{000000..}.tar", _OPEN),
     ("out-<000000..>.tar", _OPEN),
     ("out-%06d.tar", _OPEN),
@@ -37,32 +37,34 @@ FORMS: list[tuple[str | list[str], Means]] = [
     (["out-{000000..000499}.tar", "out-{000500..000999}.tar"], _CLOSED),
     (
         [f"d/out-{number}.tar" for number in range(8, 1008)],
-        Means("d", ("out-8.tar", "out-1007.tar"), 1000, "out", "out-{8..1007}.tar"),
+        Expected("d", ("out-8.tar", "out-1007.tar"), 1000, "out", "out-{8..1007}.tar"),
     ),
-    ("out-%d.tar", Means("", ("out-0.tar", "out-1.tar"), None, "out", "out-{0..}.tar")),
-    ("/a/b/train_{05..12}.tar", Means("/a/b", ("train_05.tar", "train_12.tar"), 8, "train", "train_{05..12}.tar")),
-    ("../s/{00..}.tar", Means("../s", ("00.tar", "01.tar"), None, "dataset", "{00..}.tar")),
-    ("/out-{0..}.tar", Means("/", ("out-0.tar", "out-1.tar"), None, "out", "out-{0..}.tar")),
-    ("out-{0..3}-v2.tar", Means("", ("out-0-v2.tar", "out-3-v2.tar"), 4, "out--v2", "out-{0..3}-v2.tar")),
-    ("d/one.tar", Means("d", ("one.tar", "one.tar"), 1, "one", "one.tar")),
-    (["b.tar", "a.tar"], Means("", ("b.tar", "a.tar"), 2, "dataset", "b.tar,a.tar")),
-    ("out-{b,a,c}.tar", Means("", ("out-b.tar", "out-c.tar"), 3, "out", "out-b.tar,...,out-c.tar")),
+    ("out-%d.tar", Expected("", ("out-0.tar", "out-1.tar"), None, "out", "out-{0..}.tar")),
+    ("/a/b/train_{05..12}.tar", Expected("/a/b", ("train_05.tar", "train_12.tar"), 8, "train", "train_{05..12}.tar")),
+    ("../s/{00..}.tar", Expected("../s", ("00.tar", "01.tar"), None, "dataset", "{00..}.tar")),
+    ("/out-{0..}.tar", Expected("/", ("out-0.tar", "out-1.tar"), None, "out", "out-{0..}.tar")),
+    ("out-{0..3}-v2.tar", Expected("", ("out-0-v2.tar", "out-3-v2.tar"), 4, "out--v2", "out-{0..3}-v2.tar")),
+    ("d/one.tar", Expected("d", ("one.tar", "one.tar"), 1, "one", "one.tar")),
+    (["b.tar", "a.tar"], Expected("", ("b.tar", "a.tar"), 2, "dataset", "b.tar,a.tar")),
+    ("out-{b,a,c}.tar", Expected("", ("out-b.tar", "out-c.tar"), 3, "out", "out-b.tar,...,out-c.tar")),
 ]
 
 
-@pytest.mark.parametrize(("output", "means"), FORMS)
-def test_forms_of_patterns(output: str | list[str], means: Means) -> None:
+@pytest.mark.parametrize(("output", "expected"), FORMS)
+def test_forms_of_patterns(output: str | list[str], expected: Expected) -> None:
     """Each form has these names, dataset name and capacity."""
     pattern = parse_pattern(output)
     last = 1 if pattern.count is None else pattern.count - 1
-    found = Means(pattern.folder, (pattern.shard(0), pattern.shard(last)), pattern.count, pattern.base, pattern.text)
-    assert found == means
-    assert (pattern.dataset_file, pattern.skipped_file) == (f"{means.base}.json", f"{means.base}.skipped")
+    parsed = Expected(
+        pattern.folder, (pattern.shard(0), pattern.shard(last)), pattern.count, pattern.base, pattern.text
+    )
+    assert parsed == expected
+    assert (pattern.dataset_file, pattern.skipped_file) == (f"{expected.base}.json", f"{expected.base}.skipped")
     assert pattern.format == "tar"
 
 
 @pytest.mark.parametrize(("output", "means"), [row for row in FORMS if ",..." not in row[1].text])
-def test_a_recorded_pattern_means_the_same(output: str | list[str], means: Means) -> None:
+def test_a_recorded_pattern_means_the_same(output: str | list[str], means: Expected) -> None:
     """The recorded text of a range is a pattern with the same names."""
     again, pattern = parse_pattern(means.text.split(",")), parse_pattern(output)
     places = range(min(pattern.count or 20, 20))

@@ -35,22 +35,22 @@ def test_counts_in_tensorflow_names() -> None:
     """TensorFlow's names contain number and count; names with a suffix after the count are not TensorFlow's."""
     assert parse_numbered_name("d/train-00003-of-01024") == ("d/train-", 3, 5, 1024)
     assert [
-        one for one in ("train-3-of-", "x-of-10", "train-1-of-2.index", "1-2-of3") if parse_numbered_name(one)
+        name for name in ("train-3-of-", "x-of-10", "train-1-of-2.index", "1-2-of3") if parse_numbered_name(name)
     ] == []
     assert sidecar_name("x.tfrecord-00000-of-00010") == "x.tfrecord-00000-of-00010.index"
 
 
 @pytest.mark.parametrize(
-    ("given", "base"),
+    ("names", "base"),
     [
         ("train-{00000..01023}-of-01024", "train"), ("train@1024", "train"), ("train-%05d-of-01024", "train"),
         ("x.tfrecord-{00000..01023}-of-01024", "x"), ("x.tfrecord@1024", "x"),
         ([f"train-{at:05}-of-01024" for at in range(1024)], "train"),
     ],
 )  # fmt: skip
-def test_notations_of_tensorflow_names(given: str | list[str], base: str) -> None:
+def test_notations_of_tensorflow_names(names: str | list[str], base: str) -> None:
     """All notations give the same names and dataset name."""
-    pattern = parse_pattern(given)
+    pattern = parse_pattern(names)
     stem = "x.tfrecord" if base == "x" else base
     assert [pattern.shard(at) for at in (0, 1023)] == [f"{stem}-00000-of-01024", f"{stem}-01023-of-01024"]
     assert pattern.dataset_file == f"{base}.json"

@@ -89,16 +89,18 @@ def _outside_functions(node: ast.AST) -> Iterator[ast.AST]:
 @cache
 def _named() -> list[Named]:
     """Return every option that a message of the library names by a literal name."""
-    found = []
+    named_options = []
     for module, path in _modules().items():
-        for one in _calls(nodes(path), _NAMES):
-            named = one.args if isinstance(one.func, ast.Name) and one.func.id == "flag_text" else one.args[:1]
-            texts = [part.value for arg in named for part in ast.walk(arg) if isinstance(part, ast.Constant)]
-            found += [Named(module, one.lineno, "", text) for text in texts if isinstance(text, str)]
-        for one in _calls(nodes(path), {"call_text"}):
-            if isinstance(one.args[0], ast.Constant):
-                found += [Named(module, one.lineno, str(one.args[0].value), str(word.arg)) for word in one.keywords]
-    return found
+        for call in _calls(nodes(path), _NAMES):
+            arguments = call.args if isinstance(call.func, ast.Name) and call.func.id == "flag_text" else call.args[:1]
+            texts = [part.value for arg in arguments for part in ast.walk(arg) if isinstance(part, ast.Constant)]
+            named_options += [Named(module, call.lineno, "", text) for text in texts if isinstance(text, str)]
+        for call in _calls(nodes(path), {"call_text"}):
+            if isinstance(call.args[0], ast.Constant):
+                named_options += [
+                    Named(module, call.lineno, str(call.args[0].value), str(word.arg)) for word in call.keywords
+                ]
+    return named_options
 
 
 def _has(verb: str, name: str) -> bool:
@@ -107,7 +109,11 @@ def _has(verb: str, name: str) -> bool:
 
 def test_messages_name_existing_options() -> None:
     """Every option in a message is a field of the verb's options."""
-    wrong = [one for one in _named() if not any(_has(verb, one.name) for verb in ([one.verb] if one.verb else _VERBS))]
+    wrong = [
+        named
+        for named in _named()
+        if not any(_has(verb, named.name) for verb in ([named.verb] if named.verb else _VERBS))
+    ]
     assert wrong == []
     assert len(_named()) > 100
 
@@ -116,8 +122,8 @@ def test_messages_name_existing_options() -> None:
 def test_the_command_line_accepts_names_in_messages(verb: str) -> None:
     """The verb accepts the command-line names that its messages use."""
     command = VERBS[verb]()
-    known = {one for param in command.params for one in param.opts}
-    names = {one.name for one in _named() if _has(verb, one.name)}
+    known = {name for param in command.params for name in param.opts}
+    names = {name.name for name in _named() if _has(verb, name.name)}
     assert {cli_name(name).split()[0] for name in names} <= known
 
 

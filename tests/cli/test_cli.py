@@ -19,9 +19,9 @@ PATTERN = "out-{000..}.tar"
 
 def _document(text: str) -> dict[str, Any]:
     """Parse the only JSON document on stdout."""
-    found: dict[str, Any] = json.loads(text)
-    assert text == json.dumps(found, indent=2) + "\n"
-    return found
+    document: dict[str, Any] = json.loads(text)
+    assert text == json.dumps(document, indent=2) + "\n"
+    return document
 
 
 def _fifo(root: Path) -> None:
@@ -86,14 +86,14 @@ def place(small: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", ERRORS)
 def test_an_error_is_one_line_with_an_exit_code(name: str, place: Path) -> None:
     """An error is one line on stderr with location, finding and fix; nothing is written."""
-    prepare, words, code, _, said = ERRORS[name]
+    prepare, words, code, _, parts = ERRORS[name]
     prepare(place)
     before = sorted(os.listdir(place))
     ran = typed("create", *words, "--workers", "0", cwd=place)
     assert (ran.code, ran.out) == (code, "")
     line = ran.err.splitlines()[-1]
     assert line.startswith("shardtool: ")
-    assert [text for text in said if text not in line] == []
+    assert [text for text in parts if text not in line] == []
     assert sorted(os.listdir(place)) == before
 
 
@@ -124,29 +124,29 @@ def test_exit_codes_of_a_process(code: int, place: Path) -> None:
 @pytest.mark.parametrize("name", ERRORS)
 def test_an_error_with_json_is_a_document(name: str, place: Path) -> None:
     """With `--json`, an error is one document on stdout with the same code and parts."""
-    prepare, words, code, kind, said = ERRORS[name]
+    prepare, words, code, kind, parts = ERRORS[name]
     prepare(place)
     ran = typed("create", *words, "--workers", "0", "--json", "--quiet", cwd=place)
     assert (ran.code, ran.err) == (code, "")
     error = _document(ran.out)["error"]
     assert list(error) == ["code", "exit_code", "where", "found", "expected", "remedy"]
     assert (error["code"], error["exit_code"]) == (kind, code)
-    assert [text for text in said if text not in " ".join(map(str, error.values()))] == []
+    assert [text for text in parts if text not in " ".join(map(str, error.values()))] == []
 
 
 @pytest.mark.parametrize("name", USAGE)
 def test_usage_errors(name: str, place: Path) -> None:
     """A usage error has exit code 2 and a hint on stderr, or a document on stdout with `--json`."""
-    words, said = USAGE[name]
+    words, part = USAGE[name]
     ran = typed(*words, cwd=place)
     assert (ran.code, ran.out) == (2, "")
-    assert said in ran.err
+    assert part in ran.err
     assert len(ran.err.splitlines()) == 1
     ran = typed(*words, "--json", cwd=place)
     assert (ran.code, ran.err) == (2, "")
     error = _document(ran.out)["error"]
     assert (error["code"], error["exit_code"]) == ("invalid-request", 2)
-    assert said in f"{error['where']}: {error['found']}; {error['expected']}"
+    assert part in f"{error['where']}: {error['found']}; {error['expected']}"
     assert os.listdir(place) == ["s"]
 
 
@@ -178,11 +178,11 @@ def test_success_as_json(place: Path) -> None:
     """With `--json`, a successful run prints one document with the result."""
     ran = typed("create", "s", PATTERN, "--max-count", "5", "--json", cwd=place)
     assert (ran.code, ran.err) == (0, "")
-    told = _document(ran.out)
+    document = _document(ran.out)
     made = json.loads((place / "out.json").read_bytes())["shardtool"]
-    assert told.pop("seconds") >= 0
-    assert told.pop("bytes_per_s") > told.pop("samples_per_s") > 0
-    assert told == {
+    assert document.pop("seconds") >= 0
+    assert document.pop("bytes_per_s") > document.pop("samples_per_s") > 0
+    assert document == {
         "dataset_file": "out.json",
         "shards": 3,
         "kept": 0,
@@ -194,7 +194,7 @@ def test_success_as_json(place: Path) -> None:
         "urls": "out-{000..002}.tar",
     }
     again = _document(typed("create", "s", PATTERN, "--max-count", "5", "--json", "--resume", cwd=place).out)
-    assert (again["kept"], again["fingerprint"]) == (3, told["fingerprint"])
+    assert (again["kept"], again["fingerprint"]) == (3, document["fingerprint"])
 
 
 def test_dry_run(place: Path) -> None:
@@ -324,8 +324,8 @@ def test_skipped_samples_are_reported(place: Path) -> None:
     assert ran.code == 0
     assert "1 skipped, listed in out.skipped" in ran.out
     assert "a/pipe.jpg" in ran.err
-    told = _document(
+    document = _document(
         typed("create", "s", PATTERN, "--on-error", "skip", "--resume", "--overwrite", "--json", cwd=place).out
     )
-    assert (told["skipped"], told["samples"]) == (1, 12)
-    assert any("a/pipe.jpg" in note for note in told["notes"])
+    assert (document["skipped"], document["samples"]) == (1, 12)
+    assert any("a/pipe.jpg" in note for note in document["notes"])

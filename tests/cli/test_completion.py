@@ -104,7 +104,7 @@ def test_tab_completes_in_each_shell(shell: str, there: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "found"),
+    ("line", "names"),
     [
         ("create labels.csv x --field=cls=", ["--field=cls=ident", "--field=cls=tag"]),
         ("create pictures x --where 'size > 3 and ke", ["size > 3 and key"]),
@@ -142,11 +142,11 @@ def test_tab_completes_in_each_shell(shell: str, there: Path) -> None:
         ("help create urls ", []),
     ],
 )
-def test_columns_fields_and_keys_complete(line: str, found: list[str], there: Path) -> None:
+def test_columns_fields_and_keys_complete(line: str, names: list[str], there: Path) -> None:
     """Column names, field names and keys complete wherever one starts; without candidates, nothing is printed."""
     write_tree(there, {"bad.parquet": b"PAR1PAR1", "bad.json": b'{"__kind__": "wids-shard-index-v1"'})
-    texts = [one.partition("\t")[0] for one in _completed(f"shardtool {line}")]
-    assert [one.removeprefix("plain,") for one in texts if one.startswith("plain,")] == found
+    texts = [text.partition("\t")[0] for text in _completed(f"shardtool {line}")]
+    assert [text.removeprefix("plain,") for text in texts if text.startswith("plain,")] == names
 
 
 @pytest.mark.slow
@@ -180,7 +180,7 @@ def test_completion_imports_nothing_slow(there: Path) -> None:
         run = [sys.executable, "-X", "importtime", "-c", code]
         done = subprocess.run(run, cwd=there, env=env, capture_output=True, text=True, check=True)
         assert done.stdout != ""
-        assert not {one.rpartition("|")[2].strip() for one in done.stderr.splitlines()} & heavy
+        assert not {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()} & heavy
 
 
 @pytest.mark.slow
@@ -204,4 +204,4 @@ def test_every_path_option_completes_files() -> None:
         for param in command.get_params(below):
             shown = param.metavar or ""
             if isinstance(param.type, click.Path) or any(word in _PLACES for word in shown.replace("...", " ").split()):
-                assert [one.type for one in param.shell_complete(below, "im")] == ["file"], (verb, param.name)
+                assert [item.type for item in param.shell_complete(below, "im")] == ["file"], (verb, param.name)

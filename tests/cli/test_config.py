@@ -34,31 +34,33 @@ _PATH = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
 def words_of_a_verb(draw: st.DrawFn, verb: click.Command) -> list[str]:
     """Generate arguments that click accepts for a verb."""
     words: list[str] = []
-    options = [one for one in verb.params if isinstance(one, click.Option) and one.expose_value]
-    for one in draw(st.lists(st.sampled_from([one for one in options if one.name not in _USED]), unique=True)):
-        if one.name in ("config", "save_config"):
+    options = [option for option in verb.params if isinstance(option, click.Option) and option.expose_value]
+    for option in draw(
+        st.lists(st.sampled_from([option for option in options if option.name not in _USED]), unique=True)
+    ):
+        if option.name in ("config", "save_config"):
             continue
-        name = draw(st.sampled_from([opt for opt in one.opts if opt.startswith("--")]))
-        if one.is_flag:
+        name = draw(st.sampled_from([opt for opt in option.opts if opt.startswith("--")]))
+        if option.is_flag:
             words.append(name)
             continue
-        value = _PATH if isinstance(one.type, click.Path) else _TEXT
-        value = st.sampled_from([*one.type.choices]) if isinstance(one.type, click.Choice) else value
-        words += [f"{name}={text}" for text in draw(st.lists(value, min_size=1, max_size=3 if one.multiple else 1))]
+        value = _PATH if isinstance(option.type, click.Path) else _TEXT
+        value = st.sampled_from([*option.type.choices]) if isinstance(option.type, click.Choice) else value
+        words += [f"{name}={text}" for text in draw(st.lists(value, min_size=1, max_size=3 if option.multiple else 1))]
     return [*words, "--", *draw(st.lists(_PATH, min_size=2, max_size=4))]
 
 
 def _params(verb: click.Command, words: list[str]) -> tuple[click.Context, dict[str, Any]]:
     """Return the parameters that click parses from words, with absolute paths."""
     context = verb.make_context(verb.name, [*words])
-    found = {name: value for name, value in context.params.items() if name not in ("config", "save_config")}
-    for one in verb.params:
-        value = found.get(one.name or "")
-        if isinstance(one.type, click.Path) and isinstance(value, str):
-            found[one.name or ""] = os.path.abspath(value) + "/" * value.endswith("/")
-        elif isinstance(one.type, click.Path) and value:
-            found[one.name or ""] = [os.path.abspath(text) + "/" * text.endswith("/") for text in value]
-    return context, found
+    values = {name: value for name, value in context.params.items() if name not in ("config", "save_config")}
+    for param in verb.params:
+        value = values.get(param.name or "")
+        if isinstance(param.type, click.Path) and isinstance(value, str):
+            values[param.name or ""] = os.path.abspath(value) + "/" * value.endswith("/")
+        elif isinstance(param.type, click.Path) and value:
+            values[param.name or ""] = [os.path.abspath(text) + "/" * text.endswith("/") for text in value]
+    return context, values
 
 
 @pytest.mark.parametrize("name", [name for name in VERBS if name not in ("cache", "completion", "help")])
@@ -89,8 +91,8 @@ def test_a_saved_job_writes_the_same_dataset(tmp_path: Path, monkeypatch: pytest
     """A saved job writes the same bytes, also from another folder; typed options override it."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "jobs").mkdir()
-    asked = ("--label-from-folder", "--shuffle", "--seed=7", "--max-count=2", "--include", "*.jpg", "--workers", "0")
-    first = typed("create", "imgs", "out/x-{0..}.tar", *asked, "--save-config", "jobs/job.toml", "--quiet")
+    options = ("--label-from-folder", "--shuffle", "--seed=7", "--max-count=2", "--include", "*.jpg", "--workers", "0")
+    first = typed("create", "imgs", "out/x-{0..}.tar", *options, "--save-config", "jobs/job.toml", "--quiet")
     assert (first.code, first.err) == (0, "")
     assert (tmp_path / "jobs/job.toml").read_text() == (
         "# shardtool create --config job.toml\n"
@@ -115,7 +117,7 @@ def test_a_saved_job_writes_the_same_dataset(tmp_path: Path, monkeypatch: pytest
 def test_a_job_file_can_be_written_by_hand(tmp_path: Path) -> None:
     """Lists are repeated options, tables are pairs and keys, and all option names are accepted."""
     keys = [f"{name}/{number}" for name in ("cat", "dog") for number in (1, 2, 3)]
-    (tmp_path / "labels.csv").write_text("key,kind\n" + "".join(f"{one},{one[0]}\n" for one in keys))
+    (tmp_path / "labels.csv").write_text("key,kind\n" + "".join(f"{key},{key[0]}\n" for key in keys))
     (tmp_path / "job.toml").write_text(
         'source = ["imgs"]\noutput = "out/{split}-{0..}.tar"\njoin = "labels.csv"\non = "key"\nclasses = ["cls"]\n'
         'where = "kind.notna()"\nfields = ["jpg"]\n[field]\ncls = "kind"\n[split]\na = 0.5\nb = 0.5\n'
@@ -126,8 +128,8 @@ def test_a_job_file_can_be_written_by_hand(tmp_path: Path) -> None:
     assert (made["split"], made["seed"], made["select_fields"]) == ("a=0.5,b=0.5", 1, ["jpg"])
     (tmp_path / "fetch.toml").write_text("source='t.csv'\noutput='x'\n[fetch]\nper-host = 4\nretry-failed = true\n")
     verb = VERBS["create"]()
-    found = read_config(f"{tmp_path}/fetch.toml", click.Context(verb, info_name="create"))
-    assert found["fetch"] in ("per-host=4,retry-failed", ["per-host=4", "retry-failed"])
+    params = read_config(f"{tmp_path}/fetch.toml", click.Context(verb, info_name="create"))
+    assert params["fetch"] in ("per-host=4,retry-failed", ["per-host=4", "retry-failed"])
 
 
 @pytest.mark.parametrize(
@@ -201,9 +203,9 @@ def test_secrets_and_invalid_requests_are_not_saved(source: Path, tmp_path: Path
     run = typed("create", source, output, "--seed", "3", "--overwrite", "--save-config", path)
     assert (run.code, path.read_text()) == (5, before)
     assert run.err.startswith(f"shardtool: {path}: already exists. Choose another name, or delete it.")
-    other = ("--save-config", tmp_path / "other.toml")
-    assert typed("create", source, output, "--quality", "3", *other).code == 2
-    assert typed("verify", "pipe:echo", *other).code == 2
+    save = ("--save-config", tmp_path / "other.toml")
+    assert typed("create", source, output, "--quality", "3", *save).code == 2
+    assert typed("verify", "pipe:echo", *save).code == 2
     assert not (tmp_path / "other.toml").exists()
     again = (source, output, "--executor", "local", "--seed", "3", "--shuffle", "--save-config", path)
     for dry in (("--dry-run",), ()):
@@ -273,10 +275,10 @@ def test_typed_options_override_the_job_file(
     said: str, words: str, same: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Typed options override the file key by key, in any spelling; this result is saved."""
-    asked: list[CreateOptions] = []
+    requests: list[CreateOptions] = []
 
     def create(_source: object, _output: object, options: CreateOptions, observer: Observer) -> None:
-        asked.append(options)
+        requests.append(options)
         observer.start(0, 0, 0)
         raise InvalidRequest("", "")
 
@@ -286,18 +288,18 @@ def test_typed_options_override_the_job_file(
     typed("create", "--config", job, *urls, *words.split(), "--save-config", saved)
     typed("create", *urls, *(re.split(r"(?<!,) ", same) if same else ()))
     typed("create", "--config", saved, "--dry-run")
-    assert len(asked) == 3
-    assert asked[0] == asked[1] == asked[2]
+    assert len(requests) == 3
+    assert requests[0] == requests[1] == requests[2]
 
 
 def test_a_conflict_with_the_job_file_names_the_fix(source: Path, tmp_path: Path) -> None:
     """If a typed option conflicts with one in the file, the error explains how to ignore that one."""
     (tmp_path / "job.toml").write_text("shuffle = true\n")
-    asked = ("create", source, f"{tmp_path}/o/x-{{0..}}.tar", "--config", tmp_path / "job.toml", "--sort-by", "size")
+    words = ("create", source, f"{tmp_path}/o/x-{{0..}}.tar", "--config", tmp_path / "job.toml", "--sort-by", "size")
     remedy = "Use --no-KEY to ignore an option from the job file."
-    said = f"shardtool: --sort-by: used with --shuffle; expected one of them. {remedy}\n"
-    assert (typed(*asked).code, typed(*asked).err) == (2, said)
-    assert typed(*asked, "--no-shuffle", "--dry-run").code == 0
+    message = f"shardtool: --sort-by: used with --shuffle; expected one of them. {remedy}\n"
+    assert (typed(*words).code, typed(*words).err) == (2, message)
+    assert typed(*words, "--no-shuffle", "--dry-run").code == 0
 
 
 @pytest.mark.parametrize("words", ["--no-shuffle", "--no-shuffle=1", "--no-shufle", "--no-", "--no-config"])
@@ -314,8 +316,8 @@ def test_saved_paths_work_across_links(source: Path, tmp_path: Path, monkeypatch
     (tmp_path / "jobs").symlink_to(tmp_path / "deep/down")
     (tmp_path / "linked").symlink_to(source)
     monkeypatch.chdir(tmp_path)
-    asked = ("linked", "out/x-{0..}.tar", "--workers", "0", "--dry-run", "--quiet")
-    assert typed("create", *asked, "--save-config", "jobs/job.toml").code == 0
+    words = ("linked", "out/x-{0..}.tar", "--workers", "0", "--dry-run", "--quiet")
+    assert typed("create", *words, "--save-config", "jobs/job.toml").code == 0
     assert 'source = "../../linked"\n' in (tmp_path / "deep/down/job.toml").read_text()
     for folder in (tmp_path, tmp_path / "jobs", tmp_path / "deep"):
         monkeypatch.chdir(folder)

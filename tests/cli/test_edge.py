@@ -229,8 +229,8 @@ def test_nothing_imports_pandas(place: Path) -> None:
         [sys.executable, "-c", _ONE_AFTER_THE_OTHER.format(lines=_COMMON)], cwd=place, text=True,
         capture_output=True, check=False, env={"PYTHONPATH": str(_PACKAGE.parent)},
     )  # fmt: skip
-    told = [line for line in ran.stderr.splitlines() if " [" in line]
-    assert told == ["0 [] False False", *["0 [] True True"] * len(_COMMON)], ran.stderr
+    lines = [line for line in ran.stderr.splitlines() if " [" in line]
+    assert lines == ["0 [] False False", *["0 [] True True"] * len(_COMMON)], ran.stderr
 
 
 @pytest.mark.slow
@@ -248,7 +248,7 @@ def test_user_modules_can_import_pandas(place: Path) -> None:
 
 
 def _options(verb: str) -> set[str]:
-    return {one for param in VERBS[verb]().params for one in param.opts} | {"--help"}
+    return {name for param in VERBS[verb]().params for name in param.opts} | {"--help"}
 
 
 _GONE = """
@@ -277,9 +277,9 @@ def test_a_deleted_current_folder_is_explained(tmp_path: Path) -> None:
     words = [sys.executable, "-c", _GONE, str(tmp_path / "gone"), str(tmp_path)]
     ran = subprocess.run(words, capture_output=True, text=True, check=False, cwd=_PACKAGE.parent)
     assert not ran.returncode, ran.stderr
-    *said, read = ran.stdout.splitlines()
-    assert (len(said), read) == (3, "b'a'")
-    assert {line.partition(".")[0] for line in said} == {"the current folder: was deleted"}
+    *messages, read = ran.stdout.splitlines()
+    assert (len(messages), read) == (3, "b'a'")
+    assert {line.partition(".")[0] for line in messages} == {"the current folder: was deleted"}
     (tmp_path / "gone").mkdir()
     command = f"cd '{tmp_path}/gone'; rmdir '{tmp_path}/gone'; '{sys.executable}' -m shardtool create '{tmp_path}/s'"
     env = {**os.environ, "PYTHONPATH": str(_PACKAGE.parent)}

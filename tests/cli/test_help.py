@@ -25,8 +25,8 @@ _LINES, _COLUMNS, _GROUP, _MOST = 40, 100, 12, 88
 
 
 def _verbs() -> dict[str, VerbCommand]:
-    found = {name: cli.get_command(_CONTEXT, name) for name in cli.list_commands(_CONTEXT)}
-    return {name: verb for name, verb in found.items() if isinstance(verb, VerbCommand)}
+    commands = {name: cli.get_command(_CONTEXT, name) for name in cli.list_commands(_CONTEXT)}
+    return {name: verb for name, verb in commands.items() if isinstance(verb, VerbCommand)}
 
 
 VERBS = _verbs()
@@ -45,7 +45,7 @@ def _shown(text: str) -> set[str]:
 
 
 def _words(options: list[VerbOption]) -> set[str]:
-    return {word for one in options for word in one.opts if word.startswith("--") and word not in one.old}
+    return {word for option in options for word in option.opts if word.startswith("--") and word not in option.old}
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -57,7 +57,7 @@ def test_the_short_help_fits_one_screen(verb: str) -> None:
     assert lines[0].startswith(f"Usage: shardtool {verb} ")
     assert len(lines) <= _LINES, lines
     assert max(map(len, lines)) <= _COLUMNS
-    common = [one for one in VERBS[verb].options() if one.common]
+    common = [option for option in VERBS[verb].options() if option.common]
     assert _shown(ran.out) == _words(common)
     rows = ran.out.partition("Common options:\n")[2].partition("\n\n")[0].splitlines()
     assert not [row for row, more in pairwise(rows) if more.startswith("   ") and "  " in row.strip()]
@@ -75,8 +75,8 @@ def test_the_full_help_lists_all_options(verb: str) -> None:
     assert _shown(ran.out) == _words(VERBS[verb].options()) | {"--help" for _ in VERBS[verb].topics()}
     for topic in VERBS[verb].topics():
         here = VERBS[verb].options(topic)
-        assert len(here) <= _GROUP, (topic, [one.name for one in here])
-        names = [one.common for one in here]
+        assert len(here) <= _GROUP, (topic, [option.name for option in here])
+        names = [option.common for option in here]
         assert names == sorted(names, reverse=True)
         assert ran.out.index(f"\n{help_topics()[topic].title}:\n") < ran.out.index("\nExamples:\n")
 
@@ -84,8 +84,8 @@ def test_the_full_help_lists_all_options(verb: str) -> None:
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_first_sentence_of_an_option_is_short(verb: str) -> None:
     """The first sentence has at most 80 characters, because the short help shows only this sentence."""
-    options = [one for one in VERBS[verb].params if isinstance(one, click.Option) and one.help]
-    sentences = {one.help.partition(" [default: ")[0].partition(". ")[0] for one in options if one.help}
+    options = [option for option in VERBS[verb].params if isinstance(option, click.Option) and option.help]
+    sentences = {option.help.partition(" [default: ")[0].partition(". ")[0] for option in options if option.help}
     assert [text for text in sentences if len(text) > 80] == []
 
 
@@ -126,10 +126,10 @@ def test_every_topic_belongs_to_a_verb() -> None:
     used = {topic for verb in VERBS.values() for topic in verb.topics()}
     assert used == {*help_topics()}
     for topic in help_topics():
-        told = {
+        sentences = {
             sentence for verb in VERBS.values() if topic in verb.topics() for sentence in topic_sentences(verb, topic)
         }
-        assert len(told) == len(help_topics()[topic].prose)
+        assert len(sentences) == len(help_topics()[topic].prose)
 
 
 def test_a_topic_lists_the_keys_of_fetch() -> None:
@@ -159,7 +159,7 @@ def test_the_help_is_as_wide_as_the_terminal(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("create a b --force", "Did you mean --overwrite?"),
         ("create a b --num-workers 4", "Did you mean --workers?"),
@@ -183,13 +183,13 @@ def test_the_help_is_as_wide_as_the_terminal(monkeypatch: pytest.MonkeyPatch) ->
         ("create a b --new-only", "Did you mean --update?"),
     ],
 )
-def test_an_unknown_option_gets_a_suggestion(words: str, said: str) -> None:
+def test_an_unknown_option_gets_a_suggestion(words: str, message: str) -> None:
     """An unknown option is refused with a similar option, an explanation, or the verb that has it."""
     ran = typed(*words.split())
     assert (ran.code, ran.out) == (2, "")
     verb, *rest = words.split()
     option = next(word for word in rest if word[:2] == "--")
-    assert ran.err.startswith(f"shardtool: {option}: no such option of `shardtool {verb}`. {said}")
+    assert ran.err.startswith(f"shardtool: {option}: no such option of `shardtool {verb}`. {message}")
     assert len(ran.err.splitlines()) == 1
 
 
@@ -198,9 +198,9 @@ def test_old_option_names_work(tmp_path: Path) -> None:
     write_tree(tmp_path / "s", {"a.txt": b"text"})
     create(tmp_path / "s", f"{tmp_path}/x-{{0..}}.tar", workers=0)
     for old, new in (("--sample a --field txt", "--show a --raw txt"), ("--sample 0", "--show 0")):
-        one, other = (typed("inspect", tmp_path / "x.json", *words.split()) for words in (old, new))
-        assert (one.code, one.out) == (other.code, other.out) == (0, one.out)
-        assert "text" in one.out
+        run, new_run = (typed("inspect", tmp_path / "x.json", *words.split()) for words in (old, new))
+        assert (run.code, run.out) == (new_run.code, new_run.out) == (0, run.out)
+        assert "text" in run.out
     assert typed("inspect", tmp_path / "x.json", "--sample", "b").err.startswith("shardtool: --sample b: no such")
     assert typed("verify", tmp_path / "x.json", "--format", "junit").out.startswith("<?xml")
 
@@ -221,7 +221,7 @@ def test_no_suggestion_without_a_similar_option(word: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("word", "message"),
     [
         ("merge", "`shardtool reshard A B OUTPUT` or, for parts of a run, `shardtool index --merge`"),
         ("convert", "`shardtool reshard`"),
@@ -232,11 +232,11 @@ def test_no_suggestion_without_a_similar_option(word: str) -> None:
         ("cat", "`shardtool inspect DATASET --show KEY`"), ("train", "`shardtool help training`"),
     ],
 )  # fmt: skip
-def test_an_unknown_verb_gets_a_suggestion(word: str, said: str) -> None:
+def test_an_unknown_verb_gets_a_suggestion(word: str, message: str) -> None:
     """A verb name of another tool is refused with the verb to use."""
     ran = typed(word, "x")
     assert (ran.code, ran.out) == (2, "")
-    assert ran.err == f"shardtool: {word}: no such verb. Did you mean {said}?\n"
+    assert ran.err == f"shardtool: {word}: no such verb. Did you mean {message}?\n"
     assert "Did you mean" not in typed("qqqq").err
 
 
@@ -256,23 +256,23 @@ def test_short_options_mean_the_same_everywhere() -> None:
     """`-j`, `-n`, `-q`, `-f` and `-v` exist in every verb with the long option."""
     short = {"--workers": "-j", "--dry-run": "-n", "--quiet": "-q", "--overwrite": "-f", "--verbose": "-v"}
     for verb in VERBS.values():
-        for one in verb.options(rare=True):
-            found = {word for word in one.opts if not word.startswith("--")}
-            assert found == {short[word] for word in one.opts if word in short}, (verb.name, one.name)
+        for option in verb.options(rare=True):
+            letters = {word for word in option.opts if not word.startswith("--")}
+            assert letters == {short[word] for word in option.opts if word in short}, (verb.name, option.name)
 
 
 def test_an_option_has_the_same_value_in_every_verb() -> None:
     """An option of several verbs has the same kind of value, except `--keys`: `inspect` prints all keys."""
     kinds: dict[str, set[str]] = {}
     for verb in VERBS.values():
-        for one in verb.options(rare=True):
-            for word in _words([one]):
-                kinds.setdefault(word, set()).add("flag" if one.is_flag else one.metavar or "CHOICE")
-    assert {word: found for word, found in kinds.items() if len(found) > 1} == {"--keys": {"flag", "KEY"}}
+        for option in verb.options(rare=True):
+            for word in _words([option]):
+                kinds.setdefault(word, set()).add("flag" if option.is_flag else option.metavar or "CHOICE")
+    assert {word: forms for word, forms in kinds.items() if len(forms) > 1} == {"--keys": {"flag", "KEY"}}
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("create --shuffle", "create: no SOURCE... OUTPUT. See `shardtool create --help`."),
         (
@@ -296,11 +296,11 @@ def test_an_option_has_the_same_value_in_every_verb() -> None:
         ),
     ],
 )
-def test_usage_errors_have_the_form_of_all_errors(words: str, said: str) -> None:
+def test_usage_errors_have_the_form_of_all_errors(words: str, message: str) -> None:
     """A usage error is one line, or the same parts as data with `--json`; the exit code is 2."""
     ran, as_json = typed(*words.split()), typed(*words.split(), "--json")
-    assert (ran.code, ran.out, ran.err) == (2, "", f"shardtool: {said}\n")
-    if "requires an argument" not in said:
+    assert (ran.code, ran.out, ran.err) == (2, "", f"shardtool: {message}\n")
+    if "requires an argument" not in message:
         error = json.loads(as_json.out)["error"]
         assert (as_json.code, as_json.err, error["code"]) == (2, "", "invalid-request")
-        assert said.startswith(f"{error['where']}: {error['found']}")
+        assert message.startswith(f"{error['where']}: {error['found']}")

@@ -34,7 +34,7 @@ def _examples() -> dict[str, list[str]]:
     """Return all examples, by their verb."""
     verbs = cli.list_commands(_CONTEXT)
     commands = [cli, *(cli.get_command(_CONTEXT, verb) for verb in verbs)]
-    lines = dict.fromkeys(line for one in commands if one is not None for line in list_examples(one))
+    lines = dict.fromkeys(line for command in commands if command is not None for line in list_examples(command))
     return {verb: [line for line in lines if f"shardtool {verb}" in line] for verb in verbs}
 
 
@@ -131,7 +131,7 @@ def _ready(line: str, made: Path, place: Path) -> str:
 @pytest.mark.parametrize("verb", _examples())
 def test_the_examples_of_the_help_run(verb: str, made: Path, tmp_path: Path) -> None:
     """In a folder with the named files, every example succeeds."""
-    lines = [line for line in _examples()[verb] if not any(one in line for one in _ELSEWHERE)]
+    lines = [line for line in _examples()[verb] if not any(start in line for start in _ELSEWHERE)]
     environment = {**ENVIRONMENT, "PATH": warm.put_on_path(tmp_path / "bin")}
     failed = []
     for number, line in enumerate(lines):

@@ -104,8 +104,8 @@ def test_only_one_module_prints() -> None:
     """Only `cli/output.py` prints, so all output is escaped."""
     prints = re.compile(r"click\.(echo|secho)\(|\bprint\(|std(out|err)\.write\(|\.show\(\)")
     for path in (REPO / "shardtool" / "cli").glob("*.py"):
-        found = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if prints.search(line)]
-        assert path.name == "output.py" or not found, (path.name, found)
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if prints.search(line)]
+        assert path.name == "output.py" or not lines, (path.name, lines)
 
 
 @pytest.mark.parametrize("name", COUNTED)

@@ -65,8 +65,8 @@ def test_plain_runs_import_nothing_slow(tmp_path: Path) -> None:
         ["index", "theirs.tar"],
         ["reshard", "out.json", "more-{00..}.tar", "--max-count", "2"],
     ]
-    said = _imported(lines, (*_SLOW, *_READERS), tmp_path)
-    assert said == ["0", *["0 numpy pyarrow"] * len(lines)]
+    imported = _imported(lines, (*_SLOW, *_READERS), tmp_path)
+    assert imported == ["0", *["0 numpy pyarrow"] * len(lines)]
 
 
 def test_queries_do_not_import_pandas(tmp_path: Path) -> None:

@@ -20,9 +20,9 @@ def test_a_report_lists_what_was_checked(small: Path, tmp_path: Path) -> None:
     typed("create", small, "out-{000..002}.tar", "--quiet", cwd=tmp_path)
     ran = typed("verify", "out.json", "--sample", "30%", "--format", "junit", cwd=tmp_path)
     assert ran.code == 0
-    said = _suite(ran).findtext("system-out") or ""
-    assert "not checked: the bytes of 2 of 3 shards" in said
-    assert said.endswith("valid")
+    output = _suite(ran).findtext("system-out") or ""
+    assert "not checked: the bytes of 2 of 3 shards" in output
+    assert output.endswith("valid")
     for shard in shards(tmp_path):
         flip(shard, 600)
     ran = typed("verify", "out.json", "--sample", "30%", "--format", "junit", cwd=tmp_path)

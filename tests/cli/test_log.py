@@ -38,21 +38,21 @@ def _logged() -> Iterator[StringIO]:
 
 
 def _lines(text: str) -> list[dict[str, Any]]:
-    found = [json.loads(line) for line in text.splitlines()]
-    assert all(TIME.fullmatch(one["time"]) for one in found)
-    return found
+    events = [json.loads(line) for line in text.splitlines()]
+    assert all(TIME.fullmatch(event["time"]) for event in events)
+    return events
 
 
 def test_shards_and_the_end_have_lines(small: Path, tmp_path: Path) -> None:
     """Only log lines are written to stderr, and stdout is unchanged; shards and totals match the result."""
     create = ("create", str(small), f"{tmp_path}/out-{{0..}}.tar", "--workers", "0", "--max-count", "1")
     ran = typed(*create, "--log", "json", "--json")
-    start, *shards, end = [one for one in _lines(ran.err) if one["event"] != "note"]
+    start, *shards, end = [event for event in _lines(ran.err) if event["event"] != "note"]
     result = json.loads(ran.out)
     assert (ran.code, start["event"], start["shards"]) == (0, "start", result["shards"])
-    assert [one["event"] for one in shards] == ["shard"] * result["shards"]
-    assert sum(one["samples"] for one in shards) == result["samples"]
-    assert sum(one["bytes"] for one in shards) == result["size"] == end["bytes"]
+    assert [event["event"] for event in shards] == ["shard"] * result["shards"]
+    assert sum(event["samples"] for event in shards) == result["samples"]
+    assert sum(event["bytes"] for event in shards) == result["size"] == end["bytes"]
     assert (end["event"], end["exit_code"], end["retries"], end["waited_s"]) == ("end", 0, 0, 0)
     rates = {"bytes_per_s": round(result["size"] / result["seconds"]), "samples_per_s": result.pop("samples_per_s")}
     assert rates["samples_per_s"] == round(result["samples"] / result["seconds"], 1)
@@ -91,7 +91,7 @@ def test_retries_and_waits_are_lines_and_totals() -> None:
         assert json.loads(json_text({})) == {"retries": 2, "waited_s": 0.5}
         LOG.end(7, {"code": "store-failed"})
     *retries, note, end = _lines(logged.getvalue())
-    assert [(one["event"], one["where"], one["attempts"]) for one in retries] == [
+    assert [(event["event"], event["where"], event["attempts"]) for event in retries] == [
         ("retry", "s3://bucket/a", 1), ("retry", "s3://bucket/a", 2)
     ]  # fmt: skip
     assert (note["text"], end["retries"], end["waited_s"], end["exit_code"]) == ("x", 2, 0.5, 7)
@@ -105,7 +105,7 @@ def test_a_period_without_progress_is_a_stall(monkeypatch: pytest.MonkeyPatch) -
         deadline = time.monotonic() + 30
         while logged.getvalue().count("stall") < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
-    assert [one["event"] for one in _lines(logged.getvalue())][:3] == ["start", "progress", "stall"]
+    assert [event["event"] for event in _lines(logged.getvalue())][:3] == ["start", "progress", "stall"]
 
 
 def _quiet_task(seconds: float, _report: Callable[[int], object]) -> None:
@@ -124,7 +124,7 @@ def test_a_silent_worker_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         shown.start(3, 4000, 4)
         for _ in pool.map(_quiet_task, [1.0], lambda *_: None):
             pass
-    texts = [one["text"] for one in _lines(logged.getvalue()) if one["event"] == "stall"]
+    texts = [event["text"] for event in _lines(logged.getvalue()) if event["event"] == "stall"]
     assert re.search(r", waiting for worker \(quiet task\): no progress for \d+ s \(process \d+\)$", texts[-1])
 
 
@@ -143,7 +143,7 @@ def test_a_silent_store_is_reported(logs: bool, caplog: pytest.LogCaptureFixture
     assert text == "note: s3://b/k: no answer for 10 seconds\n"
     assert not caplog.records
     warn("s3://b/k: no answer for 20 %d seconds")
-    assert [one.getMessage() for one in caplog.records] == ["s3://b/k: no answer for 20 %d seconds"]
+    assert [record.getMessage() for record in caplog.records] == ["s3://b/k: no answer for 20 %d seconds"]
 
 
 @pytest.mark.slow

@@ -24,9 +24,9 @@ def source(tmp_path: Path) -> Path:
     return write_tree(tmp_path / "s", {name: name.encode() for name in names})
 
 
-def options(**asked: Any) -> CreateOptions:
+def options(**values: Any) -> CreateOptions:
     """Return options for one worker."""
-    return CreateOptions(workers=0, **asked)
+    return CreateOptions(workers=0, **values)
 
 
 @pytest.mark.parametrize("if_exists", ["error", "resume", "overwrite"])
@@ -85,7 +85,7 @@ def test_a_folder_under_a_temporary_name_is_an_error(source: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "values",
     [
         {"overwrite": "Overwrite"},
         {"on_error": "Stop"},
@@ -97,10 +97,10 @@ def test_a_folder_under_a_temporary_name_is_an_error(source: Path, tmp_path: Pat
         {"exclude": b"*.jpg"},
     ],
 )
-def test_invalid_option_values_are_refused(asked: dict[str, Any]) -> None:
+def test_invalid_option_values_are_refused(values: dict[str, Any]) -> None:
     """An invalid value of an option is refused."""
-    with pytest.raises(InvalidRequest, match=f"^{next(iter(asked))}: "):
-        CreateOptions(**asked)
+    with pytest.raises(InvalidRequest, match=f"^{next(iter(values))}: "):
+        CreateOptions(**values)
 
 
 @pytest.mark.parametrize(
@@ -180,15 +180,15 @@ def test_notes_cannot_steer_a_terminal(tmp_path: Path) -> None:
 
 def test_a_shard_that_left_samples_out_is_kept(ending: str, source: Path, tmp_path: Path) -> None:
     """`--resume` keeps a shard without the samples that failed, as long as they still fail in the same way."""
-    asked = options(on_error="skip", resume=True, max_count=3)
+    resuming = options(on_error="skip", resume=True, max_count=3)
     big = source / "cat" / "1.txt"
     big.chmod(0)
     if os.access(big, os.R_OK):  # root may read anything: let the file be a fifo from the start instead
         big.unlink()
         os.mkfifo(big)
-    create(source, f"{tmp_path}/out-{{0..}}.{ending}", asked)
+    create(source, f"{tmp_path}/out-{{0..}}.{ending}", resuming)
     before = identity(tmp_path)
-    result = create(source, f"{tmp_path}/out-{{0..}}.{ending}", asked)
+    result = create(source, f"{tmp_path}/out-{{0..}}.{ending}", resuming)
     assert (result.kept, result.skipped) == (2, 1)
     assert identity(tmp_path)[f"out-0.{ending}"] == before[f"out-0.{ending}"]
     assert identity(tmp_path)["out.json"] == before["out.json"]

@@ -53,16 +53,16 @@ def test_create(file: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_shards(words: list[str], place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shard from a command, or on standard input, is read like a file."""
     verb, *output = words
-    for given in ("pipe:cat s-000.tar", "-"):
+    for source in ("pipe:cat s-000.tar", "-"):
         _stdin(monkeypatch, (place / "s-000.tar").read_bytes())
-        ran = typed(verb, given, *output, *(["--overwrite"] if output else []), cwd=place)
+        ran = typed(verb, source, *output, *(["--overwrite"] if output else []), cwd=place)
         assert (ran.code, "2 samples in 1 shard" in ran.out) == (0, True), ran
     assert not output or members(place / "new" / "o-000.tar") == [*FILES.items()]
     assert not read_tree(place / "tmp")
 
 
 @pytest.mark.parametrize(
-    ("command", "found"),
+    ("command", "message"),
     [
         ("pipe:cat s-000.tar; exit 3", "the command failed with exit code 3"),
         ("pipe:true", "no data; expected a tar"),
@@ -70,10 +70,10 @@ def test_shards(words: list[str], place: Path, monkeypatch: pytest.MonkeyPatch) 
         ("pipe:cat s-{000..001}.tar", "a range ({000..001}) in a command"),
     ],
 )
-def test_a_failing_command(command: str, found: str, place: Path) -> None:
+def test_a_failing_command(command: str, message: str, place: Path) -> None:
     """A command that fails, or prints no shard, is an invalid request; no file is written."""
     ran = typed("reshard", command, "new/o-{000..}.tar", cwd=place)
-    assert (ran.code, found in ran.err) == (2, True), ran
+    assert (ran.code, message in ran.err) == (2, True), ran
     assert not (place / "new").exists()
     assert not read_tree(place / "tmp")
 
@@ -92,18 +92,18 @@ def test_typed_paths_lead_anywhere(lists: str, tmp_path: Path, monkeypatch: pyte
     names = ["cat/1.jpg", "cat/2.jpg", "dog-a/1.jpg"]
     write_tree(tmp_path, {**{f"photos/{name}": name.encode() for name in names}, "work/own/x.jpg": b"x"})
     real, upward = [f"{tmp_path}/photos/{name}" for name in names], [f"../photos/{name}" for name in names]
-    given = {"absolute": real, "upward": upward, "both": [real[0], *upward[1:], "own/x.jpg"]}[lists]
+    paths = {"absolute": real, "upward": upward, "both": [real[0], *upward[1:], "own/x.jpg"]}[lists]
     keys = ["cat/1", "cat/2", "dog-a/1"]
     if lists == "both":
         keys = [*(f"photos/{key}" for key in keys), "work/own/x"]
 
     def run(*words: str) -> tuple[int, str]:
-        _stdin(monkeypatch, "\n".join(given).encode())
+        _stdin(monkeypatch, "\n".join(paths).encode())
         ran = typed(*words, "--workers", "0", cwd=tmp_path / "work")
         return ran.code, ran.err
 
-    code, said = run("create", "-", "out/o-{0..}.tar")
-    assert (code, "paths are relative to" in said) == (0, True)
+    code, output = run("create", "-", "out/o-{0..}.tar")
+    assert (code, "paths are relative to" in output) == (0, True)
     assert [name for name, _ in members(tmp_path / "work/out/o-0.tar")] == [f"{key}.jpg" for key in keys]
     assert run("verify", "out", "--source", "-")[0] == 0
     assert str(tmp_path) not in (tmp_path / "work/out/o.json").read_text(encoding="ascii")

@@ -21,9 +21,9 @@ OUTPUT = "new/out-{000..}.tar"
 
 def _document(text: str) -> dict[str, Any]:
     """Parse the only JSON document on stdout."""
-    found: dict[str, Any] = json.loads(text)
-    assert text == json.dumps(found, indent=2) + "\n"
-    return found
+    document: dict[str, Any] = json.loads(text)
+    assert text == json.dumps(document, indent=2) + "\n"
+    return document
 
 
 @pytest.fixture(scope="module")
@@ -49,23 +49,23 @@ USAGE: dict[str, tuple[list[str], list[str]]] = {
 @pytest.mark.parametrize("name", USAGE)
 def test_usage_errors(name: str, made: Path) -> None:
     """A usage error has exit code 2, a message and a hint; no file is changed."""
-    words, said = USAGE[name]
+    words, parts = USAGE[name]
     before = identity(made)
     ran = typed("reshard", *words, cwd=made)
     assert (ran.code, ran.out) == (2, "")
-    assert all(part in ran.err for part in said), ran.err
+    assert all(part in ran.err for part in parts), ran.err
     assert len(ran.err.splitlines()) == 1
     assert identity(made) == before
 
 
 def test_usage_errors_as_json(made: Path) -> None:
     """With `--json`, a usage error is a document on stdout."""
-    words, said = USAGE["no output"]
+    words, parts = USAGE["no output"]
     ran = typed("reshard", *words, "--json", cwd=made)
     assert (ran.code, ran.err) == (2, "")
     error = _document(ran.out)["error"]
     assert (error["code"], error["exit_code"]) == ("invalid-request", 2)
-    assert all(part in f"{error['found']} {error['expected']}" for part in said)
+    assert all(part in f"{error['found']} {error['expected']}" for part in parts)
 
 
 # Commands, exit code, error code, and parts of the message.
@@ -88,10 +88,10 @@ ERRORS: dict[str, tuple[list[str], int, str, list[str]]] = {
 @pytest.mark.parametrize("name", ERRORS)
 def test_errors(name: str, made: Path) -> None:
     """An error has an exit code and one line with location, finding and fix, or the same as JSON."""
-    words, code, kind, said = ERRORS[name]
+    words, code, kind, parts = ERRORS[name]
     ran = typed("reshard", *words, "--quiet", cwd=made)
     assert (ran.code, ran.out, ran.err.count("\n")) == (code, "", 1), ran
-    assert all(part in ran.err for part in said), ran.err
+    assert all(part in ran.err for part in parts), ran.err
     ran = typed("reshard", *words, "--json", "--quiet", cwd=made)
     assert (ran.code, ran.err) == (code, "")
     error = _document(ran.out)["error"]
@@ -112,10 +112,10 @@ def test_success(made: Path, tmp_path: Path) -> None:
     assert ran.out.startswith("12 samples in 3 shards, ")
     words = ("reshard", "in", f"{tmp_path}/j/out-{{000..}}.tar", "--shuffle", "--method", "scatter", "--max-count", "5")
     ran = typed(*words, "--json", cwd=made)
-    told = _document(ran.out)
-    assert (ran.code, told["shards"], told["samples"], told["kept"]) == (0, 3, 12, 0)
+    document = _document(ran.out)
+    assert (ran.code, document["shards"], document["samples"], document["kept"]) == (0, 3, 12, 0)
     source = json.loads((made / "in" / "out.json").read_bytes())["shardtool"]
-    assert told["fingerprint"] == source["fingerprint"]
+    assert document["fingerprint"] == source["fingerprint"]
     assert ran.err == ""
     ran = typed(*words, "--overwrite", "--verbose", cwd=made)
     assert "first pass of two" in ran.err
@@ -144,7 +144,7 @@ def test_without_arguments_the_help_is_shown() -> None:
 
 
 def _flat(datasets: list[str | list[str]]) -> list[str]:
-    return [name for one in datasets for name in ([one] if isinstance(one, str) else one)]
+    return [name for dataset in datasets for name in ([dataset] if isinstance(dataset, str) else dataset)]
 
 
 DATASETS = st.lists(
@@ -157,16 +157,16 @@ OUTPUTS = st.sampled_from(["o-{0..}.tar", "o-<0..9>.tar", "%d.tar"])
 @given(datasets=DATASETS, output=OUTPUTS)
 def test_the_last_pattern_is_the_output(datasets: list[str], output: str) -> None:
     """A pattern as the last argument is the output; all others are datasets."""
-    found, last = split_datasets((*datasets, output))
-    assert (_flat(found), last) == (datasets, [output])
+    groups, last = split_datasets((*datasets, output))
+    assert (_flat(groups), last) == (datasets, [output])
 
 
 @given(datasets=DATASETS, first=st.integers(2, 995), count=st.integers(1, 30), width=st.integers(3, 6))
 def test_an_expanded_pattern_is_the_output(datasets: list[str], first: int, count: int, width: int) -> None:
     """After expansion by a shell, the consecutive names at the end are the output."""
     names = [f"o-{number:0{width}d}.tar" for number in range(first, first + count)]
-    found, last = split_datasets((*datasets, *names))
-    assert (_flat(found), last) == (datasets, names)
+    groups, last = split_datasets((*datasets, *names))
+    assert (_flat(groups), last) == (datasets, names)
 
 
 def test_shards_of_a_folder_are_a_dataset() -> None:

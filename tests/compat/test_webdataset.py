@@ -59,7 +59,7 @@ def _read(path: str) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"opener": open}, "opener"), ({"compress": True}, "no compression"),
         ({"mtime": 5}, "0, so that equal samples"),
@@ -69,9 +69,9 @@ def _read(path: str) -> bytes:
         ({"maxsize": float("nan")}, "maxsize: nan"), ({"maxcount": "5"}, "maxcount: '5'"),
     ],
 )  # fmt: skip
-def test_unsupported_arguments_are_refused(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+def test_unsupported_arguments_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     """An argument that shardtool's shards do not support is refused, with the reason."""
-    with pytest.raises(InvalidRequest, match=said):
+    with pytest.raises(InvalidRequest, match=message):
         ShardWriter(_pattern(tmp_path), **options)
     assert read_tree(tmp_path) == {}
 

@@ -95,12 +95,12 @@ def test_an_observer_can_be_passed_in_three_ways(source: Path) -> None:
     create(source, "o-{0..}.tar", observer=heard[0], workers=0, dry_run=True)
     create(source, "o-{0..}.tar", CreateOptions(workers=0), observer=heard[1], dry_run=True)
     create(source, "o-{0..}.tar", CreateOptions(workers=0, observer=heard[2]), dry_run=True)
-    assert [one.samples for one in heard] == [2, 2, 2]
+    assert [result.samples for result in heard] == [2, 2, 2]
     assert CreateOptions(workers=0, observer=heard[0]) == CreateOptions(workers=0)
 
 
 @pytest.mark.parametrize(
-    ("given", "same"),
+    ("values", "same"),
     [
         ({"field": {"cls": "bi"}, "file": {"jpg": "path"}}, {"field": ("cls=bi",), "file": ("jpg=path",)}),
         ({"bytes": ["jpg=data"]}, {"bytes": {"jpg": "data"}}),
@@ -109,10 +109,10 @@ def test_an_observer_can_be_passed_in_three_ways(source: Path) -> None:
         ({"probe": True, "image": ["jpg"], "mask": ("png",)}, {"probe": True, "image": ("jpg",), "mask": ["png"]}),
     ],
 )
-def test_mappings_and_lists_equal_texts(given: dict[str, Any], same: dict[str, Any]) -> None:
+def test_mappings_and_lists_equal_texts(values: dict[str, Any], same: dict[str, Any]) -> None:
     """A mapping, a list and a tuple of texts are the same."""
-    assert CreateOptions(**given) == CreateOptions(**same)
-    assert CreateOptions(**given).recorded() == CreateOptions(**same).recorded()
+    assert CreateOptions(**values) == CreateOptions(**same)
+    assert CreateOptions(**values).recorded() == CreateOptions(**same).recorded()
 
 
 @pytest.mark.parametrize("kind", [CreateOptions, ReshardOptions])
@@ -124,7 +124,7 @@ def test_python_knows_all_names_of_the_command_line(kind: type[Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("values", "message"),
     [
         ({"max_siz": 1}, "create: no option 'max_siz'; expected max_size or "),
         ({"zzz": 1}, "create: no option 'zzz'. help(shardtool.CreateOptions) lists all options."),
@@ -150,16 +150,16 @@ def test_python_knows_all_names_of_the_command_line(kind: type[Any]) -> None:
         ({"seed": None}, "seed: None; expected a whole number from"),
     ],
 )
-def test_invalid_calls_are_refused(given: dict[str, Any], message: str, source: Path, tmp_path: Path) -> None:
+def test_invalid_calls_are_refused(values: dict[str, Any], message: str, source: Path, tmp_path: Path) -> None:
     """Unknown names, two requests in one call and wrong options objects are errors; no file is written."""
     with pytest.raises(InvalidRequest) as caught:
-        create(source, f"{tmp_path}/o/x-{{0..}}.tar", **given)
+        create(source, f"{tmp_path}/o/x-{{0..}}.tar", **values)
     assert str(caught.value).startswith(message)
     assert not (tmp_path / "o").exists()
 
 
 @pytest.mark.parametrize(
-    ("one", "same"),
+    ("values", "same"),
     [
         ({"include": "*.jpg"}, {"include": ("*.jpg",)}),
         ({"url": "jpg=a,b"}, {"url": ("jpg=a,b",)}),
@@ -169,10 +169,10 @@ def test_invalid_calls_are_refused(given: dict[str, Any], message: str, source: 
         ({"include": None, "field": None, "shuffle": None, "overwrite": None}, {}),
     ],
 )
-def test_a_single_string_is_a_list(one: dict[str, Any], same: dict[str, Any]) -> None:
+def test_a_single_string_is_a_list(values: dict[str, Any], same: dict[str, Any]) -> None:
     """A single string is accepted instead of a list, and None means that the option is not given."""
-    assert CreateOptions(**one) == CreateOptions(**same)
-    assert CreateOptions(**one).recorded() == CreateOptions(**same).recorded()
+    assert CreateOptions(**values) == CreateOptions(**same)
+    assert CreateOptions(**values).recorded() == CreateOptions(**same).recorded()
 
 
 def test_the_writer_accepts_options_like_a_verb(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_the_writer_accepts_options_like_a_verb(tmp_path: Path) -> None:
             for key in "kl":
                 writer.write({"__key__": key, "txt": key})
     assert read_tree(tmp_path / "a") == read_tree(tmp_path / "b") == read_tree(tmp_path / "c")
-    assert {one.name for one in fields(WriterOptions)} <= {*signatures.signature(ShardWriter).parameters}
+    assert {field.name for field in fields(WriterOptions)} <= {*signatures.signature(ShardWriter).parameters}
     assert "\n    max_count: " in (ShardWriter.__init__.__doc__ or "")
     hints = get_type_hints(WriterOptions)
     names = [*option_specs(WriterOptions), "storage_options"]

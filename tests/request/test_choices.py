@@ -35,18 +35,18 @@ def test_only_the_choices_are_accepted(verb: str, name: str) -> None:
     kind = CLASSES[verb]
     several = isinstance(getattr(kind(), name), tuple)
     for text in option_choices(kind, name):
-        given = {name: (text,) if several else text}
+        values = {name: (text,) if several else text}
         more = MORE.get((verb, name), {})
-        assert getattr(kind(**given, **more), name) == given[name]
+        assert getattr(kind(**values, **more), name) == values[name]
     with pytest.raises(InvalidRequest, match=option_text(name)):
         kind(**{name: ("odd",) if several else "odd"})
     command = cli.get_command(click.Context(cli), verb)
     assert command is not None
-    offered = [one.type for one in command.params if one.name == name]
+    offered = [choice_type.type for choice_type in command.params if choice_type.name == name]
     words = option_specs(kind)[name].typed_choices
-    for one in offered:
-        assert isinstance(one, click.Choice)
-        assert tuple(words.get(choice, choice) for choice in one.choices) == option_choices(kind, name)
+    for choice_type in offered:
+        assert isinstance(choice_type, click.Choice)
+        assert tuple(words.get(choice, choice) for choice in choice_type.choices) == option_choices(kind, name)
     assert offered or name == "start_method"
 
 
@@ -77,7 +77,7 @@ def test_a_list_for_a_single_value_is_refused(value: Any, shown: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "named"),
+    ("values", "named"),
     [
         ({"on": ""}, "on"),
         ({"classes_from": ""}, "classes_from"),
@@ -86,10 +86,10 @@ def test_a_list_for_a_single_value_is_refused(value: Any, shown: str) -> None:
         ({"address": ""}, "address"),
     ],
 )
-def test_an_empty_string_counts_as_given(given: dict[str, Any], named: str) -> None:
+def test_an_empty_string_counts_as_given(values: dict[str, Any], named: str) -> None:
     """An option with an empty text, for example from an unset shell variable, counts as given."""
     with pytest.raises(InvalidRequest, match=named):
-        CreateOptions(**given)
+        CreateOptions(**values)
 
 
 def test_an_explicit_default_is_the_default() -> None:
@@ -110,23 +110,23 @@ def test_tables_are_not_formatted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "given"), [(CreateOptions, {"exclude": ["\ud800"]}), (ReshardOptions, {"where": "\ud800 == 1"})]
+    ("kind", "values"), [(CreateOptions, {"exclude": ["\ud800"]}), (ReshardOptions, {"where": "\ud800 == 1"})]
 )
-def test_lone_surrogates_are_refused(kind: type, given: dict[str, Any]) -> None:
+def test_lone_surrogates_are_refused(kind: type, values: dict[str, Any]) -> None:
     """Lone surrogates are refused, except those of file names that are not UTF-8."""
     with pytest.raises(InvalidRequest, match="valid Unicode text"):
-        kind(**given)
+        kind(**values)
     assert CreateOptions(exclude=["\udcff*"]).exclude == ("\udcff*",)
 
 
-@pytest.mark.parametrize("given", [{"shuffle": "no"}, {"overwrite": "no"}, {"update": 1}, {"stat": "false"}])
-def test_a_flag_is_true_or_false(given: dict[str, Any]) -> None:
+@pytest.mark.parametrize("values", [{"shuffle": "no"}, {"overwrite": "no"}, {"update": 1}, {"stat": "false"}])
+def test_a_flag_is_true_or_false(values: dict[str, Any]) -> None:
     """A flag accepts only True and False, because the text `no` would count as true."""
     with pytest.raises(InvalidRequest, match="True or False"):
-        CreateOptions(**given)
+        CreateOptions(**values)
 
 
-@pytest.mark.parametrize("given", [iter(["cat/*"]), {"cat/*"}, (one for one in ["cat/*"])])
-def test_iterators_are_read_once(given: Any) -> None:
+@pytest.mark.parametrize("patterns", [iter(["cat/*"]), {"cat/*"}, (one for one in ["cat/*"])])
+def test_iterators_are_read_once(patterns: Any) -> None:
     """Iterators and other iterables become tuples."""
-    assert CreateOptions(include=given).include == ("cat/*",)
+    assert CreateOptions(include=patterns).include == ("cat/*",)

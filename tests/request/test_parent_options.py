@@ -61,7 +61,7 @@ def test_reshard_can_split_by_a_column_named_folder() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "typed", "python"),
+    ("values", "typed", "python"),
     [
         ({"fetch": "per-host=0", **_URLS}, "--fetch per-host: 0; expected a whole", "per_host: 0; expected a whole"),
         ({"fetch": "per-host=4"}, "--fetch per-host: no URLs", "per_host: no URLs"),
@@ -91,13 +91,13 @@ def test_reshard_can_split_by_a_column_named_folder() -> None:
         ),
     ],
 )
-def test_errors_name_the_option_as_used(given: dict[str, Any], typed: str, python: str) -> None:
+def test_errors_name_the_option_as_used(values: dict[str, Any], typed: str, python: str) -> None:
     """Errors name the option as the command line or Python calls it."""
     with use_cli_names(), pytest.raises(InvalidRequest) as refused:
-        CreateOptions(**given)
+        CreateOptions(**values)
     assert str(refused.value).startswith(typed)
     with pytest.raises(InvalidRequest) as refused:
-        CreateOptions(**given)
+        CreateOptions(**values)
     assert str(refused.value).startswith(python)
 
 
@@ -119,15 +119,15 @@ def _made(verb: str, kind: type, words: list[str]) -> Any:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "values",
     [
         {"fields": "cls,JPEG=jpg,jpeg=jpg"}, {"fields": "-json"}, {"split_by": "folder"}, {"sort_by": "-width"},
         {"fetch": "per-host=4,require=image,user-agent=us (a, b)", **_URLS},
     ],
 )  # fmt: skip
-def test_a_recorded_run_can_be_typed_again(given: dict[str, Any]) -> None:
+def test_a_recorded_run_can_be_typed_again(values: dict[str, Any]) -> None:
     """The command line in messages gives the options of the recorded run."""
-    options = CreateOptions(**given)
+    options = CreateOptions(**values)
     words = shlex.split(format_command_line(RunRecord({"verb": "create", "options": options.recorded()})))[1:]
     assert _made("create", CreateOptions, words).recorded() == options.recorded()
     assert not [word for word in words if word in ("--select-fields", "--rename-field", "--require", "--descending")]
@@ -149,19 +149,23 @@ def test_a_recorded_run_can_be_typed_again(given: dict[str, Any]) -> None:
 )  # fmt: skip
 def test_old_spellings_work(old: str, new: str) -> None:
     """Earlier spellings have the same meaning."""
-    one, other = (_made("create", CreateOptions, words.split()) for words in (old, new))
-    assert {**one.recorded(), "select_fields": 0} == {**other.recorded(), "select_fields": 0}
-    assert set(one.select_fields) == set(other.select_fields)
-    assert (one.per_host, one.allow_private, one.target) == (other.per_host, other.allow_private, other.target)
+    options, new_options = (_made("create", CreateOptions, words.split()) for words in (old, new))
+    assert {**options.recorded(), "select_fields": 0} == {**new_options.recorded(), "select_fields": 0}
+    assert set(options.select_fields) == set(new_options.select_fields)
+    assert (options.per_host, options.allow_private, options.target) == (
+        new_options.per_host,
+        new_options.allow_private,
+        new_options.target,
+    )
 
 
 def test_differences_name_options_as_used() -> None:
     """Differences of runs name options as typed, or by their Python names."""
     then, now = CreateOptions(fields="jpg").recorded(), CreateOptions(fields="-json,jpg=JPEG").recorded()
     with use_cli_names():
-        said = describe_differences(then, now)
-    assert "--fields differs: not given before, now '-json'" in said
-    assert "--fields differs: not given before, now 'jpg=JPEG'" in said
+        differences = describe_differences(then, now)
+    assert "--fields differs: not given before, now '-json'" in differences
+    assert "--fields differs: not given before, now 'jpg=JPEG'" in differences
     assert "drop_fields differs: not given before, now 'json'" in describe_differences(then, now)
 
 
@@ -171,10 +175,10 @@ def test_a_member_is_hidden_and_its_parent_is_not() -> None:
     for verb, kind in (("create", CreateOptions), ("reshard", ReshardOptions)):
         command = cli.get_command(click.Context(cli), verb)
         assert command is not None
-        params = {one.name: one for one in command.params if isinstance(one, VerbOption)}
+        params = {param.name: param for param in command.params if isinstance(param, VerbOption)}
         for name in option_specs(kind):
             if name in PARENT_FORMS:
                 assert params[name].hidden
                 assert params[name].opts == cli_spellings(kind, name)
-                parent = next(one for one in params.values() if f"--{PARENT_FORMS[name].split()[0]}" in one.opts)
+                parent = next(param for param in params.values() if f"--{PARENT_FORMS[name].split()[0]}" in param.opts)
                 assert not parent.hidden

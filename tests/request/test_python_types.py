@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize(
-    ("given", "text"),
+    ("values", "text"),
     [
         ({"field": {"cls": "bi", "txt": "a=b"}}, {"field": ("cls=bi", "txt=a=b")}),
         ({"file": {"jpg": "path"}, "bytes": {}}, {"file": ("jpg=path",)}),
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
         ({"resize": (640, 480)}, {"resize": "640x480"}),
     ],
 )
-def test_python_types_equal_texts(given: dict[str, Any], text: dict[str, Any]) -> None:
+def test_python_types_equal_texts(values: dict[str, Any], text: dict[str, Any]) -> None:
     """Python values give the same recorded options as texts."""
-    assert CreateOptions(**given).recorded() == CreateOptions(**text).recorded()
-    assert json.loads(json.dumps(CreateOptions(**given).recorded())) == CreateOptions(**given).recorded()
+    assert CreateOptions(**values).recorded() == CreateOptions(**text).recorded()
+    assert json.loads(json.dumps(CreateOptions(**values).recorded())) == CreateOptions(**values).recorded()
 
 
 def test_other_verbs_accept_python_types() -> None:
     """`reshard` accepts pairs and shares, `verify` a function."""
     options = ReshardOptions(rename_fields={"jpg": "jpeg"}, field={"cls": "bi"}, split={"a": 0.5, "b": 0.5})
-    found = {name: options.recorded()[name] for name in ("rename_fields", "values", "split")}
-    assert found == {"rename_fields": ["jpeg=jpg"], "values": ["cls=bi"], "split": "a=0.5,b=0.5"}
+    recorded = {name: options.recorded()[name] for name in ("rename_fields", "values", "split")}
+    assert recorded == {"rename_fields": ["jpeg=jpg"], "values": ["cls=bi"], "split": "a=0.5,b=0.5"}
     assert VerifyOptions(source="s", repair=True, map=mapped.doubled).map == "tests.mapped:doubled"
 
 
@@ -69,7 +69,7 @@ def test_a_function_of_the_script_itself_is_refused(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("values", "message"),
     [
         ({"field": {"a=b": "c"}}, "field: 'a=b': 'c'; expected two strings, the first without an equals sign"),
         ({"file": {"jpg": 1}}, "file: 'jpg': 1; expected two strings"),
@@ -79,17 +79,17 @@ def test_a_function_of_the_script_itself_is_refused(monkeypatch: pytest.MonkeyPa
         ({"resize": (1, 2, 3)}, "resize: '1x2x3'"),
     ],
 )
-def test_invalid_python_values_are_refused(given: dict[str, Any], said: str) -> None:
+def test_invalid_python_values_are_refused(values: dict[str, Any], message: str) -> None:
     """Invalid Python values are refused with the option's name."""
 
     def ask() -> None:
-        options = CreateOptions(**given)
+        options = CreateOptions(**values)
         options.make_split_options()
         options.recorded()
 
     with pytest.raises(InvalidRequest) as caught:
         ask()
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(message)
 
 
 def test_a_dataframe_writes_the_same_shards_as_a_csv(tmp_path: Path) -> None:
@@ -102,9 +102,9 @@ def test_a_dataframe_writes_the_same_shards_as_a_csv(tmp_path: Path) -> None:
     words = ("--field", "cls=bi", "--classes", "cls", "--map", "tests.mapped:doubled", "--workers", "0", "--json")
     ran = typed("create", root / "t.csv", f"{tmp_path}/two/x-{{0..}}.tar", *words)
     assert ran.code == 0, ran.err
-    one, two = read_tree(tmp_path / "one"), read_tree(tmp_path / "two")
-    assert one["x-0.tar"] == two["x-0.tar"]
-    made = [parse_dataset(tree["x.json"], "x.json").made.options for tree in (one, two)]
+    tree_one, tree_two = read_tree(tmp_path / "one"), read_tree(tmp_path / "two")
+    assert tree_one["x-0.tar"] == tree_two["x-0.tar"]
+    made = [parse_dataset(tree["x.json"], "x.json").made.options for tree in (tree_one, tree_two)]
     assert made[0] == made[1] == {"field": ["cls=bi"], "classes": ["cls"], "map": "tests.mapped:doubled"}
 
 
@@ -127,12 +127,19 @@ def test_options_of_another_kind_are_refused(verb: str, tmp_path: Path) -> None:
     """Every verb refuses a dict and options of another verb."""
     run = getattr(shardtool, verb)
     kind = str(signatures.signature(run).parameters["options"].annotation).partition(" ")[0]
-    needed = [one for one in signatures.signature(run).parameters.values() if one.default is one.empty]
-    given = [str(tmp_path / "out-{0..}.tar") for one in needed if one.kind is one.POSITIONAL_OR_KEYWORD]
-    other: object = VerifyOptions() if verb not in ("verify", "repair") else IndexOptions()
-    for options, text in (({"max_size": "1MB"}, f"options: dict; expected {kind}"), (other, f"expected {kind}")):
+    needed = [
+        parameter for parameter in signatures.signature(run).parameters.values() if parameter.default is parameter.empty
+    ]
+    arguments = [
+        str(tmp_path / "out-{0..}.tar") for parameter in needed if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    ]
+    wrong_options: object = VerifyOptions() if verb not in ("verify", "repair") else IndexOptions()
+    for options, text in (
+        ({"max_size": "1MB"}, f"options: dict; expected {kind}"),
+        (wrong_options, f"expected {kind}"),
+    ):
         with pytest.raises(InvalidRequest) as refused:
-            run(*given, options=options)
+            run(*arguments, options=options)
         assert text in str(refused.value)
     assert not [*tmp_path.iterdir()]
 
@@ -141,5 +148,5 @@ def test_a_users_type_checker_sees_types(tmp_path: Path) -> None:
     """The package has a py.typed marker, so mypy uses its types."""
     (tmp_path / "user.py").write_text("from shardtool import CreateOptions\n", encoding="ascii")
     words = [sys.executable, "-m", "mypy", "--follow-imports=skip", "--cache-dir", os.devnull, "user.py"]
-    found = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stdout
+    run = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout

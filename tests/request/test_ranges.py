@@ -38,8 +38,8 @@ ODD = ("0", "-1", "2147483648", "9223372036854775808", "18446744073709551616", "
 
 def _numeric() -> list[tuple[str, str]]:
     """Return (verb, option) for all options that take numbers or sizes."""
-    known = [(verb, name, one) for verb, kind in KINDS.items() for name, one in option_specs(kind).items()]
-    return [(verb, name) for verb, name, one in known if one.range or one.form == "size"]
+    options = [(verb, name, spec) for verb, kind in KINDS.items() for name, spec in option_specs(kind).items()]
+    return [(verb, name) for verb, name, spec in options if spec.range or spec.form == "size"]
 
 
 @pytest.mark.parametrize(("verb", "name"), _numeric())
@@ -47,19 +47,19 @@ def test_any_number_is_accepted_or_refused(verb: str, name: str) -> None:
     """Any number is accepted within the range of its option, or refused with its name."""
     command, kind = cli.get_command(click.Context(cli), verb), KINDS[verb]
     assert command is not None
-    one = option_specs(kind)[name]
-    more = {need.conditions[0].name: PARTNERS[need.conditions[0].name] for need in one.needs()}
+    spec = option_specs(kind)[name]
+    more = {need.conditions[0].name: PARTNERS[need.conditions[0].name] for need in spec.needs()}
     for value in ODD:
         typed = command.make_context(verb, ["a", "b", cli_spellings(kind, name)[0], value]).params
-        found = None
+        number = None
         with use_cli_names(), suppress(InvalidRequest):
-            found = getattr(kind(**{name: parse_typed_value(kind, name, typed)}, **more), name)
-        if found is None:
+            number = getattr(kind(**{name: parse_typed_value(kind, name, typed)}, **more), name)
+        if number is None:
             with use_cli_names(), pytest.raises(InvalidRequest, match=cli_name(name)):
                 kind(**{name: parse_typed_value(kind, name, typed)}, **more)
         else:
-            least, most = one.range or (1, 10**18)
-            assert least <= (parse_size(found) if one.form == "size" else found) <= most
+            minimum, maximum = spec.range or (1, 10**18)
+            assert minimum <= (parse_size(number) if spec.form == "size" else number) <= maximum
 
 
 def test_any_share_or_image_size_is_accepted_or_refused() -> None:
@@ -90,14 +90,14 @@ def test_a_sample_share_is_above_0_and_at_most_1(kind: type) -> None:
 @pytest.mark.parametrize("kind", CLASSES)
 def test_the_library_has_the_same_ranges(kind: type) -> None:
     """The library refuses the same values as the command line."""
-    ranges = {name: (*one.range, one.needs()) for name, one in option_specs(kind).items() if one.range}
+    ranges = {name: (*spec.range, spec.needs()) for name, spec in option_specs(kind).items() if spec.range}
     assert ranges
-    for name, (least, most, requires) in ranges.items():
+    for name, (minimum, maximum, requires) in ranges.items():
         more = {need.conditions[0].name: PARTNERS[need.conditions[0].name] for need in requires}
-        for value in (least - 1, most + 1, 10**5000, -(10**5000), float("nan"), 1.5, "1", b"1"):
+        for value in (minimum - 1, maximum + 1, 10**5000, -(10**5000), float("nan"), 1.5, "1", b"1"):
             with pytest.raises(InvalidRequest, match=rf"^{name}: .*; expected a whole number from"):
                 kind(**{name: value}, **more)
-        for value in (least, most):
+        for value in (minimum, maximum):
             assert getattr(kind(**{name: value}, **more), name) == value
     with pytest.raises(InvalidRequest, match="workers"):
         export("x.json", "wids", ExportOptions(workers=-1))
@@ -114,7 +114,7 @@ def test_sizes_are_at_most_one_exabyte() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         (f"x-{{0..{'9' * 5000}}}.tar", "number too long; expected at most 18 digits"),
         (f"x-{{{'9' * 19}..}}.tar", "number too long; expected at most 18 digits"),
@@ -122,9 +122,9 @@ def test_sizes_are_at_most_one_exabyte() -> None:
         ("x-%0999999999d.tar", "numbers of 999999999 digits; expected at most 240"),
     ],
 )
-def test_numbers_in_patterns_are_bounded(name: str, said: str) -> None:
+def test_numbers_in_patterns_are_bounded(name: str, message: str) -> None:
     """Numbers in patterns have at most 18 digits, and names have a maximum length."""
-    with pytest.raises(InvalidRequest, match=said):
+    with pytest.raises(InvalidRequest, match=message):
         parse_pattern(name)
 
 
@@ -148,8 +148,8 @@ def test_no_more_workers_than_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     for tasks in (1, usable_cores() + 2):
         with LocalPool(MAX_WORKERS) as pool:
             assert len(pool._workers) == min(MAX_WORKERS, usable_cores())  # noqa: SLF001 - no process tells
-            found = [pid for _, pid in pool.map(_pid, range(tasks))]
-            assert len(found) == tasks
+            pids = [pid for _, pid in pool.map(_pid, range(tasks))]
+            assert len(pids) == tasks
             assert len(pool._workers) == max(tasks, usable_cores())  # noqa: SLF001
     with LocalPool(1) as pool:
         assert len({pid for _, pid in pool.map(_pid, range(5))}) == 1

@@ -9,20 +9,26 @@ _RUN = {"verb": "create", "news": [1], "source": "in", "split": "a", "options": 
 
 def test_splits_of_one_run() -> None:
     """Records of one run differ only in the split; later appends are ignored."""
-    one, other = RunRecord(_RUN), RunRecord({**_RUN, "split": "b", "appended": [{"verb": "create"}]})
-    assert one.is_sibling_split_of(other)
-    assert other.is_sibling_split_of(one)
+    record, sibling = RunRecord(_RUN), RunRecord({**_RUN, "split": "b", "appended": [{"verb": "create"}]})
+    assert record.is_sibling_split_of(sibling)
+    assert sibling.is_sibling_split_of(record)
     none = {name: value for name, value in _RUN.items() if name != "split"}
     for made in (_RUN, none, {**_RUN, "split": "b", "source": "elsewhere"}):
-        assert not one.is_sibling_split_of(RunRecord(made))
+        assert not record.is_sibling_split_of(RunRecord(made))
 
 
 def test_missing_parts_have_defaults() -> None:
     """Each property has the recorded value, or is empty by default."""
-    one, empty = RunRecord(_RUN), RunRecord({})
-    assert (one.verb, one.source, one.split, one.tool, one.dots) == ("create", "in", "a", "shardtool 1", "last")
+    record, empty = RunRecord(_RUN), RunRecord({})
+    assert (record.verb, record.source, record.split, record.tool, record.dots) == (
+        "create",
+        "in",
+        "a",
+        "shardtool 1",
+        "last",
+    )
     assert (empty.verb, empty.source, empty.split, empty.tool, empty.dots) == ("", "", "", "", "first")
-    assert (one.options, empty.options) == ({"dots": "last"}, {})
+    assert (record.options, empty.options) == ({"dots": "last"}, {})
 
 
 def test_appends_are_added_at_the_end() -> None:
