@@ -11,7 +11,7 @@ from typing import Literal
 # Larger payloads are copied in blocks, because a buffer larger than the L2 cache takes up to twice the time.
 BUFFER_SIZE = 512 * 1024
 
-MAX_GAP_BYTES = 2**20  # a smaller gap is read too, because seeking takes as long
+MAX_GAP_BYTES = 2**20  # smaller gaps are read too, because seeking takes as long
 
 _arena = memoryview(b"")
 

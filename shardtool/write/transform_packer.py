@@ -266,9 +266,8 @@ class TransformPacker(Packer):
         for sample in changed:
             dotted_fields = [name for name, _ in sample.fields if b"." in name] if self._work.dots == "last" else []
             if self._work.dots == "first" and has_early_dot(sample.key):
-                found = (
-                    f"key '{to_text(sample.key)}': readers end a key at its first dot (with {last_option}: the last)"
-                )
+                rule = f"readers end a key at its first dot (with {last_option}: the last)"
+                found = f"key '{to_text(sample.key)}': {rule}"
             elif dotted_fields:
                 found = f"field '{to_text(dotted_fields[0])}': with {last_option}, a field name cannot contain a dot"
             else:

@@ -7,7 +7,7 @@ import math
 from contextlib import suppress
 from datetime import date, datetime, time
 from decimal import Decimal
-from functools import lru_cache
+from functools import lru_cache, partial
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     EncodedValue = tuple[bytes, values.ValueType | Literal[""]]
 
 
-_PILLOW_FORMATS = {"jpg": "JPEG", "jpe": "JPEG", "jfif": "JPEG", "tif": "TIFF"} | dict.fromkeys(
-    ("pbm", "pgm", "pnm"), "PPM"
-)
+_PILLOW_FORMATS = {
+    "jpg": "JPEG", "jpe": "JPEG", "jfif": "JPEG", "tif": "TIFF", "pbm": "PPM", "pgm": "PPM", "pnm": "PPM",
+}  # fmt: skip
 
 
 _JPEG_QUALITY = 90
-_JSON_SEPARATORS = (",", ":")
+_dump_json = partial(json.dumps, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 _PIXEL_DIMENSIONS, _CHANNEL_COUNTS = 3, (1, 3, 4)
 _PIXEL_TYPES = (np.uint8, np.uint16, np.bool_)
 
@@ -89,11 +89,9 @@ def encode_json(value: object) -> bytes:
     """Return a value as JSON, in the same format as `create`."""
     try:
         try:
-            text = json.dumps(
-                value, ensure_ascii=False, separators=_JSON_SEPARATORS, allow_nan=False, default=_to_plain
-            )
+            text = _dump_json(value, default=_to_plain)
         except ValueError:
-            text = json.dumps(_replace_nan(value), ensure_ascii=False, separators=_JSON_SEPARATORS, allow_nan=False)
+            text = _dump_json(_replace_nan(value))
         return text.encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise BadValue(f"not representable as JSON: {error}", "a value that JSON can represent") from None

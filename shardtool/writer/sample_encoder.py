@@ -162,9 +162,8 @@ class SampleEncoder:
                 found = f"not a valid field name{f': {problem}' if problem else ''}"
                 expected = "a file extension such as jpg, cls or seg.png"
                 raise make_refusal(f"field {name!r}", found, "unsafe-name", expected=expected)
-        fields = sorted(
-            [(name, name.encode()) for name in field_names if name != SAMPLE_KEY], key=lambda field: field[1]
-        )
+        encoded_names = [(name, name.encode()) for name in field_names if name != SAMPLE_KEY]
+        fields = sorted(encoded_names, key=lambda field: field[1])
         if not fields:
             raise make_refusal("a sample", "no field", "no-field", expected="at least one field in addition to the key")
         if self._is_tar and len({name.lower() for name, _ in fields}) < len(fields):

@@ -259,9 +259,8 @@ class ShardWriter(SampleWriter):
         for name, count in output.rounded.items():
             self._notes.add(rounded_note(name, count))
         readers, problems = noted_readers(self._options.target), output.reader_problems.problems()
-        self._notes.add(
-            *(str(problem) for problem in problems if not {*readers}.isdisjoint(READERS_BY_PROBLEM[problem.code]))
-        )
+        relevant = [problem for problem in problems if not {*readers}.isdisjoint(READERS_BY_PROBLEM[problem.code])]
+        self._notes.add(*map(str, relevant))
         sizes = [sum(entry.size for entry in output.totals.shards)]
         self._notes.add(*advice.loader_notes(destinations, sizes), *advice.name_notes(destinations, readers))
         if "huggingface" in readers:
