@@ -22,6 +22,7 @@ def nodes(path: Path) -> tuple[ast.AST, ...]:
     try:
         return (*ast.walk(ast.parse(path.read_text(encoding="utf-8"))),)
     finally:
+        gc.freeze()  # the nodes stay until the end
         gc.enable()
 
 

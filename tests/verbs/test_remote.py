@@ -73,23 +73,22 @@ def test_reshard_makes_the_same_bytes(dataset: tuple[str, Path], proxy: FaultyPr
     assert sum(item.sent for item in proxy.log().asked if ".index" not in item.path and ".json" not in item.path) < 100
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_extract_writes_the_same_files(workers: int, ending: str, proxy: FaultyProxy, tmp_path: Path) -> None:
+def test_extract_writes_the_same_files(ending: str, proxy: FaultyProxy, tmp_path: Path) -> None:
     """Samples of the web, also large ones, give the same files as local ones, despite failed requests."""
     at = proxy.server.new_prefix()
     files = {f"{name}/{number}.txt": name.encode() * number for name in ("a", "b") for number in (0, 1, 2000, 900_000)}
     source = write_tree(tmp_path / "in", files)
     create(source, f"{proxy.server.local(at)}/x-{{000..}}.{ending}", CreateOptions(max_count=3, workers=0))
     proxy.set(Fault("status", times=None, chance=0.1), Fault("cut", times=None, chance=0.1), seed=5)
-    made = extract(f"{at}/x.json", tmp_path / "out", workers=workers)
+    made = extract(f"{at}/x.json", tmp_path / "out", workers=2)
     assert (made.samples, made.kept) == (8, 0)
     assert {name: data for name, data in read_tree(tmp_path / "out").items() if name != MANIFEST} == files
     proxy.set()
-    assert extract(f"{at}/x.json", tmp_path / "out", workers=workers).kept == 8
+    assert extract(f"{at}/x.json", tmp_path / "out", workers=2).kept == 8
     assert verify(f"{at}/x.json", source=tmp_path / "out", workers=0).sound
     (tmp_path / "out/a/1.txt").write_bytes(b"z")
     with pytest.raises(OutputExists, match="already exist"):
-        extract(f"{at}/x.json", tmp_path / "out", workers=workers)
+        extract(f"{at}/x.json", tmp_path / "out", workers=2)
 
 
 def test_extract_of_a_shard_that_is_damaged_or_changes(

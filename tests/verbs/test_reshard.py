@@ -349,20 +349,22 @@ def test_there_and_back(via: str, made: Made, place: Path) -> None:
 WAYS: list[dict[str, Any]] = [
     {"method": method, "workers": workers, "memory": memory, "start_method": start}
     for method, workers, memory, start in [
-        ("gather", 3, "16MB", "fork"), ("scatter", 1, "16MB", "fork"), ("scatter", 2, "1GB", "spawn"),
-        ("scatter", 3, "16MB", "fork"), ("auto", 2, "2GB", "auto"),
+        ("gather", 3, "16MB", "fork"), ("scatter", 3, "16MB", "fork"), ("scatter", 1, "16MB", "fork"),
+        ("scatter", 2, "1GB", "spawn"), ("auto", 2, "2GB", "auto"),
     ]
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("ending", "options"),
-    [("tar", {"shuffle": True, "max_count": 6}), ("tfrecord", {"shuffle": True, "max_count": 6}),
-     ("tar", {"sort_by": "score", "max_size": 15_000}),
-     ("tfrecord", {"shuffle": True, "split": SHARES, "pattern": "out-{split}-{000..}", "max_count": 6})],
+    ("ending", "options", "ways"),
+    [("tar", {"shuffle": True, "max_count": 6}, WAYS), ("tfrecord", {"shuffle": True, "max_count": 6}, WAYS[:3]),
+     ("tar", {"sort_by": "score", "max_size": 15_000}, WAYS[:2]),
+     ("tfrecord", {"shuffle": True, "split": SHARES, "pattern": "out-{split}-{000..}", "max_count": 6}, WAYS[:2])],
     ids=["tar", "tfrecord", "sort", "split"],
 )  # fmt: skip
-def test_the_same_bytes(ending: str, options: dict[str, Any], made: Made, place: Path) -> None:
+def test_the_same_bytes(
+    ending: str, options: dict[str, Any], ways: list[dict[str, Any]], made: Made, place: Path
+) -> None:
     """Any number of workers, method, memory and way to start gives the same bytes of every file, and no other file."""
     pattern = f"{options.get('pattern', STEM)}.{ending}"
     options = {name: value for name, value in options.items() if name != "pattern"}
@@ -370,7 +372,7 @@ def test_the_same_bytes(ending: str, options: dict[str, Any], made: Made, place:
     first = read_tree(place / "first")
     temp = place / "temp"
     temp.mkdir()
-    for number, way in enumerate(WAYS):
+    for number, way in enumerate(ways):
         more: dict[str, Any] = {"temp_dir": str(temp)} if number % 2 else {}
         run(made.file(), place / str(number), pattern=pattern, **options, **way, **more)
         assert read_tree(place / str(number)) == first, way
