@@ -68,7 +68,7 @@ class Dataset(Streamable[SampleT]):
     reader: SampleReader
     source: CatalogSamples
 
-    if TYPE_CHECKING:  # result types of PipelineMethods
+    if TYPE_CHECKING:  # exact result types of the methods
 
         def decode(
             self, own: Mapping[str, Decoder] | None = None, **options: Unpack[DecodeOptions]
@@ -97,7 +97,7 @@ class Dataset(Streamable[SampleT]):
 
     @property
     def field_counts(self) -> Mapping[str, int]:
-        """The number of samples that have each field. A view, or shards without a dataset file, read all indexes."""
+        """The number of samples that have each field. For a view, or without a dataset file, indexes are read."""
         catalog = self.reader.catalog
         if self.source.chosen is None and catalog.fields:
             return catalog.fields
@@ -283,7 +283,7 @@ class Dataset(Streamable[SampleT]):
         return SampleList(self.take(n)[range(min(n, self.source.length))])
 
     def partition(self, split: str) -> Dataset[SampleT]:
-        """Return a split by name.
+        """Return the samples of a split.
 
         Raises:
             InvalidRequest: No split has this name.

@@ -87,7 +87,6 @@ class Decode:
     values are palette indices, grey as uint8 or uint16 (0 to 15 for 4 bits), int32, float32, or 0 and 1. Images that
     Pillow does not read exactly are rejected: 16-bit colours, signed bytes, integers from 2^31.
 
-
     The decoder `audio` returns `Audio` for WAV, FLAC, Ogg, Opus and MP3. Audio is rejected if it may need more than
     `max_bytes`, or is shorter than its header claims. A truncated Ogg or MP3 may not be detected.
 

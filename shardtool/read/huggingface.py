@@ -116,7 +116,7 @@ def _feature(datasets: Any, reader: SampleReader, name: str, decode: Decode) -> 
     is_list = name in catalog.lists and content not in _MEDIA_FEATURES
     if name in catalog.classes:
         feature = datasets.ClassLabel(names=catalog.classes[name])
-        is_list = is_list or isinstance(_first_value(reader, name, decode), list)  # labels of boxes in JSON
+        is_list = is_list or isinstance(_first_value(reader, name, decode), list)  # such as labels of boxes in JSON
     elif content in _MEDIA_FEATURES:
         feature = getattr(datasets, _MEDIA_FEATURES[content])()
     elif content == "json" or catalog.types.get(name) == "json":

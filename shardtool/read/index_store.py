@@ -173,7 +173,7 @@ class IndexStore(LruCache[int, ShardIndex]):
         key_hashes = hash_keys(keys)
         cursor = np.searchsorted(hashes, key_hashes)
         result, pending = np.full(len(keys), -1, np.int64), np.arange(len(keys))
-        while len(pending):  # the loop repeats only for keys with equal hashes
+        while len(pending):  # repeats only if different keys have equal hashes
             pending = pending[cursor[pending] < len(hashes)]
             pending = pending[hashes[cursor[pending]] == key_hashes[pending]]
             numbers = number_by_hash[cursor[pending]].astype(np.int64)

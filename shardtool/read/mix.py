@@ -33,7 +33,7 @@ class MixedDataset(Streamable[SampleT]):
     source: MixedSamples
     reader: MixedReader
 
-    if TYPE_CHECKING:  # result types of PipelineMethods
+    if TYPE_CHECKING:  # exact result types of the methods
 
         def decode(
             self, own: Mapping[str, Decoder] | None = None, **options: Unpack[DecodeOptions]

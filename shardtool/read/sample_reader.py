@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _MAX_REASONS = 1000
 _REMOTE_READS = 4
 _FREED_BLOCK_BYTES = 2**24
-_MAX_SAMPLES_READ_SINGLY = 50  # for more samples per shard, column arithmetic costs less (measured)
+_MAX_SAMPLES_READ_SINGLY = 50  # more samples of a shard are faster to read together, with column arithmetic (measured)
 
 
 class SkippedSamples:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 LARGE_SAMPLE_BYTES = 2**12  # larger samples are read one by one, on demand (measured)
 _MAX_SINGLE_READ_BYTES = 2**15  # a sample of up to this size is read by one system call
 _MIN_OWN_READ_BYTES = 2**12  # larger payloads are read by their own system call (measured)
-_MAX_GAP_BYTES = 2**13  # reading a smaller gap costs less than another system call
+_MAX_GAP_BYTES = 2**13  # smaller gaps between payloads are read, too, because another system call costs more
 _MAX_BLOCK_BYTES = 2**18
 _NOT_A_NUMBER = "does not match its feature type"
 _float = Struct("<f")

@@ -187,7 +187,7 @@ class Stream(SampleSource[SampleT]):
         skipped: Counts of damaged samples (with `on_error="skip"`) and of samples dropped by stages.
     """
 
-    if TYPE_CHECKING:  # result types of PipelineMethods
+    if TYPE_CHECKING:  # exact result types of the methods
 
         def decode(
             self, own: Mapping[str, Decoder] | None = None, **options: Unpack[DecodeOptions]

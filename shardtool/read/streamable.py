@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 class Streamable(SampleSource[SampleT]):
     """Base class of datasets and mixes, with the stages that process each sample."""
 
-    if TYPE_CHECKING:  # result types of PipelineMethods
+    if TYPE_CHECKING:  # exact result types of the methods
 
         def decode(
             self, own: Mapping[str, Decoder] | None = None, **options: Unpack[DecodeOptions]

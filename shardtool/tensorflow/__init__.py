@@ -45,8 +45,8 @@ _COMPRESSION_TYPES = {"": "", "gzip": "GZIP"}
 class TFRecordShards(NamedTuple):
     """TFRecord shards that TensorFlow can read.
 
-    `size` is the bytes of all shards or, without a dataset file, of all payloads. `packing` is TensorFlow's name of
-    the compression, or "".
+    `size` is the size of all shards in bytes or, without a dataset file, of all payloads. `packing` is TensorFlow's
+    name of the compression, or "".
     """
 
     paths: tuple[str, ...]

@@ -98,7 +98,7 @@ def _read_mp4(data: memoryview) -> _Video | None:
         media = dict(_iter_boxes(boxes[b"mdia"]))
         if bytes(media[b"hdlr"][8:12]) != b"vide":
             continue
-        width, height = struct.unpack(">II", boxes[b"tkhd"][-8:])  # fixed-point numbers of 16 and 16 bits
+        width, height = struct.unpack(">II", boxes[b"tkhd"][-8:])  # fixed-point numbers with 16 fractional bits
         layout, start = (">IQ", 20) if media[b"mdhd"][0] else (">II", 12)
         time_units, duration = struct.unpack_from(layout, media[b"mdhd"], start)
         table = dict(_iter_boxes(dict(_iter_boxes(media[b"minf"]))[b"stbl"]))

@@ -13,7 +13,7 @@ _WAVEFORM_BARS = 80
 _WAVEFORM_HEIGHT = 100
 _EXTENSIBLE = 0xFFFE  # the format is in the extension of the header
 _AUDIO_FRAME_BYTES = 4  # audio of 8 or 16 bits is cut at a multiple of this size
-_MIN_CLIP_BYTES = 64_000  # shorter starts of audio are not included
+_MIN_CLIP_BYTES = 64_000  # if less of a long audio fits, nothing is included
 _MAX_MEDIA_BYTES = 1_500_000
 _MEDIA_SIGNATURES = (
     (b"fLaC", "audio/flac"), (b"OggS", "audio/ogg"), (b"ID3", "audio/mpeg"), (b"\xff\xf1", "audio/aac"),
@@ -21,7 +21,7 @@ _MEDIA_SIGNATURES = (
 )  # fmt: skip
 
 
-_MAGIC_AUDIO = 3  # number of first entries, which are recognised whatever the name of the field
+_MAGIC_AUDIO = 3  # number of the first signatures, which are recognised in fields of any name
 
 
 class MediaClip(NamedTuple):

@@ -288,7 +288,6 @@ def _column_document(parts: Sequence[_Values]) -> dict[str, object]:
 def _numbers(part: _Values) -> list[object]:
     if not part.kind or pt.is_integer(part.values.type):
         return list(part.values.to_pylist())
-    # Text has only the digits that a 32-bit float needs. NaN and infinity are texts, because JSON cannot represent
-    # them.
+    # As text, a 32-bit float has only the digits that it needs. NaN and infinity stay texts, which JSON requires.
     texts = part.values.cast(pa.string()).to_pylist()
     return [text if text is None or text.lstrip("-") in ("nan", "inf") else float(text) for text in texts]
