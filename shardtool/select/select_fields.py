@@ -98,7 +98,9 @@ def _choose_names(
         if bad:
             raise InvalidRequest(option_text(option), f"{_quote_names(bad)}{problem}", expected=expected)
     for name, _ in rename:
-        _check_new_name(name)
+        if _RESERVED_NAME.fullmatch(name):
+            raise InvalidRequest(option_text("rename_fields"), f"{name!r}, a name that readers reserve")
+        check_field_name(option_text("rename_fields"), f"{name!r}, which is not a valid field name", name)
     return {name: name for name in kept} | {old: new for new, old in rename}
 
 
@@ -144,12 +146,6 @@ def _check_merged(entries: SampleTable, selected: SampleTable, new_names: dict[s
             expected = f"different names, or fields that never occur in the same sample: no labels or lists{kinds}"
             remedy = f"Rename the others too, or drop them with {option_text('drop_fields')}."
             raise InvalidRequest(option_text("rename_fields"), problem, expected=expected, remedy=remedy)
-
-
-def _check_new_name(name: str) -> None:
-    if _RESERVED_NAME.fullmatch(name):
-        raise InvalidRequest(option_text("rename_fields"), f"{name!r}, a name that readers reserve")
-    check_field_name(option_text("rename_fields"), f"{name!r}, which is not a valid field name", name)
 
 
 def _quote_names(names: Collection[str]) -> str:

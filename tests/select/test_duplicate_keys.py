@@ -55,7 +55,7 @@ def test_later_duplicates_are_renamed(samples: list[Sample], taken: list[str] | 
 def test_one_sample_per_key_is_kept(
     samples: list[Sample], taken: list[str] | None, rule: Literal["first", "last"]
 ) -> None:
-    """Only the first, or the last, sample of a key stays, and none whose key exists already; the others are listed."""
+    """Only the first or last sample of a key is kept, and none if the key already exists; the others are skipped."""
     held = None if rule == "last" else taken
     stays: dict[str, int] = {}
     for at, sample in enumerate(samples):
@@ -137,7 +137,7 @@ def test_shards_with_the_same_name_are_distinct() -> None:
 
 
 def test_last_is_refused_when_appending() -> None:
-    """`last` would have to rewrite the dataset appended to: it is refused, with or without duplicates."""
+    """`last` is refused when samples are appended, because existing shards would have to change."""
     for taken in ([], ["b"], ["a"]):
         with pytest.raises(InvalidRequest) as caught:
             resolve_duplicate_keys(entries_of([_sample("a", 0, "jpg")]), "last", SHARDS, names(taken))

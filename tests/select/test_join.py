@@ -488,9 +488,9 @@ def _text(value: Any) -> bytes:
 
 @given(st.data())
 def test_values_replace_fields(data: st.DataObject) -> None:
-    """Each sample has the values as fields, in place of those of the names; one without a value keeps what it has.
+    """A value replaces the sample's field of that name. A sample without a value keeps its field.
 
-    That may not be where the values, or what is there, are numbers or labels.
+    In fields of numbers or labels, each sample must have a value.
     """
     keys = data.draw(st.lists(_KEYS, min_size=1, max_size=6, unique=True))
     null, may = data.draw(st.sampled_from([(False, True), (True, False), (True, True)]))  # values may be missing, where

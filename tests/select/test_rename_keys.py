@@ -89,7 +89,7 @@ def test_long_keys_are_refused() -> None:
 
 @pytest.mark.parametrize("ending", ["tar", "tfrecord"])
 def test_a_rename_can_be_undone(ending: str, source: Path, tmp_path: Path) -> None:
-    """A run by the column of previous keys restores them, in both formats; payloads do not change."""
+    """Renaming to the column of previous keys restores the keys in both formats; payloads do not change."""
     plain = create(source, tmp_path / f"a-{{0..}}.{ending}", max_count=5, label_from_folder=True)
     new = create(source, tmp_path / f"b-{{0..}}.{ending}", max_count=5, label_from_folder=True, rename_keys="s#/#_#g")
     assert _keys(new.dataset_file) == [key.replace("/", "_") for key in _KEYS]

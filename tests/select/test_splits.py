@@ -141,7 +141,7 @@ def test_the_column_that_is_read() -> None:
 def test_a_sample_keeps_its_split(
     keys: list[bytes], parts: tuple[tuple[str, Decimal], ...], seed: int, data: st.DataObject
 ) -> None:
-    """A split depends on the key, the seed and the shares alone: others come, go and change places, and it stays."""
+    """The split of a sample depends only on its key, the seed and the shares, not on other samples or the order."""
     options = SplitOptions(parts, seed=seed)
     whole = by_key(keys, assign_splits(PackedStrings.of(keys), options))
     some = data.draw(st.permutations(keys))[: len(keys) // 2]
@@ -161,7 +161,7 @@ def test_splits_are_the_same_everywhere() -> None:
 
 @given(KEYS, SEEDS)
 def test_few_samples_move_when_shares_change(keys: list[bytes], seed: int) -> None:
-    """A split that grows at its end takes samples only from its neighbour, and loses none."""
+    """If the last bound of a split moves, the split gets samples only from its neighbour, and loses none."""
     small = by_key(
         keys, assign_splits(PackedStrings.of(keys), SplitOptions(parse_shares("a=0.5,b=0.3,c=0.2"), seed=seed))
     )
@@ -305,7 +305,7 @@ def test_splits_are_a_partition(labels: list[int], parts: tuple[tuple[str, Decim
     ],
 )
 def test_a_column_names_the_split(values: Any, names: tuple[str, ...]) -> None:
-    """The splits are the column's values as text in byte order, and each sample is in its own."""
+    """The split names are the column's values as text in byte order, and each sample is in the split of its value."""
     rows = pa.chunked_array([values]) if isinstance(values, pa.Array) else column(values)
     splits = assign_splits(made_keys(len(rows)), SplitOptions(column="part"), rows)
     assert splits.names == names

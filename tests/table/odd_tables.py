@@ -30,7 +30,7 @@ _JSON = ("null", "1", "[]", '"x"', "{}", '{"path":"a.txt"}', '{"path":null}', '{
 
 
 def odd_table(random: Random) -> Any:
-    """Return an Arrow table with columns of any type."""
+    """Return a random Arrow table with columns of any type."""
     rows = random.choice((0, 1, 2, 3))
     columns, names = [], []
     for at in range(random.randint(1, 4)):

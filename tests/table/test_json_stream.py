@@ -25,7 +25,7 @@ _VALUES = st.recursive(
 
 
 class Trickle(io.BytesIO):
-    """Gives a few bytes at a time, as a pipe may."""
+    """A stream that returns a few bytes at a time, like a pipe."""
 
     def __init__(self, data: bytes, step: int) -> None:
         super().__init__(data)

@@ -30,7 +30,7 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 
 
 class _Sink:
-    """Takes bytes."""
+    """A file that discards bytes."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -40,7 +40,7 @@ class _Sink:
 
 
 def _use(source: Any, options: dict[str, Any]) -> None:
-    """Read a manifest as far as a plan and the sidecars do; an error is one of ours, of one line."""
+    """Read what a plan and sidecars need from a manifest. Only one-line errors of shardtool may be raised."""
     try:
         manifest = ManifestSource(source, manifest_options(**options))
         entries = list_manifest(manifest).entries

@@ -38,7 +38,7 @@ _BYTES = pa.table({"id": [1, 2, 3], "jpg": [b"one", b"", b"three"]})
 
 
 class Stream:
-    """Any frame library: it gives an Arrow C stream, and nothing else."""
+    """A data frame of any library, which only exports an Arrow C stream."""
 
     def __init__(self, table: Any) -> None:
         self._table = table

@@ -59,7 +59,7 @@ def _dumps(row: object) -> str:
 
 
 def _parts(data: bytes) -> list[str]:
-    """Return texts that have a NUL after each."""
+    """Return the texts without the NUL after each."""
     *parts, rest = data.decode().split("\0")
     assert rest == ""
     return parts

@@ -1,4 +1,4 @@
-"""Laws of `copy`: files arrive as the dataset file lists them, or not at all; right files stay."""
+"""Laws of `copy`: a file is copied exactly as the dataset file lists it, or not at all; right files are kept."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MADE = CreateOptions(max_count=3, workers=0)
 
 @pytest.fixture(scope="module")
 def packed(ending: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give the folder of a dataset of four shards, with something left out, and indexes for other tools."""
+    """Return the folder of a dataset with four shards, a skipped sample, and indexes for other tools."""
     folder = tmp_path_factory.mktemp("packed")
     files = {**FILES, "large.bin": b"x" * 20_000}
     how = CreateOptions(max_count=3, max_size=18_000, oversize="skip", workers=0)
@@ -55,7 +55,7 @@ def packed(ending: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def source(packed: Path, tmp_path: Path) -> Path:
-    """Give a copy of it, to be changed."""
+    """Return a copy of `packed` that the test may change."""
     return shutil.copytree(packed, tmp_path / "source")
 
 
@@ -92,7 +92,7 @@ def test_right_files_are_not_copied_again(packed: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", ["shard", ".index"])
 def test_damage_is_not_copied(suffix: str, source: Path, tmp_path: Path) -> None:
-    """A flipped bit of a shard or sidecar fails the copy and is located; neither it nor the dataset file appears."""
+    """A flipped bit of a shard or sidecar fails the copy and is located; neither file nor dataset file is copied."""
     path = shards(source)[2] if suffix == "shard" else shards(source)[2].with_suffix(suffix)
     flip(path, -9)
     with pytest.raises(CorruptShard) as caught:
@@ -265,7 +265,7 @@ def test_a_source_replaced_during_the_copy_fails(tmp_path: Path) -> None:
 
 
 def test_a_source_that_grows_during_the_copy_arrives_as_at_the_start(tmp_path: Path) -> None:
-    """If samples are appended meanwhile, the copy has the dataset as it was at the start."""
+    """If samples are appended during a copy, the dataset is copied as it was at the start."""
     source = _dataset(tmp_path / "source")
     before = read_tree(source)
 

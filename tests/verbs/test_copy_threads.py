@@ -150,7 +150,7 @@ def test_an_error_stops_all_threads() -> None:
 
 
 def test_tasks_are_drawn_lazily() -> None:
-    """Of a million tasks only a few are held, and a loop that ends early draws no more."""
+    """Only a few of a million tasks are created in advance, and none after the loop ends early."""
     drawn = [0]
 
     def tasks() -> object:

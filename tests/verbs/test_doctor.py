@@ -152,7 +152,7 @@ def _served(bucket: _Bucket) -> Iterator[None]:
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Bucket]:
-    """Give a bucket that allows all, whose name is `b`."""
+    """Return a bucket named `b` that allows all requests."""
     for name in (*network.NETWORK_VARIABLES, "AWS_PROFILE", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     bucket = _Bucket()
@@ -193,7 +193,7 @@ def test_an_allowed_store_passes_all_checks(bucket: _Bucket) -> None:
     "place", ["s3://b", "s3://b/", "s3://b/a b/#1%41/", "s3://b/x/out-{000..}.tar", "s3://b/x.json"]
 )
 def test_any_prefix_or_dataset_names_a_location(place: str, bucket: _Bucket) -> None:
-    """A bucket is accepted like its prefixes; a dataset stands for its folder."""
+    """A bucket is accepted like its prefixes; for a dataset, its folder is checked."""
     bucket.objects = {"a b/#1%41/cat": b"1", "cat": b"1", "x/cat": b"1"}
     there = dict(bucket.objects)
     result = shardtool.doctor(place)

@@ -160,9 +160,6 @@ class Repair:
     def _add_unresolved(self, what: str) -> None:
         self.unresolved.append(f"repair: {what}")
 
-    def _base(self) -> str:
-        return base_name(self.subject.dataset.dataset_file or "").removesuffix(DATASET_SUFFIX)
-
     def _rebuild_sidecars(self, file: DatasetFile) -> None:
         verified: list[ShardCheck] = []
         for case in self.subject.cases:
@@ -174,7 +171,7 @@ class Repair:
         if not verified:
             return
         path = self.subject.dataset.dataset_file or ""
-        with self.folder.lock(self._base()):
+        with self.folder.lock(base_name(path).removesuffix(DATASET_SUFFIX)):
             if read_valid_dataset(path) != file:
                 raise OutputFailed(path, "changed while it was verified", remedy="Run the same command again.")
             entries = {shard.name: shard for shard in file.shards}

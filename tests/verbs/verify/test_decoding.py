@@ -178,7 +178,7 @@ def test_a_label_must_be_an_integer(tmp_path: Path) -> None:
 
 
 def test_a_huge_label_is_rejected_by_its_start(tmp_path: Path) -> None:
-    """A label may have surrounding whitespace; a label of megabytes is invalid, and is not read completely."""
+    """White space around a label is accepted; a label of megabytes is invalid and is not read completely."""
     labels = {"a.cls": b" 12\n", "b.cls": b"1" * 5_000_000, "c.cls": b"", "d.cls": b"1" + b" " * 5000}
     result = _decoded(_tar(tmp_path / "x.tar", labels))
     assert [(finding.code, finding.key) for finding in result.findings] == [("number-bad", key) for key in "bcd"]

@@ -78,7 +78,7 @@ def test_fields_of_a_missing_table_are_not_compared(joined: str) -> None:
 
 @pytest.mark.parametrize("folder", [".", "SOURCE", "out"])
 def test_a_table_is_found_in_each_search_folder(folder: str, joined: str) -> None:
-    """A table with the recorded name is found in the working directory, the source and the dataset's folder."""
+    """A table with the recorded name is found in the working directory, the source, or the dataset's folder."""
     if folder == "SOURCE" and joined == "data":
         folder = "data/.."  # in the source it would be a sample
     place = Path(folder.replace("SOURCE", joined), "labels.csv")

@@ -25,7 +25,7 @@ def _verify(given: Any, **options: Any) -> Report:
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a source, and two splits of it; not to be changed."""
+    """Return a folder with a source and two splits of it, which tests do not change."""
     folder = tmp_path_factory.mktemp("packed")
     write_tree(folder / "source", {f"{at:02}.txt": b"caption %d" % at for at in range(12)})
     options = CreateOptions(workers=0, split="train=0.5,val=0.5", max_count=4)
@@ -35,7 +35,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def splits(packed: Path, tmp_path: Path) -> Path:
-    """Give a copy of the splits, to be damaged."""
+    """Return a copy of the splits, which the test may damage."""
     shutil.copytree(packed / "out", tmp_path / "out")
     return tmp_path / "out"
 
@@ -60,7 +60,7 @@ def test_each_dataset_is_verified_separately(splits: Path) -> None:
 
 
 def test_a_dataset_that_cannot_be_opened_is_a_finding(splits: Path) -> None:
-    """It is a finding with exit code 4, and the other datasets are verified; a missing dataset is an error."""
+    """A damaged dataset file is a finding with exit code 4; others are verified. A missing dataset is an error."""
     (splits / "val.json").write_bytes(b"{}")
     files = [splits / "train.json", splits / "val.json"]
     report = _verify(files)
@@ -85,7 +85,7 @@ def test_an_unfinished_split_is_a_finding(lost: str, splits: Path) -> None:
 
 
 def test_a_sample_in_two_splits_is_a_leak(packed: Path, tmp_path: Path) -> None:
-    """It is a finding of the later split if the splits have separate runs; the same key with other content is none."""
+    """A sample in splits of separate runs is a finding of the later split; the same key with other content is not."""
     create(packed / "source", f"{tmp_path}/train-{{0..}}.tar", ONE)
     other = write_tree(tmp_path / "other", {"03.txt": b"caption 3", "04.txt": b"of another", "99.txt": b"caption 5"})
     create(other, f"{tmp_path}/val-{{0..}}.tar", ONE)

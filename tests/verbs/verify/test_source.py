@@ -61,7 +61,7 @@ def _verify(dataset: Path, source: Any, **options: Any) -> Report:
 
 
 def _unchecked(report: Report) -> list[str]:
-    """Return unchecked properties, except the fingerprint: TFRecords do not have that of floats."""
+    """Return what was not checked, except the fingerprint, which TFRecords with floats do not have."""
     return [text for text in report.unchecked if "fingerprint" not in text]
 
 
@@ -71,7 +71,7 @@ def _found(dataset: Path, source: Any) -> set[tuple[str, str, str]]:
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give the datasets `one`, of tars, and `two`, of TFRecords; they are not to be changed."""
+    """Return a folder with the datasets `one` (tar) and `two` (TFRecord), which tests do not change."""
     folder = tmp_path_factory.mktemp("sources")
     _create(_table("a", 12), f"{folder}/one/one-{{000..}}.tar")
     _create(_table("b", 9, w=list(range(100, 109))), f"{folder}/two/two-{{000..}}.tfrecord")
@@ -80,7 +80,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def both(sources: Path) -> list[Path]:
-    """Give both of them, as a source."""
+    """Return both datasets as the source of a reshard."""
     return [sources / "one", sources / "two" / "two.json"]
 
 
@@ -217,7 +217,7 @@ def test_source_on_the_command_line(both: list[Path], tmp_path: Path) -> None:
 
 
 def _reseal(dataset_file: Path, **made: Any) -> None:
-    """Have a dataset file tell of another run."""
+    """Change the recorded run of a dataset file, and update its checksum."""
     document = json.loads(dataset_file.read_bytes())
     del document["checksum"]
     document["shardtool"]["made"] |= made
@@ -249,7 +249,7 @@ def test_hostile_recorded_options_run_nothing(options: Any, sources: Path, tmp_p
 
 @pytest.fixture(params=["create", "reshard"])
 def appended(request: pytest.FixtureRequest, sources: Path, ending: str, tmp_path: Path) -> tuple[Path, Any]:
-    """Give a dataset with an append, made with either verb, and the source of its first samples."""
+    """Return a dataset with appended samples, created by either verb, and the source of its first samples."""
     pattern, source = f"{tmp_path}/out/out-{{000..}}.{ending}", _table("a", 12)
     if request.param == "reshard":
         source = sources / "one"
@@ -291,7 +291,7 @@ _GROWS = {"split": "train=0.7,val=0.3", "stratify": "label", "update": True}
 
 @pytest.mark.parametrize("name", ["{split}", "{split}/x"])
 def test_stratified_splits_of_a_grown_source_match(name: str, tmp_path: Path) -> None:
-    """Samples added by an update are no findings; a lost sample is found once, in one of the splits."""
+    """Samples that an update added are not findings; a missing sample is a finding of exactly one split."""
     for count in (60, 81):
         _create(_table("a", count), f"{tmp_path}/{name}-{{0..}}.tar", **_GROWS)
     grown, splits = _table("a", 81), [f"{tmp_path}/{name}.json".replace("{split}", split) for split in ("train", "val")]
@@ -346,7 +346,7 @@ def test_head_of_a_grown_source_cannot_be_compared(tmp_path: Path) -> None:
 
 
 def test_a_split_missing_in_the_source_is_found(tmp_path: Path) -> None:
-    """All of its samples are findings, and the other splits are still compared."""
+    """All samples of a split that the source lacks are findings, and the other splits are still compared."""
     files = {f"{part}/{at}.txt": b"%d" % at for part in ("train", "val") for at in range(3)}
     source = write_tree(tmp_path / "in", files)
     create(source, tmp_path / "{split}-{0..}.tar", split_by="folder", workers=0)
@@ -365,7 +365,7 @@ def _same_after(dataset: Path, look: Callable[[], Report], told: str) -> None:
 
 
 def test_repair_does_not_rerun_reshard(both: list[Path], ending: str, tmp_path: Path) -> None:
-    """Its shards stay unchanged; the message names the command that recreates the same bytes."""
+    """A repair leaves the shards of a reshard unchanged; the message names the command that recreates them."""
     pattern = f"{tmp_path}/out/out-{{000..}}.{ending}"
     _reshard(both, pattern, shuffle=True)
     expected = read_tree(tmp_path / "out")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """Yield a dataset created from the folder `imgs`, and things that are not its source."""
+    """Yield a folder with the source `imgs`, its dataset, and files that are not its source."""
     write_tree(tmp_path, {"imgs/a.txt": b"a", "imgs/b.txt": b"b", "coco.json": b"{}", "notes.docx": b"x"})
     assert typed("create", "imgs", "o/o-{0..}.tar", "--workers", "0", cwd=tmp_path).code == 0
     assert typed("create", "imgs", "other/x-{0..}.tar", "--workers", "0", cwd=tmp_path).code == 0
