@@ -14,7 +14,7 @@ from shardtool.format import tar_read, tar_write, tfrecord_read
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from shardtool.dataset.shard_file import CompressedFile, ShardFile
+    from shardtool.dataset.shard_file import OpenShard
 
 
 _MAX_LOST_RANGES = 2**16
@@ -46,7 +46,7 @@ def error_text(error: CorruptShard) -> str:
 
 
 def salvage_members(
-    shard: ShardFile | CompressedFile, note: Callable[[int, str], None], lost: list[LostRange]
+    shard: OpenShard, note: Callable[[int, str], None], lost: list[LostRange]
 ) -> Iterator[tar_read.TarMember]:
     """Yield the readable members of a tar, and add unreadable ranges to `lost`."""
     offset, doubtful = 0, False
@@ -72,7 +72,7 @@ def salvage_members(
             return
 
 
-def _lost_tar_range(shard: ShardFile | CompressedFile, start: int, error: CorruptShard) -> LostRange:
+def _lost_tar_range(shard: OpenShard, start: int, error: CorruptShard) -> LostRange:
     start = start if shard.size < 0 else min(start, shard.size)
     error_offset = start if error.offset is None else max(start, error.offset)
     try:
@@ -84,7 +84,7 @@ def _lost_tar_range(shard: ShardFile | CompressedFile, start: int, error: Corrup
 
 
 def salvage_records(
-    shard: ShardFile | CompressedFile, hold: Callable[[int, int], object] | None, lost: list[LostRange]
+    shard: OpenShard, hold: Callable[[int, int], object] | None, lost: list[LostRange]
 ) -> Iterator[tfrecord_read.TFRecord]:
     """Yield the readable records of a TFRecord file, and add unreadable ranges to `lost`."""
     offset = previous = 0

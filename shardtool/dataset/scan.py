@@ -13,16 +13,27 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import field
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.dataclass import dataclass
 from shardtool.dataset.salvage import FIELDS_MAY_BE_LOST, LostRange, error_text, salvage_members, salvage_records
-from shardtool.dataset.shard_file import ChecksummedFile, CompressedFile, ShardFile, detect_kind, wrong_kind_error
+from shardtool.dataset.shard_file import (
+    ChecksummedFile,
+    CompressedFile,
+    OpenShard,
+    ShardFile,
+    detect_kind,
+    wrong_kind_error,
+)
 from shardtool.errors import CorruptShard, printable
 from shardtool.fingerprint import content_digest, crc32c
 from shardtool.format import tar_read, tfrecord_read
+from shardtool.format.tfrecord_read import ExampleFeature, LazyBytes, TFRecord
 from shardtool.names import MAX_FIELDS, is_utf8, quote_name
 from shardtool.values import BLOCK_BYTES, Dots, FeatureType
+
+if TYPE_CHECKING:
+    from shardtool.format.tfrecord_read import Data
 
 
 def interleaved_samples(keys: Sequence[bytes], fields: Sequence[frozenset[int]]) -> list[tuple[int, int]]:
@@ -262,7 +273,7 @@ def index_text(name: bytes) -> str:
     return name.decode() if is_utf8(name) else quote_name(name)
 
 
-def _payload_crc(shard: ShardFile | CompressedFile, offset: int, length: int) -> int:
+def _payload_crc(shard: OpenShard, offset: int, length: int) -> int:
     crc = 0
     while length > 0 and (block := shard.read(offset, min(length, BLOCK_BYTES))):
         crc = crc32c(block, crc)
@@ -272,7 +283,7 @@ def _payload_crc(shard: ShardFile | CompressedFile, offset: int, length: int) ->
 
 
 class _ScanMemory:
-    def __init__(self, shard: ShardFile | CompressedFile, scan: ShardScan) -> None:
+    def __init__(self, shard: OpenShard, scan: ShardScan) -> None:
         self._scan = scan
         packed_size = shard.packed_size if isinstance(shard, CompressedFile) else None
         self._limit = _NO_END if packed_size is None else _MEMORY_PER_COMPRESSED_BYTE * packed_size
@@ -302,7 +313,7 @@ class _ScanMemory:
 
 
 def _scan_tar(  # noqa: C901 - the hot path, one loop over all headers
-    shard: ShardFile | CompressedFile, task: ShardScanTask, scan: ShardScan
+    shard: OpenShard, task: ShardScanTask, scan: ShardScan
 ) -> None:
     last_key: bytes | None = None
     first_offset, fields = 0, dict[bytes, int]()
@@ -316,9 +327,9 @@ def _scan_tar(  # noqa: C901 - the hot path, one loop over all headers
         if len(scan.ambiguous_headers) < _MAX_LISTED_DAMAGE:
             scan.ambiguous_headers.append((offset, problem))
 
-    members = (
-        salvage_members(shard, note, scan.lost) if task.salvage else tar_read.iter_members(shard.read, shard.path, note)
-    )
+    members = tar_read.iter_members(shard.read, shard.path, note)
+    if task.salvage:
+        members = salvage_members(shard, note, scan.lost)
     for path, offset, start, size, is_file, end, kind, link in members:
         name = path.removeprefix(b"./")
         base = name.rfind(b"/") + 1
@@ -354,7 +365,7 @@ def _scan_tar(  # noqa: C901 - the hot path, one loop over all headers
     memory.check(end)
 
 
-def _checksum_member(shard: ShardFile | CompressedFile, scan: ShardScan, start: int, size: int, end: int) -> None:
+def _checksum_member(shard: OpenShard, scan: ShardScan, start: int, size: int, end: int) -> None:
     if size <= BLOCK_BYTES:
         block = shard.read(start, end - start)
         scan.crcs.append(crc32c(block[:size]))
@@ -366,15 +377,13 @@ def _checksum_member(shard: ShardFile | CompressedFile, scan: ShardScan, start: 
         scan.nonzero_padding.append(start + size)
 
 
-def _scan_tfrecord(shard: ShardFile | CompressedFile, task: ShardScanTask, scan: ShardScan) -> None:
+def _scan_tfrecord(shard: OpenShard, task: ShardScanTask, scan: ShardScan) -> None:
     stem = os.fsencode(_RECORD_SUFFIX.sub("", os.path.basename(shard.path)).replace(".", "_"))
     memory, next_check = _ScanMemory(shard, scan), _MEMORY_CHECK_BYTES
     hold = shard.hold if isinstance(shard, CompressedFile) else None
-    records = (
-        salvage_records(shard, hold, scan.lost)
-        if task.salvage
-        else tfrecord_read.iter_records(shard.read, shard.path, hold)
-    )
+    records = tfrecord_read.iter_records(shard.read, shard.path, hold)
+    if task.salvage:
+        records = salvage_records(shard, hold, scan.lost)
     for number, record in enumerate(records):
         if record.offset > next_check:
             next_check = memory.check(record.offset)
@@ -386,17 +395,11 @@ def _scan_tfrecord(shard: ShardFile | CompressedFile, task: ShardScanTask, scan:
             scan.lost.append(LostRange(record.offset, record.end, error_text(error)))
 
 
-def _add_record(
-    shard: ShardFile | CompressedFile,
-    task: ShardScanTask,
-    scan: ShardScan,
-    record: tfrecord_read.TFRecord,
-    default_key: bytes,
-) -> None:
+def _add_record(shard: OpenShard, task: ShardScanTask, scan: ShardScan, record: TFRecord, default_key: bytes) -> None:
     in_memory = record.size <= tfrecord_read.MAX_HELD_RECORD_BYTES
-    data = shard.read(record.data, record.size) if in_memory else tfrecord_read.LazyBytes(shard.read, record)
+    data = shard.read(record.data, record.size) if in_memory else LazyBytes(shard.read, record)
     if task.checksum:
-        crc = crc32c(data) if not isinstance(data, tfrecord_read.LazyBytes) else _payload_crc(shard, *record[1:3])
+        crc = _payload_crc(shard, record.data, record.size) if isinstance(data, LazyBytes) else crc32c(data)
         tfrecord_read.check_record_crc(record, crc, shard.path)
     features = tfrecord_read.parse_features(data, record.data, shard.path)
     key_feature, key = _key_feature(features, shard.path), default_key
@@ -419,18 +422,11 @@ def _add_record(
         scan.offsets.append(feature.offset)
         scan.lengths.append(feature.size)
         if task.checksum:
-            _checksum_feature(shard, scan, data, record, feature)
+            _checksum_feature(shard, scan, data, feature.offset - record.data, feature)
 
 
-def _checksum_feature(
-    shard: ShardFile | CompressedFile,
-    scan: ShardScan,
-    data: tfrecord_read.Data,
-    record: tfrecord_read.TFRecord,
-    feature: tfrecord_read.ExampleFeature,
-) -> None:
-    offset = feature.offset - record.data
-    if isinstance(data, tfrecord_read.LazyBytes):
+def _checksum_feature(shard: OpenShard, scan: ShardScan, data: Data, offset: int, feature: ExampleFeature) -> None:
+    if isinstance(data, LazyBytes):
         scan.crcs.append(_payload_crc(shard, feature.offset, feature.size))
     else:
         scan.crcs.append(crc32c(data[offset : offset + feature.size]))
@@ -444,7 +440,7 @@ def _checksum_feature(
         scan.text_crcs.append(crc32c(text))
 
 
-def _key_feature(features: list[tfrecord_read.ExampleFeature], path: str) -> tfrecord_read.ExampleFeature | None:
+def _key_feature(features: list[ExampleFeature], path: str) -> ExampleFeature | None:
     by_name = {feature.name: feature for feature in features}
     for feature in (by_name[name] for name in _KEY_FEATURES if name in by_name):
         if feature.size <= _MAX_KEY_BYTES:
@@ -455,7 +451,7 @@ def _key_feature(features: list[tfrecord_read.ExampleFeature], path: str) -> tfr
     return None
 
 
-def _note_conflict(scan: ShardScan, sample: int, code: int, feature: tfrecord_read.ExampleFeature) -> None:
+def _note_conflict(scan: ShardScan, sample: int, code: int, feature: ExampleFeature) -> None:
     earlier, kind = scan.conflicts.get(code), scan.kinds[code]
     if earlier is None or (earlier.kind == kind and feature.kind != kind):
         scan.conflicts[code] = FeatureConflict(sample, feature.kind, feature.values)

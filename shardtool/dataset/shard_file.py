@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from shardtool.errors import (
     CorruptShard,
@@ -281,6 +281,9 @@ class CompressedFile:
         return b"".join(parts)
 
 
+OpenShard: TypeAlias = ShardFile | CompressedFile
+
+
 def open_error(path: str, error: OSError, remedy: str = "") -> CorruptShard:
     """Return the error for a shard that cannot be opened. A broken link means that it was not fetched."""
     if not is_url(path) and (target := dangling_target(path)) is not None:
@@ -297,7 +300,7 @@ def describe_missing(path: str) -> tuple[str, str]:
     return "not a regular file" if os.path.lexists(path) else "no such file", ""
 
 
-def open_shard(path: str) -> ShardFile | CompressedFile:
+def open_shard(path: str) -> OpenShard:
     """Open a shard, which may be compressed."""
     packing = detect_kind(path).compression
     return CompressedFile(path, packing) if packing else ShardFile(path)
@@ -349,7 +352,7 @@ def detect_kind_by_content(path: str) -> ShardName | None:
 
 
 def iter_payload(
-    shard: ShardFile | CompressedFile, offset: int, length: int, location: str, *, max_bytes: int | None = None
+    shard: OpenShard, offset: int, length: int, location: str, *, max_bytes: int | None = None
 ) -> Iterator[bytes]:
     """Yield a payload, or its first `max_bytes` bytes, in blocks."""
     if shard.size >= 0 and not 0 <= offset <= offset + length <= shard.size:

@@ -28,7 +28,7 @@ def number_array(values: NDArray[np.generic]) -> pa.Array:
 
 
 def string_array(data: bytes, lengths: NDArray[np.int64]) -> pa.StringArray:
-    """Split concatenated strings into an Arrow array. `lengths` has the bytes of each string."""
+    """Split concatenated strings into an Arrow array. `lengths` are their lengths in bytes."""
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
     return pa.StringArray.from_buffers(len(lengths), pa.py_buffer(offsets), pa.py_buffer(data))

@@ -119,7 +119,7 @@ def check_record_crc(record: TFRecord, crc: int, where: str) -> None:
 
 
 class LazyBytes:
-    """The data of a large record. Indexing reads only the requested bytes."""
+    """The data of a large record, which are read in parts when they are indexed."""
 
     def __init__(self, read: Read, record: TFRecord) -> None:
         self._read, self._start, self._size = read, record.data, record.size

@@ -30,7 +30,7 @@ class ExportFormat(NamedTuple):
     """A kind of index that another tool reads.
 
     Attributes:
-        suffix: Ending of a shard's index, instead of the shard's ending. "" if there is only one index per folder.
+        suffix: Ending of a shard's index, instead of the shard's ending. "" if shards have no index of their own.
         folder_file: The file that lists all shards of a folder, or "" if the format has none.
         min_samples: Minimum number of samples per shard that the tool accepts.
         has_hashes: Whether the index contains hashes, which require reading the shard.
@@ -120,7 +120,7 @@ def shard_stems(name: str) -> list[str]:
 
 
 def detect_export(name: str, head: bytes, size: int) -> str:
-    """Return the name of the export that wrote a file, or "". `head` is the first `PROBE_BYTES` bytes of the file."""
+    """Return the name of the export whose format a file has, or "". `head` is its first `PROBE_BYTES` bytes."""
     for export in EXPORTS.values():
         if export.suffix and name.endswith(export.suffix) and export.shard_index.has_format(head, size):
             return export.name

@@ -143,7 +143,7 @@ class ShardRuns:
 
         `count` must be at least the number of shards that `find_fewest_ends` returns.
         """
-        # the first start of shard k for which the remaining samples fit into the remaining shards
+        # earliest[k]: the first start of shard k for which the remaining samples fit into the remaining shards
         earliest = [0] * (count + 1)
         earliest[count] = self.samples
         for shard in range(count - 1, 0, -1):
