@@ -98,16 +98,16 @@ class Content(NamedTuple):
 
 
 def find_content(
-    fields: Sequence[str], others: Container[str], codes: NDArray[np.integer], counts: NDArray[np.integer]
+    fields: Sequence[str], labels: Container[str], codes: NDArray[np.integer], counts: NDArray[np.integer]
 ) -> Content:
     """Find the fields that are the content of each sample.
 
     Args:
-        others: Fields with labels or numbers, which are never content.
+        labels: Fields with labels or numbers, which are never content.
         codes: Index in `fields` of each row.
         counts: Number of rows of each sample. In a damaged shard, the last sample may have fewer rows.
     """
-    ranks = [_NO_RANK if is_label_name(name) or name in others else content_rank(name) for name in fields]
+    ranks = [_NO_RANK if is_label_name(name) or name in labels else content_rank(name) for name in fields]
     row_ranks, owners = np.array(ranks, np.uint8)[codes], np.repeat(np.arange(len(counts)), counts)[: len(codes)]
     sample_ranks = np.full(len(counts), _NO_RANK, np.uint8)
     np.minimum.at(sample_ranks, owners, row_ranks)

@@ -106,15 +106,15 @@ def column_types(schema: pa.Schema) -> dict[str, str]:
 _NULL_TYPE = "null"
 
 
-def merge_types(known: dict[str, str], more: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """Add column types to `known`. Yield the name and both types of each metadata column whose types contradict.
+def merge_types(types: dict[str, str], new_types: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Add column types to `types`. Yield the name and both types of each metadata column whose types contradict.
 
     If one type is null, the other type is used.
     """
-    for name, new_type in more.items():
-        known_type = known.setdefault(name, new_type)
+    for name, new_type in new_types.items():
+        known_type = types.setdefault(name, new_type)
         if known_type == _NULL_TYPE:
-            known[name] = new_type
+            types[name] = new_type
         elif new_type not in (known_type, _NULL_TYPE) and not name.startswith("__"):
             yield name, known_type, new_type
 

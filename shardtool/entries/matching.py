@@ -18,7 +18,7 @@ _NameT = TypeVar("_NameT", str, bytes)
 
 
 def field_ids(
-    samples: Rows, counts: NDArray[Any], codes: NDArray[Any], names: Iterable[_NameT], known: Mapping[_NameT, int]
+    samples: Rows, counts: NDArray[Any], codes: NDArray[Any], names: Iterable[_NameT], ids_by_name: Mapping[_NameT, int]
 ) -> Rows:
     """Return an id for each row of one of two tables. The same field of the same sample has the same id in both.
 
@@ -27,10 +27,10 @@ def field_ids(
     Args:
         samples: The id of each sample, or -1 if the sample is only in this table.
         codes: The index in `names` of each row's field.
-        known: The id of each field name, for both tables, or -1 if the field is not compared.
+        ids_by_name: The id of each field name, for both tables, or -1 if the field is not compared.
     """
-    owners, fields = np.repeat(samples, counts), np.array([*(known[name] for name in names), -1], np.int64)[codes]
-    return np.asarray(np.where((owners < 0) | (fields < 0), -1, owners * (len(known) + 1) + fields))
+    owners, fields = np.repeat(samples, counts), np.array([*(ids_by_name[name] for name in names), -1], np.int64)[codes]
+    return np.asarray(np.where((owners < 0) | (fields < 0), -1, owners * (len(ids_by_name) + 1) + fields))
 
 
 def match_ids(ours: Rows, theirs: Rows) -> tuple[Rows, Rows, Rows, Rows]:
@@ -40,17 +40,17 @@ def match_ids(ours: Rows, theirs: Rows) -> tuple[Rows, Rows, Rows, Rows]:
     in `ours`, and ids that are only in `theirs`.
     """
     # `np.intersect1d` and `np.setdiff1d` take ten times as long.
-    mine, other = _first_positions(ours), _first_positions(theirs)
-    ids, other_ids = ours[mine], theirs[other]
-    positions = np.searchsorted(other_ids, ids)
-    is_common = np.append(other_ids, -1)[positions] == ids
-    mine, other = mine[is_common], other[positions[is_common]]
+    our_rows, their_rows = _first_positions(ours), _first_positions(theirs)
+    our_ids, their_ids = ours[our_rows], theirs[their_rows]
+    positions = np.searchsorted(their_ids, our_ids)
+    is_common = np.append(their_ids, -1)[positions] == our_ids
+    our_rows, their_rows = our_rows[is_common], their_rows[positions[is_common]]
     only = []
-    for all_ids, common in ((ours, mine), (theirs, other)):
+    for all_ids, common in ((ours, our_rows), (theirs, their_rows)):
         is_only = all_ids >= 0
         is_only[common] = False
         only.append(np.flatnonzero(is_only))
-    return mine, other, only[0], only[1]
+    return our_rows, their_rows, only[0], only[1]
 
 
 def _first_positions(ids: Rows) -> Rows:

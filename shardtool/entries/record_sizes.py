@@ -57,38 +57,39 @@ def sample_sizes(shard_format: str, payloads: RecordColumns) -> NDArray[np.int64
     return sizes
 
 
-def _slice_samples(p: RecordColumns, start: int, stop: int) -> RecordColumns:
-    rows = slice(int(p.first[start]), int(p.first[stop]))
-    keys = PackedStrings(p.keys.data, p.keys.starts[start : stop + 1])
-    first = p.first[start : stop + 1] - p.first[start]
-    is_list = None if p.is_list is None else p.is_list[rows]
-    return RecordColumns(keys, first, p.fields, p.code[rows], p.stored[rows], is_list)
+def _slice_samples(payloads: RecordColumns, start: int, stop: int) -> RecordColumns:
+    rows = slice(int(payloads.first[start]), int(payloads.first[stop]))
+    keys = PackedStrings(payloads.keys.data, payloads.keys.starts[start : stop + 1])
+    first = payloads.first[start : stop + 1] - payloads.first[start]
+    is_list = None if payloads.is_list is None else payloads.is_list[rows]
+    return RecordColumns(keys, first, payloads.fields, payloads.code[rows], payloads.stored[rows], is_list)
 
 
-def _tar_sizes(p: RecordColumns) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    endings = [b"." + to_bytes(field) for field in p.fields]
-    lengths = np.repeat(p.keys.lengths(), np.diff(p.first))
-    lengths += np.array([len(ending) for ending in endings] or [0], np.int64)[p.code]
-    heads = np.full(len(p.stored), tar_write.TAR_BLOCK_BYTES, np.int64)
-    for row in np.flatnonzero((lengths > tar_write.USTAR_NAME_BYTES) | (p.stored > tar_write.MAX_USTAR_SIZE)).tolist():
-        name = p.keys[int(np.searchsorted(p.first, row, "right")) - 1] + endings[int(p.code[row])]
+def _tar_sizes(payloads: RecordColumns) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    endings = [b"." + to_bytes(field) for field in payloads.fields]
+    lengths = np.repeat(payloads.keys.lengths(), np.diff(payloads.first))
+    lengths += np.array([len(ending) for ending in endings] or [0], np.int64)[payloads.code]
+    heads = np.full(len(payloads.stored), tar_write.TAR_BLOCK_BYTES, np.int64)
+    is_special = (lengths > tar_write.USTAR_NAME_BYTES) | (payloads.stored > tar_write.MAX_USTAR_SIZE)
+    for row in np.flatnonzero(is_special).tolist():
+        name = payloads.keys[int(np.searchsorted(payloads.first, row, "right")) - 1] + endings[int(payloads.code[row])]
         splits = tar_write.split_prefix(name) is not None
-        heads[row] = tar_write.header_size(len(name), int(p.stored[row]), splits=splits)
-    return heads, -p.stored & (tar_write.TAR_BLOCK_BYTES - 1)
+        heads[row] = tar_write.header_size(len(name), int(payloads.stored[row]), splits=splits)
+    return heads, -payloads.stored & (tar_write.TAR_BLOCK_BYTES - 1)
 
 
-def _tfrecord_sizes(p: RecordColumns) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    names = [to_bytes(field) for field in p.fields]
-    lengths = np.array([len(name) for name in names] or [0], np.int64)[p.code]
-    heads = _feature_sizes(lengths, p.stored, p.is_list) - p.stored
+def _tfrecord_sizes(payloads: RecordColumns) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    names = [to_bytes(field) for field in payloads.fields]
+    lengths = np.array([len(name) for name in names] or [0], np.int64)[payloads.code]
+    heads = _feature_sizes(lengths, payloads.stored, payloads.is_list) - payloads.stored
     tails = np.zeros(len(heads), np.int64)
-    keys = _feature_sizes(np.int64(len(tfrecord_write.KEY_FEATURE)), p.keys.lengths())
-    starts, lasts = p.first[:-1], p.first[1:] - 1
-    data = np.add.reduceat(heads + p.stored, starts) + keys
+    keys = _feature_sizes(np.int64(len(tfrecord_write.KEY_FEATURE)), payloads.keys.lengths())
+    starts, lasts = payloads.first[:-1], payloads.first[1:] - 1
+    data = np.add.reduceat(heads + payloads.stored, starts) + keys
     heads[starts] += tfrecord_write.FRAME_HEAD_BYTES + 1 + _varint_sizes(data)
     tails[lasts] += tfrecord_write.FRAME_TAIL_BYTES
     # Features are sorted by name, so the key's feature is before the first field whose name is greater.
-    sorts_before_key = np.array([name < tfrecord_write.KEY_FEATURE for name in names] or [False])[p.code]
+    sorts_before_key = np.array([name < tfrecord_write.KEY_FEATURE for name in names] or [False])[payloads.code]
     key_rows = starts + np.add.reduceat(sorts_before_key, starts, dtype=np.int64)
     inside = key_rows <= lasts
     heads[key_rows[inside]] += keys[inside]

@@ -158,9 +158,9 @@ class ReaderProblems:
             holders = np.zeros(0, np.int64)
             if count > 0:
                 holders = entries.owners(np.flatnonzero(entries.rows.code == entries.fields.index(name)))
-            others = np.setdiff1d(np.arange(len(entries)), holders)[:1].tolist()
+            non_holders = np.setdiff1d(np.arange(len(entries)), holders)[:1].tolist()
             having = self._first if previous[name] else entries.keys[int(holders[0])]
-            lacking = self._first if self._samples and not previous[name] else entries.keys[others[0]]
+            lacking = self._first if self._samples and not previous[name] else entries.keys[non_holders[0]]
             self._uneven = name, having, lacking
         self._samples = total
 

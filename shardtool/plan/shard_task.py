@@ -29,46 +29,46 @@ _MIN_REGION_SHARE = 0.25  # if a smaller share of a region's bytes is needed, re
 def build_shard_samples(plan: Plan, shard: int) -> ShardSamples:
     """Return the data that a worker needs to write a shard, as plain bytes."""
     first, last = plan.span(shard)
-    e = replace(plan.entries, metadata=None).take(plan.sample_numbers(shard))
-    stored = e.rows.size if plan.stored is None else plan.stored[plan.rows(shard)]
+    entries = replace(plan.entries, metadata=None).take(plan.sample_numbers(shard))
+    stored = entries.rows.size if plan.stored is None else plan.stored[plan.rows(shard)]
     content = ShardContent(
-        keys=e.keys.data,
-        counts=e.counts().astype(np.uint16).tobytes(),
-        fields=tuple(map(to_bytes, e.fields)),
-        codes=e.rows.code.tobytes(),
-        sizes=e.rows.size.tobytes(),
+        keys=entries.keys.data,
+        counts=entries.counts().astype(np.uint16).tobytes(),
+        fields=tuple(map(to_bytes, entries.fields)),
+        codes=entries.rows.code.tobytes(),
+        sizes=entries.rows.size.tobytes(),
         stored_sizes=stored.tobytes(),
-        inline=_inline_payloads(e) if e.values.inline else b"",
+        inline=_inline_payloads(entries) if entries.values.inline else b"",
     )
     if STORES_NUMBERS[plan.format]:
-        is_list = None if e.spans is None else e.spans.is_list
+        is_list = None if entries.spans is None else entries.spans.is_list
         content = replace(
             content,
             is_list=b"" if is_list is None else is_list.tobytes(),
-            numbers={e.fields.index(name): number for name, number in e.values.numbers.items()},
-            lists={e.fields.index(name): kind for name, kind in e.values.lists.items()},
+            numbers={entries.fields.index(name): number for name, number in entries.values.numbers.items()},
+            lists={entries.fields.index(name): kind for name, kind in entries.values.lists.items()},
         )
     return ShardSamples(
         content=content,
         record_sizes=np.diff(plan.total[first : last + 1]).tobytes(),
-        root=e.root,
-        kinds=e.rows.kind.tobytes(),
-        mtimes=e.rows.mtime_ns.tobytes(),
-        paths=b"" if e.rows.paths is None else e.rows.paths.span(0, len(stored)),
-        folders=e.folders,
-        changed_ns=int(np.max(e.rows.changed_ns, where=np.isin(e.rows.kind, (FILE, LINK)), initial=0)),
-        spans=ShardSpans() if e.spans is None else _build_shard_spans(plan, e, stored),
+        root=entries.root,
+        kinds=entries.rows.kind.tobytes(),
+        mtimes=entries.rows.mtime_ns.tobytes(),
+        paths=b"" if entries.rows.paths is None else entries.rows.paths.span(0, len(stored)),
+        folders=entries.folders,
+        changed_ns=int(np.max(entries.rows.changed_ns, where=np.isin(entries.rows.kind, (FILE, LINK)), initial=0)),
+        spans=ShardSpans() if entries.spans is None else _build_shard_spans(plan, entries, stored),
     )
 
 
-def _build_shard_spans(plan: Plan, e: SampleTable, stored: NDArray[np.int64]) -> ShardSpans:
-    spans, all_rows = e.known_spans, np.arange(len(stored))
-    used_files, file_codes = _unique_codes(e.file_numbers(all_rows))
+def _build_shard_spans(plan: Plan, entries: SampleTable, stored: NDArray[np.int64]) -> ShardSpans:
+    spans, all_rows = entries.known_spans, np.arange(len(stored))
+    used_files, file_codes = _unique_codes(entries.file_numbers(all_rows))
     files = tuple(spans.files[number] for number in used_files) if spans.files else ()
-    regions, runs = b"" if plan.regions is None else _select_regions(plan.regions, e), b""
+    regions, runs = b"" if plan.regions is None else _select_regions(plan.regions, entries), b""
     is_zip = any(span_file.form == "zip" for span_file in files)
-    if plan.format == "tar" and files and not is_zip and np.isin(e.rows.kind, (SPAN, INLINE)).all():
-        ends = all_rows + 1 if regions else _run_ends(e, stored, file_codes)
+    if plan.format == "tar" and files and not is_zip and np.isin(entries.rows.kind, (SPAN, INLINE)).all():
+        ends = all_rows + 1 if regions else _run_ends(entries, stored, file_codes)
         runs = ends.astype(np.uint32).tobytes()
     return ShardSpans(
         files=files,
@@ -80,10 +80,10 @@ def _build_shard_spans(plan: Plan, e: SampleTable, stored: NDArray[np.int64]) ->
     )
 
 
-def _select_regions(regions: NDArray[np.int64], e: SampleTable) -> bytes:
-    spans = e.known_spans
-    spooled = (e.rows.kind == SPAN) & (e.file_numbers(np.arange(len(e.rows.kind))) == 0)
-    offset, size = spans.offset[spooled], e.rows.size[spooled]
+def _select_regions(regions: NDArray[np.int64], entries: SampleTable) -> bytes:
+    spans = entries.known_spans
+    spooled = (entries.rows.kind == SPAN) & (entries.file_numbers(np.arange(len(entries.rows.kind))) == 0)
+    offset, size = spans.offset[spooled], entries.rows.size[spooled]
     region_index = np.searchsorted(regions[:, 0], offset, "right") - 1
     inside = (region_index >= 0) & (offset < regions[region_index, 1])
     used, used_index = np.unique(region_index[inside], return_inverse=True)
@@ -92,21 +92,22 @@ def _select_regions(regions: NDArray[np.int64], e: SampleTable) -> bytes:
     return used_regions[needed_bytes >= _MIN_REGION_SHARE * (used_regions[:, 1] - used_regions[:, 0])].tobytes()
 
 
-def _run_ends(e: SampleTable, stored: NDArray[np.int64], file: NDArray[np.int64]) -> NDArray[np.int64]:
-    kinds = e.rows.kind
-    heads, tails = head_and_tail_sizes("tar", RecordColumns(e.keys, e.first, e.fields, e.rows.code, stored))
+def _run_ends(entries: SampleTable, stored: NDArray[np.int64], file: NDArray[np.int64]) -> NDArray[np.int64]:
+    kinds = entries.rows.kind
+    columns = RecordColumns(entries.keys, entries.first, entries.fields, entries.rows.code, stored)
+    heads, tails = head_and_tail_sizes("tar", columns)
     shard_offsets = np.cumsum(heads + stored + tails) - stored - tails
-    breaks = (np.diff(e.known_spans.offset - shard_offsets) != 0) | (kinds[1:] != SPAN) | (kinds[:-1] != SPAN)
+    breaks = (np.diff(entries.known_spans.offset - shard_offsets) != 0) | (kinds[1:] != SPAN) | (kinds[:-1] != SPAN)
     breaks |= np.diff(file) != 0
     return np.append(np.flatnonzero(breaks) + 1, len(stored))
 
 
-def _inline_payloads(e: SampleTable) -> bytes:
-    inline, texts = e.rows.kind == INLINE, [b""] * len(e.rows.kind)
-    for name, column in e.values.inline.items():
-        rows = np.flatnonzero(inline & (e.rows.code == e.fields.index(name)))
-        payloads = column.span(0, len(e))[:-1].split(b"\0")
-        for row, owner in zip(rows.tolist(), e.owners(rows).tolist(), strict=True):
+def _inline_payloads(entries: SampleTable) -> bytes:
+    inline, texts = entries.rows.kind == INLINE, [b""] * len(entries.rows.kind)
+    for name, column in entries.values.inline.items():
+        rows = np.flatnonzero(inline & (entries.rows.code == entries.fields.index(name)))
+        payloads = column.span(0, len(entries))[:-1].split(b"\0")
+        for row, owner in zip(rows.tolist(), entries.owners(rows).tolist(), strict=True):
             texts[row] = payloads[owner]
     return b"\0".join(texts) + b"\0"
 
