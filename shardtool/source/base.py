@@ -124,9 +124,9 @@ class Source(ABC):
         """Return the column `name`, with one value per sample."""
 
     def write_binary(self, file: Writable) -> None:
-        """Write the payloads of all SPAN rows to `file` in the order of their offsets.
+        """Write the payloads that workers cannot read themselves to `file`, in the order of their offsets.
 
-        Only tables and compressed archives need this, because workers cannot read single payloads from them.
+        These are the payloads in tables and compressed archives. Their rows have the kind SPAN.
         """
         raise Bug(str(file), "a source that is not a table has no binary payloads")
 

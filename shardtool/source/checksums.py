@@ -63,7 +63,7 @@ def source_checksums(
 ) -> Rows:
     """Return the CRC-32C of the payload of each row as int64, or -1 if a payload cannot be read.
 
-    INLINE rows are not allowed. `source` is needed only for payloads in tables and compressed archives.
+    No row may have the kind INLINE. `source` is needed only for payloads in tables and compressed archives.
     """
     import numpy as np
 
@@ -93,7 +93,7 @@ def _encode_digest(digest: int) -> bytes:
 
 
 def inline_checksums(entries: SampleTable, rows: Rows, *, as_numbers: bool) -> tuple[Rows, Rows]:
-    """Return the payload size and CRC-32C of each row. The CRC-32C of rows that are not INLINE is -1."""
+    """Return the payload size and CRC-32C of each row. The CRC-32C is -1 unless the row has the kind INLINE."""
     import numpy as np
 
     sizes, sums = entries.rows.size[rows], np.full(len(rows), -1, np.int64)
@@ -105,7 +105,7 @@ def inline_checksums(entries: SampleTable, rows: Rows, *, as_numbers: bool) -> t
 
 
 def inline_payloads(entries: SampleTable, rows: Rows, *, as_numbers: bool) -> Iterator[bytes]:
-    """Yield the payloads of INLINE rows, which `entries` contains. `as_numbers` encodes numbers as in a TFRecord."""
+    """Yield the payloads of rows of the kind INLINE. `as_numbers` encodes numbers as in a TFRecord."""
     owners, numbers = entries.owners(rows), entries.values.numbers
     for sample, code in zip(owners.tolist(), entries.rows.code[rows].tolist(), strict=True):
         field = entries.fields[code]

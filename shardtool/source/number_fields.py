@@ -31,7 +31,7 @@ class NumberFields(NamedTuple):
 
     Attributes:
         numbers: The type of each field that contains one number per sample.
-        texts: For each shard, the numbers as texts, by field. The rows of these fields become INLINE.
+        texts: For each shard, the numbers as texts, by field.
         lists: The type of each TFRecord field that does not have exactly one value in every sample.
     """
 
@@ -41,7 +41,7 @@ class NumberFields(NamedTuple):
     notes: tuple[str, ...]
 
     def columns(self, parts: Sequence[SourceShard]) -> dict[str, PackedStrings]:
-        """Return one text per sample, by field. The text is empty if the sample has no INLINE row of the field."""
+        """Return one text per sample, by field. The text is empty if the sample has no number in the field."""
         names = dict.fromkeys(name for texts in self.texts for name in texts)
         part_texts = [*zip(parts, self.texts, strict=True)]
         return {

@@ -36,7 +36,7 @@ _MAX_PAYLOAD_BYTES, _MAX_TOTAL_BYTES = 2**50, 2.0**62
 def plan_schema(inline: int, split_type: pa.DataType | None, *, paths: bool, spans: bool) -> pa.Schema:
     """Return the schema of a plan file without its metadata columns.
 
-    `inline` is the number of fields with INLINE payloads. Without `paths`, the path of each field is key + "." + field.
+    `inline` is the number of fields whose payloads are in the plan. Without `paths`, each path is key + "." + field.
     `spans` adds the offset and CRC-32C of each payload.
     """
     type_names = {**_FIELD_TYPES, **(_SPAN_TYPES if spans else {})}
@@ -59,10 +59,8 @@ def entries_schema(entries: SampleTable, split_values: pa.ChunkedArray | None) -
 
 def entries_tables(entries: SampleTable, split_values: pa.ChunkedArray | None) -> Iterator[pa.Table]:
     """Yield the rows of a plan file as one table per row group."""
-    schema, group_rows = (
-        entries_schema(entries, split_values),
-        max(_MIN_GROUP_ROWS, -(-len(entries) // _MAX_ROW_GROUPS)),
-    )
+    schema = entries_schema(entries, split_values)
+    group_rows = max(_MIN_GROUP_ROWS, -(-len(entries) // _MAX_ROW_GROUPS))
     for first in range(0, len(entries), group_rows):
         last = min(first + group_rows, len(entries))
         texts: list[StringColumn] = [entries.keys, *entries.values.inline.values()]
@@ -100,7 +98,7 @@ def read_entries(
 ) -> SampleTable:
     """Return the samples of a plan file. The caller must check beforehand how much memory the columns need.
 
-    `schema` comes from `plan_schema`. `values` must name the fields with INLINE payloads.
+    `schema` comes from `plan_schema`. `values` must name the fields whose payloads are in the plan.
 
     Raises:
         ValueError: The rows are invalid.

@@ -1,7 +1,7 @@
 """List the samples of datasets in the order of their shards.
 
-Payloads become SPAN rows of their shards. Numbers in TFRecords become INLINE texts. Offsets are read from sidecars. If
-a shard has no sidecar, a worker scans the shard.
+A listing contains the offset of each payload, and the text of each number in a TFRecord. Offsets are read from
+sidecars. If a shard has no sidecar, a worker scans the shard.
 """
 
 from __future__ import annotations
@@ -250,9 +250,8 @@ def _move_column(parts: list[SourceShard], name: str, counts: list[int], kind: t
 def _merge_is_list(parts: list[SourceShard]) -> NDArray[np.bool_] | None:
     if all(part.is_list is None for part in parts):
         return None
-    return np.concatenate(
-        [np.zeros(len(part.index.codes), np.bool_) if part.is_list is None else part.is_list for part in parts]
-    )
+    columns = [np.zeros(len(part.index.codes), np.bool_) if part.is_list is None else part.is_list for part in parts]
+    return np.concatenate(columns)
 
 
 def _merge_keys(parts: list[SourceShard]) -> PackedStrings:

@@ -45,10 +45,8 @@ def check_column_types(rows: TableRows, roles: ColumnRoles, classes: Collection[
     for column in roles.meta:
         remedy = f"Make it a field ({option_text('bytes', {'jpg': column})}), or {not_in_meta}"
         requirements.append((column, "metadata", render.has_text_form, "values that JSON can represent", remedy))
-        expected = "objects with a name in at least one row, which Parquet requires"
-        requirements.append(
-            (column, "metadata", lambda kind: not tables.is_empty_struct(kind), expected, not_in_meta.capitalize())
-        )
+        remedy, expected = not_in_meta.capitalize(), "objects with a name in at least one row, which Parquet requires"
+        requirements.append((column, "metadata", lambda kind: not tables.is_empty_struct(kind), expected, remedy))
     remedy = f"Pack a column of numbers with {option_text('field')}."
     requirements += [(column, "bytes", _holds_bytes, "bytes or text", remedy) for column in roles.columns_of("binary")]
     for column, role, is_right, expected, remedy in requirements:

@@ -104,19 +104,13 @@ def choose_roles(
         texts = [column.name for column in schema if tables.is_text_type(column.type)]
         path = _find_usual_column("path", tables.PATH_NAMES, texts, named_columns, notes)
         if path is None:
-            kinds = {column.name: column.type for column in schema if column.name not in named_columns}
-            candidates = [
-                name for name, kind in kinds.items() if tables.is_bytes_type(kind) or tables.is_wrapped_bytes(kind)
-            ]
+            others = [column for column in schema if column.name not in named_columns]
+            candidates = [column.name for column in others if _holds_bytes(column.type)]
             binary = _find_bytes_column(where, candidates, first_ending, notes, needed=not values)
     payload = {path, *(column for _, column in (*files, *urls, *binary, *values))}
     key = options.key
     if key is None:
-        possible_keys = [
-            column.name
-            for column in schema
-            if tables.is_text_type(column.type) or pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
-        ]
+        possible_keys = [column.name for column in schema if _can_be_key(column.type)]
         key = _find_usual_column("key", KEY_NAMES, possible_keys, payload, notes)
     unused_bytes = [name for name in tables.find_byte_columns(schema) if name not in payload]
     meta_columns = {*schema.names} - {key, *payload, *unused_bytes, *filter(tables.is_index_name, schema.names)}
@@ -184,6 +178,14 @@ def _add_notes(roles: ColumnRoles, options: CreateOptions) -> None:
     if roles.meta and options.meta in (None, "all"):
         columns = format_list([*roles.meta], 8)
         roles.notes.append(f"stored in the {META_FIELD} field: {columns} (choose with {option_text('meta')})")
+
+
+def _holds_bytes(kind: pa.DataType) -> bool:
+    return tables.is_bytes_type(kind) or tables.is_wrapped_bytes(kind)
+
+
+def _can_be_key(kind: pa.DataType) -> bool:
+    return tables.is_text_type(kind) or bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def _find_usual_column(
