@@ -25,8 +25,8 @@ class FetchOptions:
     """Options for downloads.
 
     Attributes:
-        per_host: Maximum concurrent requests per host. For a run, this is the limit of all workers together. For a
-            task, it is the limit of one worker.
+        per_host: Maximum concurrent requests per host, for all workers of a run together. Each task has the limit of
+            one worker.
         timeout_s: Maximum seconds to wait for a connection, or for more bytes.
         max_time_s: Maximum seconds per file, including redirects and retries.
         images: Require that a file starts with the signature of an image.

@@ -1,4 +1,4 @@
-"""Open a source. Modules for manifests, plan files and datasets are imported only if such a source is opened."""
+"""Open a source. The modules for manifests, plan files and datasets are imported when needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Describe what a plan file must match: the source of a run, and the options that affect its samples."""
+"""Describe the source and the options that a plan file must match."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class FilesSeen:
         self._hash = blake2b(digest_size=16)
 
     def add(self, path: str, info: FileInfo) -> None:
-        """Add a file before it is read. An object is identified by its URL and version."""
+        """Add a file before it is read."""
         if isinstance(info, os.stat_result):
             self.changed_ns = max(self.changed_ns, info.st_mtime_ns, info.st_ctime_ns)
             self._hash.update(b"%d %d " % (info.st_dev, info.st_ino))

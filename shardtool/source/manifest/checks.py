@@ -1,4 +1,4 @@
-"""Check the columns of a manifest. An error lists all rows with the same problem. Row 1 is below the header."""
+"""Check the columns of a manifest. An error lists all rows with the same problem."""
 
 from __future__ import annotations
 

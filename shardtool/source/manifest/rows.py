@@ -8,23 +8,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, Union
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from shardtool.entries import arrow
-from shardtool.entries.sample_table import FieldRows, FieldSpans, SampleTable
+from shardtool.entries.sample_table import FieldRows
 from shardtool.names import to_bytes
-from shardtool.shard_samples import SPAN
 from shardtool.source.manifest.paths import CHUNK_ROWS, PathEndings, row_paths
-from shardtool.table import columns as tables
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import pyarrow as pa
     from numpy.typing import NDArray
 
     from shardtool.skipped import SkipCode
-    from shardtool.source.base import Writable
     from shardtool.source.stat_files import StatResult
 
     Problem = tuple[SkipCode, str]
@@ -44,7 +39,7 @@ class FieldColumn(NamedTuple):
 
 
 class FieldLayout(NamedTuple):
-    """The order of the fields of each sample, which depends on the extension of its path.
+    """The order of the fields of a sample, by the extension of its path.
 
     Attributes:
         code: uint16[extensions, fields], the sorted fields as indices into `fields`.
@@ -116,37 +111,3 @@ def merge_stat_results(
         problems += part.problems
     files = [FieldColumn(kinds[:, column], *all_facts[:, column, :3].T) for column in range(columns)]
     return files, problems, np.concatenate(problem)
-
-
-BINARY_BATCH_ROWS = 256
-
-
-def binary_spans(entries: SampleTable) -> FieldSpans:
-    """Return the location of each payload in the file that `write_binary_rows` writes."""
-    spans = entries.rows.kind == SPAN
-    sizes = np.where(spans, entries.rows.size, 0)
-    offset = np.where(spans, np.cumsum(sizes) - sizes, 0)
-    first, unknown = np.broadcast_to(np.uint32(0), len(entries)), np.broadcast_to(np.int64(-1), len(offset))
-    return FieldSpans(files=(), file=first, offset=offset, expected=unknown)
-
-
-def binary_values(array: pa.Array) -> pa.Array:
-    """Return the bytes in a column of bytes, text or `struct<bytes, path>`."""
-    if tables.is_wrapped_bytes(array.type):
-        array = array.flatten()[array.type.get_field_index("bytes")]
-    array = arrow.to_plain(array)
-    return pc.cast(array, pa.binary()) if pa.types.is_fixed_size_binary(array.type) else array
-
-
-def write_binary_rows(file: Writable, batch: list[pa.Array], lengths: list[NDArray[np.int64]]) -> None:
-    """Write the values of several columns, row by row."""
-    if len(batch) == 1:
-        file.write(arrow.concat_values(batch[0]))
-        return
-    columns = []
-    for array, sizes in zip(batch, lengths, strict=True):
-        data, ends = arrow.concat_values(array), np.cumsum(sizes)
-        columns.append([data[start:end] for start, end in zip((ends - sizes).tolist(), ends.tolist(), strict=True)])
-    for row in zip(*columns, strict=True):
-        for value in row:
-            file.write(value)

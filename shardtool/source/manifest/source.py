@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 from shardtool.dataset.class_names import read_classes
 from shardtool.entries import arrow, metadata_columns
 from shardtool.entries.sample_table import FieldValues, SampleTable
-from shardtool.errors import InvalidRequest, SampleFailed, printable
-from shardtool.messages import flag_text, option_text
+from shardtool.errors import InvalidRequest, printable
+from shardtool.messages import option_text
 from shardtool.names import MAX_FIELDS
 from shardtool.select.field_rows import merge_groups
 from shardtool.select.splits import sample_with_notes
@@ -28,8 +28,8 @@ from shardtool.skipped import SkipCode, Skipped
 from shardtool.source.base import TASK_COUNT, Listing, Source, Writable, check_skipped
 from shardtool.source.keys_from import key_list_name
 from shardtool.source.manifest import checks
+from shardtool.source.manifest.bytes_columns import BytesColumns, first_ending, written_spans
 from shardtool.source.manifest.paths import (
-    CHUNK_ROWS,
     PathEndings,
     choose_root,
     find_containing_folder,
@@ -40,17 +40,8 @@ from shardtool.source.manifest.paths import (
     relative_to_root,
     use_common_folder,
 )
-from shardtool.source.manifest.roles import META_FIELD, choose_roles, ending_of_bytes, path_ending, requested_columns
-from shardtool.source.manifest.rows import (
-    BINARY_BATCH_ROWS,
-    FieldColumn,
-    ScalarOrArray,
-    arrange_fields,
-    binary_spans,
-    binary_values,
-    merge_stat_results,
-    write_binary_rows,
-)
+from shardtool.source.manifest.roles import META_FIELD, choose_roles, requested_columns
+from shardtool.source.manifest.rows import FieldColumn, ScalarOrArray, arrange_fields, merge_stat_results
 from shardtool.source.manifest.unused_paths import MAX_CHECKED_ROWS, check_unused_paths
 from shardtool.source.scan_part import ALWAYS_CHANGED
 from shardtool.source.selection import add_field_columns, find_listed_samples, rename_listed_keys
@@ -92,7 +83,9 @@ class ManifestSource(Source):
         requested = {column for _, column in requested_columns(options)}
         self._table = table = open_table(source, requested, options.text_form)
         self.name, self._where = table.name, table.location
-        self._roles = roles = choose_roles(self._where, table.schema, options, self._first_ending)
+        ending_of = partial(first_ending, table, dots=options.dots or "first")
+        self._roles = roles = choose_roles(self._where, table.schema, options, ending_of)
+        self._bytes = BytesColumns(table, roles.columns_of("binary"))
         self.notes = [*table.notes, *roles.notes]
         self._root = choose_root(options, table.folder)
         self._is_path_list = isinstance(source, str) and source == "-" and table.schema.names == ["path"]
@@ -230,7 +223,7 @@ class ManifestSource(Source):
         if groups is not None or problem.any():
             entries, skipped = self._drop_failed(entries, groups, problems, problem)
         if self._lengths:
-            entries = replace(entries, spans=binary_spans(entries))
+            entries = replace(entries, spans=written_spans(entries))
         check_skipped(self.name, skipped, options.on_error, f"exclude their rows with {option_text('where')}")
         pa.default_memory_pool().release_unused()
         listing = Listing(entries, skipped, self.name, tuple(self.notes), self._recorded, later=later)
@@ -253,34 +246,7 @@ class ManifestSource(Source):
         return later
 
     def write_binary(self, file: Writable) -> None:
-        rows_done = 0
-        for batch in self._iter_bytes() if self._lengths else ():
-            planned = [column[rows_done : rows_done + len(batch[0])] for column in self._lengths]
-            self._check_unchanged(same=all(map(np.array_equal, map(arrow.byte_lengths, batch), planned)))
-            write_binary_rows(file, batch, planned)
-            rows_done += len(batch[0])
-        self._check_unchanged(same=all(len(lengths) == rows_done for lengths in self._lengths))
-
-    def _check_unchanged(self, *, same: bool) -> None:
-        if not same:
-            found, expected = "changed while it was packed", "a table that does not change during the run"
-            remedy = f"Run again with {flag_text('resume')}."
-            raise SampleFailed(self._where, found, expected=expected, remedy=remedy)
-
-    def _iter_bytes(self) -> Iterator[list[pa.Array]]:
-        columns, row = self._roles.columns_of("binary"), 0
-        with reading_table(self._where):
-            for batch in self._table.batches(columns):
-                for first in range(0, batch.num_rows, BINARY_BATCH_ROWS):
-                    piece = batch.slice(first, BINARY_BATCH_ROWS)
-                    piece.validate(full=True)  # pyarrow would follow invalid offsets
-                    arrays = [binary_values(piece.column(column)) for column in range(len(columns))]
-                    if self._numbers is not None:
-                        low, high = np.searchsorted(self._numbers, (row, row + len(piece)))
-                        kept_rows = arrow.number_array(self._numbers[low:high] - row)
-                        arrays = [array.take(kept_rows) for array in arrays]
-                    row += len(piece)
-                    yield arrays
+        self._bytes.write(file, self._numbers, self._lengths)
 
     def _read_columns(self, *names: str | None) -> None:
         new = [name for name in names if name is not None and name not in self._columns]
@@ -289,18 +255,6 @@ class ManifestSource(Source):
             columns = {name: column.take(arrow.number_array(self._numbers)) for name, column in columns.items()}
         all_columns = self._columns | columns
         self._columns = {name: all_columns[name] for name in self._table.schema.names if name in all_columns}
-
-    def _first_ending(self, column: str) -> str:
-        kind = self._table.schema.field(column).type
-        if tables.is_wrapped_bytes(kind) and kind.get_field_index("path") >= 0:
-            with reading_table(self._where):
-                for batch in self._table.batches([column]):
-                    first = batch.column(0).slice(0, 1)
-                    first.validate(full=True)
-                    for value in first.to_pylist():
-                        path, data = (value or {}).get("path"), (value or {}).get("bytes") or b""
-                        return path_ending(path, self._options.dots or "first") or ending_of_bytes(data)
-        return ""
 
     def _sidecar_names(self) -> list[str]:
         roles, chosen = self._roles, {*self._roles.meta}
@@ -347,7 +301,7 @@ class ManifestSource(Source):
             names, bad = keys.gather_keys(endings.stems())
         else:
             numbers = np.arange(self._count) if self._numbers is None else self._numbers
-            if (stems := self._binary_path_stems()) is not None:
+            if (stems := self._bytes.path_stems()) is not None:
                 names, bad = stems.take(numbers), numbers[:0]
             else:
                 names, bad = keys.gather_keys(keys.iter_row_numbers(numbers))
@@ -397,35 +351,9 @@ class ManifestSource(Source):
             check_column(self._where, name, head)
         return {name: heads[name].to_pylist() if name in heads else [] for name in names}
 
-    def _binary_path_stems(self) -> PackedStrings | None:
-        # paths are used only if they are unique, as keys must be
-        kinds = {name: self._table.schema.field(name).type for name in self._roles.columns_of("binary")}
-        wrapped = [name for name, kind in kinds.items() if tables.is_wrapped_bytes(kind)]
-        column = next((name for name in wrapped if kinds[name].get_field_index("path") >= 0), None)
-        if column is None:
-            return None
-        with reading_table(self._where):
-            parts = [*self._table.parts(column, "path")]
-            for part in parts:
-                part.validate(full=True)
-        if not parts or not tables.is_text_type(parts[0].type) or any(part.null_count for part in parts):
-            return None
-        chunks = (part.slice(start, CHUNK_ROWS) for part in parts for start in range(0, len(part), CHUNK_ROWS))
-        texts = (pc.cast(chunk, pa.large_string()) for chunk in chunks)
-        stems, bad = keys.gather_keys(pc.replace_substring_regex(text, _LAST_ENDING, r"\1") for text in texts)
-        return None if len(bad) or (keys.may_repeat(stems) and keys.find_repeated(stems)) else stems
-
     def _measure_bytes(self) -> None:
-        rows = self._rows()
-        columns = self._roles.columns_of("binary")
-        lengths_of_columns: list[list[NDArray[np.int64]]] = [[np.zeros(0, np.int64)] for _ in columns]
-        for batch in self._iter_bytes() if columns else ():
-            for array, column_lengths in zip(batch, lengths_of_columns, strict=True):
-                column_lengths.append(arrow.byte_lengths(array))
-                if array.null_count:
-                    column_lengths[-1][arrow.true_positions(pc.is_null(array))] = -1
-        self._lengths = [np.concatenate(column_lengths) for column_lengths in lengths_of_columns]
-        for column, lengths in zip(columns, self._lengths, strict=True):
+        rows, self._lengths = self._rows(), self._bytes.measure(self._numbers)
+        for column, lengths in zip(self._roles.columns_of("binary"), self._lengths, strict=True):
             expected = "bytes in each row (a path next to them is not used)"
             files, where = option_text("file"), option_text("where")
             remedy = f"Pack a column of paths with {files}, or exclude such rows with {where}."
@@ -509,6 +437,3 @@ class ManifestSource(Source):
             entries = entries.take(kept)
             self.keep_rows(kept)
         return entries, tuple(skipped)
-
-
-_LAST_ENDING = r"(?s)([^/])\.[^./]*$"
