@@ -44,7 +44,7 @@ _MAX_BYTES_PER_PIXEL = 9  # three colours of one byte, and three coefficients of
 _MARGIN_PIXELS = 32  # blocks may extend this far beyond each side
 _SCALE_FRACTIONS = (8, 4, 2)
 
-# Matches the orientation tag of EXIF in either byte order, and that of XMP.
+# Matches the orientation tag of EXIF in either byte order, and of XMP.
 _ORIENTATION_PATTERN = re.compile(rb"\x01\x12\x00|\x12\x01.\x00|tiff:Orientation", re.DOTALL)
 
 _UPRIGHT_TAGS = (b"\x01\x12\x00\x03\x00\x00\x00\x01\x00\x01", b"\x12\x01\x03\x00\x01\x00\x00\x00\x01\x00")

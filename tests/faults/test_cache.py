@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardtool import Cache, OutputFailed
-from tests.verbs.cache.conftest import SHARD, Noting, made_shards
+from tests.verbs.cache.conftest import SHARD, NoteRecorder, write_shards
 from tests.verbs.cache.helpers import copies, read_all
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def test_full_disk(place: Path, disk: Callable[[str], Path]) -> None:
     """On a disk smaller than the cache's limit, shards are evicted; on a disk full of other files, none is copied."""
-    shards, mounted, noting = made_shards(place), disk(f"size={16 * 4096}"), Noting()
+    shards, mounted, noting = write_shards(place), disk(f"size={16 * 4096}"), NoteRecorder()
     cache = Cache(mounted / "cache", "1GB", observer=noting)
     assert read_all(cache, [*shards, *shards]) == [True] * 12
     assert 2 <= len(copies(mounted / "cache")) <= 4
@@ -36,7 +36,7 @@ def test_full_disk(place: Path, disk: Callable[[str], Path]) -> None:
 
 def test_disk_fills_while_copying(place: Path, disk: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """If the disk becomes full during a copy, shards are read from their original location."""
-    shards, mounted, noting = made_shards(place), disk(f"size={16 * 4096}"), Noting()
+    shards, mounted, noting = write_shards(place), disk(f"size={16 * 4096}"), NoteRecorder()
     cache = Cache(mounted / "cache", "1GB", observer=noting)
     (mounted / "other").write_bytes(bytes(12 * 4096))
     monkeypatch.setattr("shardtool.storage.staging.Folder.free_bytes", lambda _folder: 10**9)
@@ -54,7 +54,7 @@ def test_disk_fills_while_copying(place: Path, disk: Callable[[str], Path], monk
 
 def test_read_only_disk(place: Path, disk: Callable[[str], Path]) -> None:
     """On a read-only disk, cached shards are read, the others from their original location, with a note."""
-    shards, mounted, noting = made_shards(place), disk("size=8m"), Noting()
+    shards, mounted, noting = write_shards(place), disk("size=8m"), NoteRecorder()
     read_all(Cache(mounted / "cache"), shards[:2])
     subprocess.run(["mount", "-o", "remount,ro", str(mounted)], check=True)
     assert read_all(Cache(mounted / "cache", observer=noting), shards) == [True] * 2 + [False] * 4

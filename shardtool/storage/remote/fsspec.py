@@ -153,7 +153,7 @@ def _fsspec_errors(address: str) -> Iterator[None]:
 
 
 def _missing_error(address: str, error: FileNotFoundError) -> Exception:
-    _file_system.cache_clear()  # because the user may now add a token, or create the repository
+    _file_system.cache_clear()  # the user may now add a token or create the repository
     if _error_status(error) in failures.DENIED_STATUSES:
         return failures.private_error(address)
     headers = getattr(_error_response(error), "headers", {})

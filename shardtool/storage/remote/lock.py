@@ -187,7 +187,7 @@ class Lease:
 
 @contextmanager
 def hold_lock(folder: str, base: str, *, shared: bool = False) -> Iterator[None]:
-    """Hold the lock of the dataset `base` in a folder during the `with` block. Runs can share a `shared` lock."""
+    """Hold the lock of the dataset `base` in a folder during the `with` block. Runs can share `shared` locks."""
     if os.environ.get(UNLOCKED_VARIABLE, "").lower() in ("1", "true"):
         yield
         return

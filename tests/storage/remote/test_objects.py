@@ -240,7 +240,7 @@ def test_invalid_http_is_an_error(
     answer: str, object_at: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Invalid addresses, lengths and chunks are errors that name the object."""
-    monkeypatch.setenv(retry.RETRY_FOR, "0.5")
+    monkeypatch.setenv(retry.RETRY_FOR, "0.1")
     proxy.set(Fault("raw", times=None, body=f"HTTP/1.1 {answer}\r\n\r\n"))
     for ask in (
         lambda at: RemoteObject(at).read(0, 100),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SHARD = 11_776  # bytes of each shard: seven samples, each a header, 1,000 bytes and padding, and the end of a tar
 
 
-class Noting(shardtool.Observer):
+class NoteRecorder(shardtool.Observer):
     """Records notes."""
 
     def __init__(self) -> None:
@@ -31,10 +31,10 @@ class Noting(shardtool.Observer):
 @pytest.fixture(scope="session")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> tuple[StoredShard, ...]:
     """Return six shards of equal size with different bytes."""
-    return made_shards(tmp_path_factory.mktemp("slow"))
+    return write_shards(tmp_path_factory.mktemp("slow"))
 
 
-def made_shards(folder: Path, count: int = 6, salt: str = "") -> tuple[StoredShard, ...]:
+def write_shards(folder: Path, count: int = 6, salt: str = "") -> tuple[StoredShard, ...]:
     """Write shards of equal size with different bytes."""
     files = {f"{at:03d}.bin": f"{salt}{at:04d}".encode() * 250 for at in range(count * 7)}
     write_tree(folder / "src", files)
@@ -43,6 +43,6 @@ def made_shards(folder: Path, count: int = 6, salt: str = "") -> tuple[StoredSha
 
 
 @pytest.fixture
-def noting() -> Noting:
+def noting() -> NoteRecorder:
     """Return an observer that records notes."""
-    return Noting()
+    return NoteRecorder()

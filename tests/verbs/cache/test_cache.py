@@ -19,13 +19,13 @@ from shardtool.verbs.cache import cache_space
 from shardtool.verbs.cache.counts import CountsFile
 from shardtool.verbs.cache.status import cache_clear
 from tests.helpers import PATIENCE_S, flip
-from tests.verbs.cache.conftest import SHARD, made_shards
+from tests.verbs.cache.conftest import SHARD, write_shards
 from tests.verbs.cache.helpers import KILLING, copies, python, read_all
 
 if TYPE_CHECKING:
     from shardtool.dataset.stored import StoredShard
     from shardtool.verbs.cache.cache_space import Policy
-    from tests.verbs.cache.conftest import Noting
+    from tests.verbs.cache.conftest import NoteRecorder
 
 Shards = tuple["StoredShard", ...]
 
@@ -60,7 +60,7 @@ def test_deletion_at_interpreter_exit_is_silent(tmp_path: Path, monkeypatch: pyt
 
 def test_a_copy_does_not_need_the_original(tmp_path: Path) -> None:
     """A copied shard is read from the copy alone, as long as the sidecars exist."""
-    shards = made_shards(tmp_path, 1)
+    shards = write_shards(tmp_path, 1)
     cache = Cache(tmp_path / "cache")
     read_all(cache, shards)
     data = Path(shards[0].path).read_bytes()
@@ -70,7 +70,7 @@ def test_a_copy_does_not_need_the_original(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("policy", "stay"), [("least-used", [0, 3, 4]), ("oldest", [2, 3, 4]), ("keep", [0, 1, 2])])
-def test_the_bound_holds(tmp_path: Path, shards: Shards, policy: Policy, stay: list[int], noting: Noting) -> None:
+def test_the_bound_holds(tmp_path: Path, shards: Shards, policy: Policy, stay: list[int], noting: NoteRecorder) -> None:
     """The cache never exceeds its bound; the policy decides which shards are evicted, if any."""
     cache = Cache(tmp_path / "cache", 3 * SHARD, policy, observer=noting)
     for number in (0, 1, 2, 0, 3, 4):
@@ -91,7 +91,7 @@ def test_each_process_applies_its_own_bound(tmp_path: Path, shards: Shards) -> N
     assert copies(tmp_path / "cache") == [shards[4].name, shards[5].name]
 
 
-def test_a_shard_in_use_is_not_evicted(tmp_path: Path, shards: Shards, noting: Noting) -> None:
+def test_a_shard_in_use_is_not_evicted(tmp_path: Path, shards: Shards, noting: NoteRecorder) -> None:
     """A shard in use is not evicted; if all are in use, the original is read, with one note."""
     cache = Cache(tmp_path / "cache", 2 * SHARD, observer=noting)
     held = [cache.open(shards[0]), cache.open(shards[1])]
@@ -106,7 +106,7 @@ def test_a_shard_in_use_is_not_evicted(tmp_path: Path, shards: Shards, noting: N
 
 def test_an_expected_shard_is_copied_if_it_fits(tmp_path: Path) -> None:
     """An expected shard is copied only if it fits without eviction; its first opening counts as a copy."""
-    shards = made_shards(tmp_path / "slow", 4)
+    shards = write_shards(tmp_path / "slow", 4)
     cache = Cache(tmp_path / "cache", 2 * SHARD)
     for shard in shards[:3]:
         cache.expect(shard)
@@ -127,7 +127,7 @@ def test_a_stream_copies_ahead(tmp_path: Path, mixed: int) -> None:
     """A stream copies the next shards ahead; shards that do not fit are read from their original location."""
     caches, datasets = [], []
     for at in range(mixed):
-        made_shards(tmp_path / f"slow{at}", 6)
+        write_shards(tmp_path / f"slow{at}", 6)
         caches.append(Cache(tmp_path / f"cache{at}", 4 * SHARD, observer=shardtool.Observer()))
         datasets.append(shardtool.open(tmp_path / f"slow{at}", cache=caches[-1]))
     both = datasets[0] if mixed == 1 else shardtool.mix(datasets, [1] * mixed)
@@ -156,7 +156,7 @@ def test_concurrent_readers_share_one_copy(tmp_path: Path, shards: Shards) -> No
 def test_equal_names_have_separate_copies(tmp_path: Path) -> None:
     """Shards of equal names in two datasets, and a rewritten shard, have separate copies."""
     cache = Cache(tmp_path / "cache")
-    first, second = made_shards(tmp_path / "a", 1, "a"), made_shards(tmp_path / "b", 1, "b")
+    first, second = write_shards(tmp_path / "a", 1, "a"), write_shards(tmp_path / "b", 1, "b")
     read_all(cache, [*first, *second])
     for path in (tmp_path / "a").glob("out*"):
         path.write_bytes((tmp_path / "b" / path.name).read_bytes().replace(b"b", b"b"))
@@ -166,7 +166,7 @@ def test_equal_names_have_separate_copies(tmp_path: Path) -> None:
 
 def test_a_changed_shard_without_a_sidecar_is_copied_again(tmp_path: Path) -> None:
     """A shard without a sidecar is identified by path, size and time; if it changes, it is copied again."""
-    shards = made_shards(tmp_path, 1)
+    shards = write_shards(tmp_path, 1)
     Path(shards[0].sidecar).unlink()
     read_all(Cache(tmp_path / "cache"), shards)
     flip(Path(shards[0].path), 600)
@@ -175,9 +175,9 @@ def test_a_changed_shard_without_a_sidecar_is_copied_again(tmp_path: Path) -> No
     assert len(copies(tmp_path / "cache")) == 2
 
 
-def test_a_damaged_shard_is_not_copied(tmp_path: Path, noting: Noting) -> None:
+def test_a_damaged_shard_is_not_copied(tmp_path: Path, noting: NoteRecorder) -> None:
     """A shard that does not match its sidecar is not copied but read from its original location, with a note."""
-    shards = made_shards(tmp_path, 2)
+    shards = write_shards(tmp_path, 2)
     flip(Path(shards[0].path), 700)
     with Path(shards[1].path).open("ab") as file:
         file.write(b"more")
@@ -187,7 +187,7 @@ def test_a_damaged_shard_is_not_copied(tmp_path: Path, noting: Noting) -> None:
     assert ["not copied" in note and shard.name in note for note, shard in zip(noting.notes, shards, strict=True)]
 
 
-def test_a_damaged_copy_is_made_again(tmp_path: Path, shards: Shards, noting: Noting) -> None:
+def test_a_damaged_copy_is_made_again(tmp_path: Path, shards: Shards, noting: NoteRecorder) -> None:
     """A truncated or damaged copy is made again, or not used while other processes hold it."""
     cache = Cache(tmp_path / "cache", observer=noting)
     with cache.open(shards[0]) as leased:
@@ -206,7 +206,9 @@ def test_a_damaged_copy_is_made_again(tmp_path: Path, shards: Shards, noting: No
 
 @pytest.mark.parametrize("ending", ["tar", "tfrecord"])
 @pytest.mark.parametrize("others", [0, 1])
-def test_a_verifying_reader_drops_a_damaged_copy(tmp_path: Path, ending: str, others: int, noting: Noting) -> None:
+def test_a_verifying_reader_drops_a_damaged_copy(
+    tmp_path: Path, ending: str, others: int, noting: NoteRecorder
+) -> None:
     """A verifying reader drops a copy with a flipped bit and reads the shard again; a damaged original is an error."""
     with shardtool.ShardWriter(tmp_path / f"out-{{000000..}}.{ending}", max_count=10) as writer:
         for n in range(20):
@@ -228,7 +230,7 @@ def test_a_verifying_reader_drops_a_damaged_copy(tmp_path: Path, ending: str, ot
         shardtool.open(tmp_path / "out.json", cache=Cache(tmp_path / "second", observer=noting), check=True)[5]
 
 
-def test_foreign_files_are_kept_and_noted(tmp_path: Path, shards: Shards, noting: Noting) -> None:
+def test_foreign_files_are_kept_and_noted(tmp_path: Path, shards: Shards, noting: NoteRecorder) -> None:
     """Foreign files are never deleted, a note lists them, and no link is followed."""
     folder = tmp_path / "cache"
     (folder / "copied").mkdir(parents=True)
@@ -280,7 +282,7 @@ def test_invalid_folders_are_refused(tmp_path: Path, shards: Shards, monkeypatch
 
 
 def test_a_reader_does_not_wait_forever_for_a_stopped_copier(
-    tmp_path: Path, shards: Shards, noting: Noting, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, shards: Shards, noting: NoteRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that waits for a stopped copier finally reads the original."""
     monkeypatch.setattr(cache_space, "MAX_WAIT_S", 0.05)
@@ -331,5 +333,5 @@ assert {name[-6:] for name in os.listdir(folder + "/copied")} == {"03.tar", "04.
 
 def test_a_killed_copier_leaves_nothing(tmp_path: Path) -> None:
     """A copier killed at any point leaves nothing visible, and nothing that blocks or outlives the next process."""
-    made_shards(tmp_path)
+    write_shards(tmp_path)
     python(_KILLED, tmp_path / "cache", tmp_path / "out.json")

@@ -14,7 +14,7 @@ import shardtool
 from shardtool import Cache, InvalidRequest, OutputFailed, ShardError
 from shardtool.errors import OutOfMemory
 from shardtool.verbs.cache import cache as cache_module
-from tests.verbs.cache.conftest import made_shards
+from tests.verbs.cache.conftest import write_shards
 from tests.verbs.cache.helpers import KILLING, python, read_all
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardtool.verbs.cache.cache import CacheWriter, ShardFormat
-    from tests.verbs.cache.conftest import Noting
+    from tests.verbs.cache.conftest import NoteRecorder
 
 SIZE = 12_000  # bytes of a shard at most: seven samples of 1,000 bytes in a tar
 
@@ -73,7 +73,7 @@ def test_a_failed_block_leaves_only_full_shards(tmp_path: Path) -> None:
 
 def test_the_policy_covers_written_shards_and_copies(tmp_path: Path) -> None:
     """Written shards and copies share one bound and one policy; shards that no process has read are evicted last."""
-    shards = made_shards(tmp_path, 2)
+    shards = write_shards(tmp_path, 2)
     cache = Cache(tmp_path / "cache", 60_000)
     read_all(cache, shards)
     with cache.writer(max_size=SIZE) as writer:
@@ -88,7 +88,7 @@ def test_the_policy_covers_written_shards_and_copies(tmp_path: Path) -> None:
     assert numbers_in(cache.refresh()) == [*range(7, 35)]
 
 
-def test_writers_wait_for_trainers(tmp_path: Path, noting: Noting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writers_wait_for_trainers(tmp_path: Path, noting: NoteRecorder, monkeypatch: pytest.MonkeyPatch) -> None:
     """A trainer's shards stay for its epoch, and a writer waits if there is no other space.
 
     The writer notes it once, and gets space at the next refresh. A shard due for eviction is not leased again, so two
@@ -130,7 +130,7 @@ def test_open_reads_the_finished_shards(tmp_path: Path) -> None:
     with cache.writer(max_size=SIZE) as writer:
         write_samples(writer, range(21))
     dataset = shardtool.open(Cache(tmp_path / "cache", 5 * SIZE))
-    assert read_all(cache, made_shards(tmp_path / "slow", 3)) == [True] * 3
+    assert read_all(cache, write_shards(tmp_path / "slow", 3)) == [True] * 3
     assert sorted(int(str(sample["__key__"])) for sample in dataset.stream(rank=0, world_size=1)) == [*range(21)]
 
 
@@ -168,7 +168,7 @@ def test_refresh_can_be_limited_to_the_newest_shards(tmp_path: Path) -> None:
     assert numbers_in(cache.refresh(2 * 15_000)) == [*range(14, 28)]
 
 
-def test_unpickled_shards_are_leased(tmp_path: Path, noting: Noting) -> None:
+def test_unpickled_shards_are_leased(tmp_path: Path, noting: NoteRecorder) -> None:
     """Pickled shards are leased in the process that unpickles them, until it closes them."""
     cache = Cache(tmp_path / "cache", "1MB")
     with cache.writer(max_size=SIZE) as writer:
@@ -180,7 +180,7 @@ def test_unpickled_shards_are_leased(tmp_path: Path, noting: Noting) -> None:
     small = Cache(tmp_path / "cache", SIZE, "oldest", observer=noting)
     with pytest.raises(InvalidRequest, match="max_size: 24 kB, but the cache has only 12 kB"):
         small.writer(max_size=2 * SIZE)
-    slow = made_shards(tmp_path, 1)
+    slow = write_shards(tmp_path, 1)
     assert read_all(small, slow) == [False]
     assert all(os.path.exists(path) for path in again)
     again.close()
@@ -188,7 +188,7 @@ def test_unpickled_shards_are_leased(tmp_path: Path, noting: Noting) -> None:
     assert not any(os.path.exists(path) for path in again)
 
 
-def test_pickled_shards_are_the_same_dataset_in_any_process(tmp_path: Path, noting: Noting) -> None:
+def test_pickled_shards_are_the_same_dataset_in_any_process(tmp_path: Path, noting: NoteRecorder) -> None:
     """Pickled shards open as the same dataset in any process, and stay as long as a dataset reads them.
 
     If a shard was evicted meanwhile, each process gets an error; none continues with fewer shards.
@@ -203,7 +203,7 @@ def test_pickled_shards_are_the_same_dataset_in_any_process(tmp_path: Path, noti
         write_samples(writer, range(14, 28))
     assert len(shardtool.open(cache)) == 28
     cache.refresh().close()
-    slow = made_shards(tmp_path, 1)
+    slow = write_shards(tmp_path, 1)
     assert read_all(small, slow) == [False]
     assert [int(sample["__key__"]) for sample in dataset] == [*range(14)]
     again = shardtool.open(pickle.loads(data))  # noqa: S301 - our own

@@ -8,7 +8,7 @@ import pytest
 
 from shardtool import Cache
 from tests.helpers import flip, typed
-from tests.verbs.cache.conftest import SHARD, made_shards
+from tests.verbs.cache.conftest import SHARD, write_shards
 from tests.verbs.cache.helpers import copies, read_all
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def _names(folder: Path) -> list[Path]:
 
 def test_status_lists_shards_hit_rate_and_foreign_files(tmp_path: Path) -> None:
     """`cache status` lists the shards, their processes, the hit rate, and foreign files."""
-    shards, folder = made_shards(tmp_path, 3), tmp_path / "cache"
+    shards, folder = write_shards(tmp_path, 3), tmp_path / "cache"
     cache = Cache(folder, 2 * SHARD)
     read_all(cache, [*shards, shards[2]])
     (folder / "copied" / "mine.tar").write_text("x")
@@ -43,7 +43,7 @@ def test_status_lists_shards_hit_rate_and_foreign_files(tmp_path: Path) -> None:
 
 def test_verify_deletes_damaged_shards(tmp_path: Path) -> None:
     """`cache verify` deletes and names damaged shards, and exits with 3; shards in use remain."""
-    shards, folder = made_shards(tmp_path, 3), tmp_path / "cache"
+    shards, folder = write_shards(tmp_path, 3), tmp_path / "cache"
     cache = Cache(folder)
     read_all(cache, shards)
     assert typed("cache", "verify", folder).out == "0 of 3 shards removed, 0 B\n"
@@ -63,7 +63,7 @@ def test_verify_deletes_damaged_shards(tmp_path: Path) -> None:
 
 def test_clear_deletes_unused_shards(tmp_path: Path) -> None:
     """`cache clear` deletes shards that no process uses, and no foreign file."""
-    shards, folder = made_shards(tmp_path, 2), tmp_path / "cache"
+    shards, folder = write_shards(tmp_path, 2), tmp_path / "cache"
     cache = Cache(folder)
     read_all(cache, shards)
     (folder / "copied" / "mine.tar").write_text("x")
