@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -185,6 +185,7 @@ def test_waveforms_have_the_amplitudes() -> None:
 
 
 @given(data=st.binary(max_size=80), bits=st.integers(0, 2**16 - 1), coding=st.sampled_from([1, 3, 0xFFFE]))
+@example(data=b"\x00\x00\x81\x7f", bits=32, coding=3)  # a signalling NaN
 def test_any_bytes_have_a_waveform_or_none(data: bytes, bits: int, coding: int) -> None:
     """Damaged headers and values cause no error."""
     for given_data in (data, b"RIFF" + data, _wav(data, bits=bits, coding=coding), _wav(data, bits=32, coding=coding)):

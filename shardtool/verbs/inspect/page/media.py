@@ -83,7 +83,8 @@ def wav_peaks(data: bytes, bars: int) -> list[float]:
     values = np.frombuffer(data, kind, size // (bits // 8), start)
     if kind == "V3":  # keep the two upper bytes, which are exact enough
         values = np.ascontiguousarray(values.view("u1").reshape(-1, 3)[:, 1:]).view("<i2")[:, 0]
-    amplitudes = np.abs(values.astype(np.float64) - (128 if kind == "u1" else 0))
+    with np.errstate(invalid="ignore"):  # a float may be a signalling NaN
+        amplitudes = np.abs(values.astype(np.float64) - (128 if kind == "u1" else 0))
     amplitudes[~np.isfinite(amplitudes)] = 0
     starts = np.unique(np.linspace(0, len(amplitudes), bars, endpoint=False).astype(np.int64))
     peaks: list[float] = np.maximum.reduceat(amplitudes, starts).tolist()
