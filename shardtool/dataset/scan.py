@@ -136,7 +136,7 @@ class ShardScan:
         unrecognised: Members that belong to no sample, such as folders.
         ambiguous_headers: Offset and problem of each header that tar readers interpret differently.
         conflicts: For TFRecord, the first conflict of each field, by code. A list counts only if all types are equal.
-        list_rows: For TFRecord, numbers of the fields whose payload is a whole list (see `ExampleFeature.whole`).
+        list_rows: For TFRecord, numbers of the fields whose payload is a whole list (see `ExampleFeature.is_list`).
         lost: With `salvage`, the ranges that could not be read.
         incomplete: With `salvage`, offset, key and problem of each excluded sample.
     """
@@ -455,5 +455,5 @@ def _note_conflict(scan: ShardScan, sample: int, code: int, feature: ExampleFeat
     earlier, kind = scan.conflicts.get(code), scan.kinds[code]
     if earlier is None or (earlier.kind == kind and feature.kind != kind):
         scan.conflicts[code] = FeatureConflict(sample, feature.kind, feature.values)
-    if feature.whole:
+    if feature.is_list:
         scan.list_rows.append(len(scan.codes))

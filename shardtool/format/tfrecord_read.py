@@ -61,7 +61,7 @@ class ExampleFeature(NamedTuple):
     """A feature of an Example, and where its value is in the shard.
 
     Attributes:
-        whole: Whether `offset` and `size` are those of the whole list, including tags and lengths. Otherwise, they are
+        is_list: Whether `offset` and `size` are those of the whole list, including tags and lengths. Otherwise, they are
             those of a single value or of packed numbers.
     """
 
@@ -70,7 +70,7 @@ class ExampleFeature(NamedTuple):
     offset: int
     size: int
     values: int
-    whole: bool = False
+    is_list: bool = False
 
 
 def iter_records(read: Read, where: str, hold: Hold | None = None, offset: int = 0) -> Iterator[TFRecord]:
@@ -238,13 +238,13 @@ def _parse_feature(data: Data, first: int, last: int, start: int) -> ExampleFeat
         list_field, (count, (first, last)) = tag, _parse_list(data, start_at, end)
     if list_field not in _LIST_KINDS:
         raise ValueError
-    kind, whole = _LIST_KINDS[list_field], count != 1
-    if kind == "float" and not whole:
+    kind, is_list = _LIST_KINDS[list_field], count != 1
+    if kind == "float" and not is_list:
         count = (last - first) // 4
-    elif kind == "int64" and not whole:
+    elif kind == "int64" and not is_list:
         pieces = range(first, last, BLOCK_BYTES)  # search in pieces, because a list may have 2 GiB
         count = sum(count_varints(data[start_at : min(start_at + BLOCK_BYTES, last)]) for start_at in pieces)
-    return ExampleFeature(name, kind, start + first, last - first, count, whole)
+    return ExampleFeature(name, kind, start + first, last - first, count, is_list)
 
 
 def _parse_name(data: Data, first: int, last: int) -> bytes:

@@ -49,14 +49,14 @@ def mask_crc(crc: int) -> int:
 class FeatureHead:
     """Computes the bytes before each payload of one field.
 
-    `kind` is a number type, or None for bytes. With `whole`, payloads are whole lists, including tags and lengths.
+    `kind` is a number type, or None for bytes. With `is_list`, payloads are whole lists, including tags and lengths.
     """
 
     __slots__ = ("_name", "_tag", "_value")
 
-    def __init__(self, name: bytes, kind: FeatureType | None = None, *, whole: bool = False) -> None:
+    def __init__(self, name: bytes, kind: FeatureType | None = None, *, is_list: bool = False) -> None:
         self._name = b"\x0a%b%b\x12" % (encode_varint(len(name)), name)
-        self._tag, self._value = _LIST_TAG[kind or "bytes"], b"" if whole else b"\x0a"
+        self._tag, self._value = _LIST_TAG[kind or "bytes"], b"" if is_list else b"\x0a"
 
     def __call__(self, size: int) -> bytes:
         """Return the bytes before a payload of `size` bytes."""

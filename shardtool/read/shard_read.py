@@ -72,10 +72,12 @@ def _parse_record(record: bytes, start: int, where: str, lists: frozenset[str]) 
     for feature in parse_features(data, first, where):
         payload = data[feature.offset - first : feature.offset - first + feature.size]
         if feature.kind == "bytes":
-            values: Sequence[object] = decode_bytes_list(payload) if feature.whole else [payload]
+            values: Sequence[object] = decode_bytes_list(payload) if feature.is_list else [payload]
         else:
             kind = feature.kind
-            values = decode_numbers(payload, kind) if feature.whole else feature_numbers(payload, kind, feature.values)
+            values = (
+                decode_numbers(payload, kind) if feature.is_list else feature_numbers(payload, kind, feature.values)
+            )
         name = index_text(feature.name)
         features[name] = list(values) if len(values) != 1 or name in lists else values[0]
     for name in _RESERVED_NAMES.intersection(features):

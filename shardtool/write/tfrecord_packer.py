@@ -19,7 +19,7 @@ class TFRecordPacker(packer.Packer):
         kinds = {**content.numbers, **content.lists}
         names = [*enumerate(content.fields)]
         self._heads = [tfrecord_write.FeatureHead(name, kinds.get(code)) for code, name in names]
-        self._list_heads = [tfrecord_write.FeatureHead(name, kinds.get(code), whole=True) for code, name in names]
+        self._list_heads = [tfrecord_write.FeatureHead(name, kinds.get(code), is_list=True) for code, name in names]
         self._whole = content.is_list or bytes(len(self.codes))
         self._may_be_single = {code for code, kind in content.lists.items() if kind == "int64"}
         self._after_key = [name > tfrecord_write.KEY_FEATURE for name in content.fields]

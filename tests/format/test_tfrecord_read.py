@@ -108,7 +108,7 @@ def test_lists_of_other_writers() -> None:
     }  # fmt: skip
     assert (parsed["turned"][1], parsed["more"][1]) == (b"v", b"w")
     parsed_features = tfrecord_read.parse_features(field(1, many + loose + reversed_entry + empty + unknown), 0, "x")
-    assert {feature.name for feature in parsed_features if feature.whole} == {b"many", b"loose", b"none"}
+    assert {feature.name for feature in parsed_features if feature.is_list} == {b"many", b"loose", b"none"}
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=3), st.binary(max_size=12))

@@ -107,7 +107,7 @@ def test_the_head_of_a_payload_of_any_size(name: bytes, number: Kind) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_head_of_a_list_of_any_size(name: bytes, number: Kind) -> None:
     """The head of a whole list ends before the list's content."""
-    head, list_head = FeatureHead(name, number), FeatureHead(name, number, whole=True)
+    head, list_head = FeatureHead(name, number), FeatureHead(name, number, is_list=True)
     for size in EDGES:
         list_size = 1 + len(tfrecords.varint(size)) + size
         assert list_head(list_size) + b"\x0a" + tfrecords.varint(size) == head(size)
