@@ -30,7 +30,7 @@ class RecordColumns(NamedTuple):
 
     Attributes:
         first: int64[samples + 1], first row of each sample.
-        stored: int64[rows], size of each payload in the shard in bytes.
+        stored_sizes: int64[rows], size of each payload in the shard in bytes.
         is_list: bool[rows], whether the payload is an encoded list of TFRecord values. None if there are no lists.
     """
 
@@ -38,7 +38,7 @@ class RecordColumns(NamedTuple):
     first: NDArray[np.int64]
     fields: tuple[str, ...]
     code: NDArray[np.uint16]
-    stored: NDArray[np.int64]
+    stored_sizes: NDArray[np.int64]
     is_list: NDArray[np.bool_] | None = None
 
 
@@ -53,7 +53,7 @@ def sample_sizes(shard_format: str, payloads: RecordColumns) -> NDArray[np.int64
     for start in range(0, len(sizes), _CHUNK_ROWS):
         part = _slice_samples(payloads, start, min(start + _CHUNK_ROWS, len(sizes)))
         heads, tails = head_and_tail_sizes(shard_format, part)
-        sizes[start : start + _CHUNK_ROWS] = np.add.reduceat(heads + part.stored + tails, part.first[:-1])
+        sizes[start : start + _CHUNK_ROWS] = np.add.reduceat(heads + part.stored_sizes + tails, part.first[:-1])
     return sizes
 
 
@@ -62,30 +62,30 @@ def _slice_samples(payloads: RecordColumns, start: int, stop: int) -> RecordColu
     keys = PackedStrings(payloads.keys.data, payloads.keys.starts[start : stop + 1])
     first = payloads.first[start : stop + 1] - payloads.first[start]
     is_list = None if payloads.is_list is None else payloads.is_list[rows]
-    return RecordColumns(keys, first, payloads.fields, payloads.code[rows], payloads.stored[rows], is_list)
+    return RecordColumns(keys, first, payloads.fields, payloads.code[rows], payloads.stored_sizes[rows], is_list)
 
 
 def _tar_sizes(payloads: RecordColumns) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     endings = [b"." + to_bytes(field) for field in payloads.fields]
     lengths = np.repeat(payloads.keys.lengths(), np.diff(payloads.first))
     lengths += np.array([len(ending) for ending in endings] or [0], np.int64)[payloads.code]
-    heads = np.full(len(payloads.stored), tar_write.TAR_BLOCK_BYTES, np.int64)
-    is_special = (lengths > tar_write.USTAR_NAME_BYTES) | (payloads.stored > tar_write.MAX_USTAR_SIZE)
+    heads = np.full(len(payloads.stored_sizes), tar_write.TAR_BLOCK_BYTES, np.int64)
+    is_special = (lengths > tar_write.USTAR_NAME_BYTES) | (payloads.stored_sizes > tar_write.MAX_USTAR_SIZE)
     for row in np.flatnonzero(is_special).tolist():
         name = payloads.keys[int(np.searchsorted(payloads.first, row, "right")) - 1] + endings[int(payloads.code[row])]
         splits = tar_write.split_prefix(name) is not None
-        heads[row] = tar_write.header_size(len(name), int(payloads.stored[row]), splits=splits)
-    return heads, -payloads.stored & (tar_write.TAR_BLOCK_BYTES - 1)
+        heads[row] = tar_write.header_size(len(name), int(payloads.stored_sizes[row]), splits=splits)
+    return heads, -payloads.stored_sizes & (tar_write.TAR_BLOCK_BYTES - 1)
 
 
 def _tfrecord_sizes(payloads: RecordColumns) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     names = [to_bytes(field) for field in payloads.fields]
     lengths = np.array([len(name) for name in names] or [0], np.int64)[payloads.code]
-    heads = _feature_sizes(lengths, payloads.stored, payloads.is_list) - payloads.stored
+    heads = _feature_sizes(lengths, payloads.stored_sizes, payloads.is_list) - payloads.stored_sizes
     tails = np.zeros(len(heads), np.int64)
     keys = _feature_sizes(np.int64(len(tfrecord_write.KEY_FEATURE)), payloads.keys.lengths())
     starts, lasts = payloads.first[:-1], payloads.first[1:] - 1
-    data = np.add.reduceat(heads + payloads.stored, starts) + keys
+    data = np.add.reduceat(heads + payloads.stored_sizes, starts) + keys
     heads[starts] += tfrecord_write.FRAME_HEAD_BYTES + 1 + _varint_sizes(data)
     tails[lasts] += tfrecord_write.FRAME_TAIL_BYTES
     # Features are sorted by name, so the key's feature is before the first field whose name is greater.

@@ -61,7 +61,7 @@ class ExampleFeature(NamedTuple):
     """A feature of an Example, and where its value is in the shard.
 
     Attributes:
-        is_list: Whether `offset` and `size` are those of the whole list, including tags and lengths. Otherwise, they are
+        is_list: Whether `offset` and `size` are those of the whole list, with tags and lengths. Otherwise, they are
             those of a single value or of packed numbers.
     """
 

@@ -54,7 +54,7 @@ class Plan:
     """Samples in shard order, and where the shards end.
 
     Attributes:
-        stored: int64[rows], payload bytes in the shard. None if they are equal to `entries.rows.size`.
+        stored_sizes: int64[rows], payload bytes in the shard. None if they are equal to `entries.rows.size`.
         order: int64[samples], the sample at each position of the plan. None if samples keep the order of `entries`.
         total: int64[samples + 1], bytes of all samples before each position.
         ends: int64[shards], the position after the last sample of each shard.
@@ -64,7 +64,7 @@ class Plan:
 
     format: str
     entries: SampleTable
-    stored: NDArray[np.int64] | None
+    stored_sizes: NDArray[np.int64] | None
     order: NDArray[np.int64] | None
     total: NDArray[np.int64]
     ends: NDArray[np.int64]

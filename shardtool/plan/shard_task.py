@@ -30,7 +30,7 @@ def build_shard_samples(plan: Plan, shard: int) -> ShardSamples:
     """Return the data that a worker needs to write a shard, as plain bytes."""
     first, last = plan.span(shard)
     entries = replace(plan.entries, metadata=None).take(plan.sample_numbers(shard))
-    stored = entries.rows.size if plan.stored is None else plan.stored[plan.rows(shard)]
+    stored = entries.rows.size if plan.stored_sizes is None else plan.stored_sizes[plan.rows(shard)]
     content = ShardContent(
         keys=entries.keys.data,
         counts=entries.counts().astype(np.uint16).tobytes(),

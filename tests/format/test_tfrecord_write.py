@@ -189,7 +189,7 @@ def _payloads(samples: list[tuple[bytes, dict[bytes, int]]]) -> RecordColumns:
         first=np.cumsum([0, *(len(fields) for _, fields in samples)]),
         fields=tuple(name.decode() for name in names),
         code=np.array([code for code, _ in rows], np.uint16),
-        stored=np.array([size for _, size in rows], np.int64),
+        stored_sizes=np.array([size for _, size in rows], np.int64),
     )
 
 
@@ -218,7 +218,7 @@ def test_record_sizes_follow_from_names_and_sizes(samples: list[tuple[bytes, dic
         expected += rows
     assert list(zip(heads.tolist(), tails.tolist(), strict=True)) == expected
     rows_of = np.repeat(np.arange(len(samples)), np.diff(payloads.first))
-    totals = np.bincount(rows_of, heads + tails + payloads.stored)
+    totals = np.bincount(rows_of, heads + tails + payloads.stored_sizes)
     assert sample_sizes("tfrecord", payloads).tolist() == totals.astype(np.int64).tolist()
 
 
