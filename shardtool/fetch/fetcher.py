@@ -158,7 +158,7 @@ class HttpFetcher:
             result = await self._client.get(self._urls[number], number, limits)
         except Exception as error:  # noqa: BLE001 - raised by take()
             result = error
-        self._times.file_done(number)
+        self._times.file_finished(number)
         if number < limits.head:
             limits.release(len(result) if isinstance(result, bytes) else 0)
             return

@@ -52,7 +52,7 @@ class HostTimes:
         """Record that the request for a file finishes."""
         self._seconds[self._hosts[number]] += self._now() - self._active.pop(number)
 
-    def file_done(self, number: int) -> None:
+    def file_finished(self, number: int) -> None:
         """Record that a file is complete or has failed."""
         host = self._hosts[number]
         self._finished[host] += 1

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from shardtool.select.key_pattern import KeyPattern
     from shardtool.source.base import Listing, Writable
 
-    Found = tuple[SampleTable, tuple[Skipped, ...], list[str]]
+    FolderListing = tuple[SampleTable, tuple[Skipped, ...], list[str]]
 
 
 _LISTING_BYTES_PER_MEMBER = 128
@@ -134,7 +134,7 @@ class ArchiveSource(FolderSource):
             remedy = f"Run again with {flag_text('resume')}."
             raise SampleFailed(self._path, "changed while it was packed", expected=expected, remedy=remedy)
 
-    def _list(self, pool: Pool, observer: Observer, pattern: KeyPattern | None) -> Found:  # noqa: ARG002 - one process
+    def _list(self, pool: Pool, observer: Observer, pattern: KeyPattern | None) -> FolderListing:  # noqa: ARG002 - one process
         import numpy as np
 
         from shardtool.entries.sample_table import FieldSpans

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from shardtool.skipped import Skipped
     from shardtool.storage.remote.buckets import BucketEntry
 
-    Found = tuple[SampleTable, tuple[Skipped, ...], list[str]]
+    FolderListing = tuple[SampleTable, tuple[Skipped, ...], list[str]]
 
 
 class FolderSource(Source):
@@ -93,7 +93,7 @@ class FolderSource(Source):
         listed = selection.sort_and_limit(listed, options)
         return selection.rename_listed_keys(listed, options, by_key=self.by_key)
 
-    def _list(self, pool: Pool, observer: Observer, pattern: KeyPattern | None) -> Found:
+    def _list(self, pool: Pool, observer: Observer, pattern: KeyPattern | None) -> FolderListing:
         parts = self._tree.scan(pool, observer)
         entries, skipped = self._with_keys(*collect_samples(self._tree.root, parts), pattern)
         return entries, skipped, system_file_notes(parts)
@@ -273,7 +273,7 @@ class FileTree(NamedTuple):
             parts[number] = part
             observer.listed(len(part.counts))
         importer.join()
-        return [top.packed(), *(parts[number] for number in sorted(parts))]
+        return [top.join_keys(), *(parts[number] for number in sorted(parts))]
 
     def _scan_objects(self, observer: Observer) -> ScanPart:
         where, total = to_text(self.root), 0

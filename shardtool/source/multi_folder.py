@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from shardtool.request.observer import Observer
     from shardtool.select.key_pattern import KeyPattern
 
-    Found = tuple[SampleTable, tuple[Skipped, ...], list[str]]
+    FolderListing = tuple[SampleTable, tuple[Skipped, ...], list[str]]
 
 
 _MAX_LISTED_NAMES = 3
@@ -57,7 +57,7 @@ class MultiFolderSource(FolderSource):
         self._name = ",".join(map(printable, self._labels))
         self._source = ", ".join(sources)
 
-    def _list(self, pool: Pool, observer: Observer, pattern: KeyPattern | None) -> Found:
+    def _list(self, pool: Pool, observer: Observer, pattern: KeyPattern | None) -> FolderListing:
         scans = [tree.scan(pool, observer) for tree in self._trees]
         import numpy as np
 

@@ -19,7 +19,7 @@ from shardtool.names import to_output_name
 from shardtool.pattern import DATASET_SUFFIX
 from shardtool.shard_samples import SpanFile
 from shardtool.source import source_shard
-from shardtool.source.source_shard import FilesSeen, SourceShard
+from shardtool.source.source_shard import ExaminedFiles, SourceShard
 from shardtool.storage.lookup import file_info, list_folder_names, map_paths
 from shardtool.storage.paths import base_name, join
 from shardtool.storage.remote.address import is_url
@@ -31,14 +31,16 @@ if TYPE_CHECKING:
     from shardtool.values import DatasetLike, NumberType
 
 
-def open_datasets(sources: Sequence[DatasetLike], seen: FilesSeen) -> tuple[list[StoredDataset], list[SourceShard]]:
-    """Return the given datasets and their shards. Only dataset files are read. The files are added to `seen`."""
+def open_datasets(
+    sources: Sequence[DatasetLike], examined: ExaminedFiles
+) -> tuple[list[StoredDataset], list[SourceShard]]:
+    """Return the given datasets and their shards. Only dataset files are read. The files are added to `examined`."""
     datasets, shards = list[StoredDataset](), list[SourceShard]()
     for number, source in enumerate(sources):
         dataset = find_dataset(source).read()
         file = dataset.file
         if file is not None and dataset.dataset_file is not None:
-            seen.add(dataset.dataset_file, file_info(dataset.dataset_file))
+            examined.add(dataset.dataset_file, file_info(dataset.dataset_file))
         elif dataset.dataset_file is None:
             _check_one_dataset(dataset)
         record_types: Mapping[str, NumberType] | None = None
@@ -47,7 +49,7 @@ def open_datasets(sources: Sequence[DatasetLike], seen: FilesSeen) -> tuple[list
         if file is not None and is_ours and not any(feature.is_list for feature in file.features.values()):
             record_types = number_features(file.features)
         for stored, file_stat in zip(dataset.shards, map_paths(source_shard.stat_shard, dataset.paths), strict=True):
-            seen.add(stored.path, file_stat)
+            examined.add(stored.path, file_stat)
             if stored.entry is not None and stored.entry.size != file_stat.st_size:
                 problem, expected = f"{file_stat.st_size:,} bytes", f"{stored.entry.size:,}, as in the dataset file"
                 remedy = "Run `shardtool verify` to see what is wrong."

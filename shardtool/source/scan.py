@@ -73,7 +73,7 @@ def scan_items(task: ScanTask) -> ScanPart:
             stack += _expand_folder(task.root, task.rules, item, part)[::-1]
         else:
             _add_files(part, task.root, item)
-    return part.packed()
+    return part.join_keys()
 
 
 def make_scan_tasks(root: bytes, rules: ScanRules, parts: int, top: ScanPart) -> Iterator[ScanTask]:

@@ -115,7 +115,7 @@ class ScanPart:
     skipped: list[Skipped] = field(default_factory=list)
     system_files: Counter[bytes] = field(default_factory=Counter)
 
-    def packed(self) -> ScanPart:
+    def join_keys(self) -> ScanPart:
         """Join the keys into one buffer, which is faster to send between processes."""
         self.keys = [b"".join([key + b"\0" for key in self.keys])]
         return self

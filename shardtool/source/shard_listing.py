@@ -38,7 +38,7 @@ from shardtool.source.open_datasets import (
     open_datasets,
     source_dataset_name,
 )
-from shardtool.source.source_shard import FilesSeen, SourceShard
+from shardtool.source.source_shard import ExaminedFiles, SourceShard
 from shardtool.storage.lookup import map_paths
 from shardtool.table.keys import gather_keys
 from shardtool.units import pluralize
@@ -89,10 +89,10 @@ def list_datasets(  # noqa: PLR0913 - keyword options
     def is_wanted(name: str) -> bool:
         return not as_stored and (not only or name in only) and name not in without
 
-    seen = FilesSeen()
-    datasets, shards = open_datasets(sources, seen)
+    examined = ExaminedFiles()
+    datasets, shards = open_datasets(sources, examined)
     notes = [note for dataset in datasets for note in dataset_notes(dataset)]
-    parts = _list_shards(shards, seen, pool, observer, salvage=salvage)
+    parts = _list_shards(shards, examined, pool, observer, salvage=salvage)
     for part in parts:
         _check_fields(part, is_wanted)
     classes, class_notes = merge_classes(datasets, parts, is_wanted)
@@ -108,7 +108,7 @@ def list_datasets(  # noqa: PLR0913 - keyword options
             )
     skipped = tuple(row for part in parts for row in part.skipped)
     damaged = numbers.damaged(parts)
-    entries = _make_entries(parts, numbers, seen)
+    entries = _make_entries(parts, numbers, examined)
     types = _merge_types(datasets, numbers)
     entries = replace(entries, values=entries.values._replace(types=types, classes=classes), metadata=columns)
     if damaged:
@@ -137,14 +137,14 @@ def list_datasets(  # noqa: PLR0913 - keyword options
 
 
 def _list_shards(
-    shards: list[SourceShard], seen: FilesSeen, pool: Pool, observer: Observer, *, salvage: bool
+    shards: list[SourceShard], examined: ExaminedFiles, pool: Pool, observer: Observer, *, salvage: bool
 ) -> list[SourceShard]:
     parts, to_scan, with_index = [*shards], list[int](), set[int]()
     for index, sidecar in enumerate(map_paths(source_shard.read_sidecar_bytes, shards, lambda shard: shard.path)):
         if isinstance(sidecar, CorruptShard):
             raise sidecar
         if sidecar is not None:
-            seen.add(shards[index].path, sidecar[0])
+            examined.add(shards[index].path, sidecar[0])
             parts[index] = source_shard.apply_sidecar(shards[index], sidecar[1])
             with_index.add(index)
         if sidecar is None or source_shard.needs_scan(parts[index]):
@@ -186,7 +186,7 @@ def _check_fields(part: SourceShard, is_wanted: Callable[[str], bool]) -> None:
             raise InvalidRequest(part.where(int(owners[row])), found, expected="each field once", remedy=remedy)
 
 
-def _make_entries(parts: list[SourceShard], numbers: NumberFields, seen: FilesSeen) -> SampleTable:
+def _make_entries(parts: list[SourceShard], numbers: NumberFields, examined: ExaminedFiles) -> SampleTable:
     fields = sorted({name for part in parts for name in part.index.names}, key=to_bytes)
     check_field_count(parts[0].path if parts else "", fields)
     code_of = {name: index for index, name in enumerate(fields)}
@@ -219,11 +219,11 @@ def _make_entries(parts: list[SourceShard], numbers: NumberFields, seen: FilesSe
             kind=kind,
             size=_move_column(parts, "lengths", rows, np.int64),
             mtime_ns=np.broadcast_to(np.int64(0), row),
-            changed_ns=np.broadcast_to(np.int64(seen.changed_ns), row),
+            changed_ns=np.broadcast_to(np.int64(examined.changed_ns), row),
         ),
         values=FieldValues(texts, lists=numbers.lists),
         spans=FieldSpans(files, np.repeat(np.arange(len(parts), dtype=np.uint32), counts), offset, expected, is_list),
-        identity=seen.identity,
+        identity=examined.identity,
     )
 
 

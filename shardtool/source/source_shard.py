@@ -43,7 +43,7 @@ _UINT32_LIMIT = 2**32
 _REPLACE_ADVICE = "Get the file again, or recreate it from its source."
 
 
-class FilesSeen:
+class ExaminedFiles:
     """The files that a run has examined. `changed_ns` is their latest change in nanoseconds since 1970."""
 
     def __init__(self) -> None:

@@ -56,7 +56,7 @@ class _Fetches:
                 break
             busy[self.hosts[number]] -= 1
             self.times.request_finished(number)
-            self.times.file_done(number)
+            self.times.file_finished(number)
             self._begin(waiting, active, busy)
         return self.now
 
@@ -111,7 +111,7 @@ def test_estimate_for_a_silent_host() -> None:
     times.request_started(0)
     now[0] = 8
     times.request_finished(1)
-    times.file_done(1)
+    times.file_finished(1)
     assert times.estimate() == (8 * 3 / 2, "a", 0, 3, 8)
 
 
@@ -124,13 +124,13 @@ def test_estimate_for_a_hanging_file() -> None:
         times.request_started(number)
         now[0] += 1
         times.request_finished(number)
-        times.file_done(number)
+        times.file_finished(number)
     times.request_started(2)
     now[0] += 9
     assert times.estimate() == (1, "a", 2, 4, 1)
     times.request_started(3)
     times.request_finished(3)
-    times.file_done(3)
+    times.file_finished(3)
     assert times.estimate() == (9 / 2, "a", 3, 4, 9)
 
 

@@ -38,7 +38,7 @@ def _list(root: Path, rules: ScanRules | None = None, parts: int = 32) -> tuple[
     rules, top = rules or ScanRules(), ScanPart()
     start = os.fsencode(root) + b"/"
     parts_listed = [scan_items(task) for task in make_scan_tasks(start, rules, parts, top)]
-    return collect_samples(start, [top.packed(), *parts_listed])
+    return collect_samples(start, [top.join_keys(), *parts_listed])
 
 
 def _rows(entries: SampleTable) -> list[KeyField]:

@@ -44,7 +44,7 @@ def test_objects_equal_files(paths: list[str], rules: ScanRules) -> None:
         write_tree(Path(folder), {name: name.encode() for name in names})
         root, top = os.fsencode(folder) + b"/", ScanPart()
         parts = [scan_items(task) for task in make_scan_tasks(root, rules, 4, top)]
-        files, skipped = collect_samples(root, [top.packed(), *parts])
+        files, skipped = collect_samples(root, [top.join_keys(), *parts])
     listed = sorted(names, key=os.fsencode)
     parts_of_objects = [collect_objects((BucketEntry(name, len(os.fsencode(name)), 7, 5) for name in listed), rules)]
     objects, left_out = collect_samples(root, parts_of_objects)

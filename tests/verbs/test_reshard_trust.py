@@ -19,7 +19,7 @@ from shardtool import CorruptShard, CreateOptions, InvalidRequest, ReshardOption
 from shardtool.pack import resume
 from shardtool.request.observer import Observer
 from shardtool.source.open_datasets import open_datasets
-from shardtool.source.source_shard import FilesSeen
+from shardtool.source.source_shard import ExaminedFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -158,7 +158,7 @@ def test_other_files_beside_shards(tmp_path: Path) -> None:
         shard.addfile(tarfile.TarInfo("a.txt"))
     with (tmp_path / "annotations.json").open("wb") as file:
         file.truncate(2**30 + 1)
-    ((result,), _) = open_datasets([str(tmp_path / "x.tar")], FilesSeen())
+    ((result,), _) = open_datasets([str(tmp_path / "x.tar")], ExaminedFiles())
     assert result.file is None
 
 

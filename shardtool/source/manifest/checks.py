@@ -144,7 +144,7 @@ def check_keys(rows: TableRows, column: str | None, bad: NDArray[np.int64]) -> N
         rows.refuse(bad, problem, expected=expected, remedy=_key_advice())
 
 
-def check_endings_differ(
+def check_fields_differ(
     rows: TableRows, column: str | None, row_keys: PackedStrings, fields: NDArray[np.int64]
 ) -> None:
     """Refuse rows with the same key and field. Such rows have the same number in `fields`."""

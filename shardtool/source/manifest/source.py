@@ -313,7 +313,7 @@ class ManifestSource(Source):
             checks.check_unique(rows, source, names)
         elif keys.may_repeat(names):
             groups = group_rows(names.array())
-            checks.check_endings_differ(rows, source, names, groups.of_row * MAX_FIELDS + endings.codes)
+            checks.check_fields_differ(rows, source, names, groups.of_row * MAX_FIELDS + endings.codes)
             columns = [*roles.meta, *roles.columns_of("values")]
             expected = "one value for all files of a sample"
             remedy = f"Exclude it from {option_text('meta')}, or from {option_text('field')}."
