@@ -208,7 +208,7 @@ class Bug(PlainError):
         super().__init__(where, found, expected=expected, remedy=remedy or _REPORT_BUG, detail=detail)
 
     @classmethod
-    def of(cls, where: str, error: BaseException) -> Bug:
+    def from_exception(cls, where: str, error: BaseException) -> Bug:
         """Create a bug report from an unexpected exception, with the traceback as `detail`."""
         import traceback
 

@@ -15,7 +15,7 @@ from itertools import islice
 from shardtool.dataclass import dataclass
 from shardtool.errors import InvalidRequest, format_list, printable
 from shardtool.names import is_utf8, list_names, to_bytes, to_text
-from shardtool.shard_names import count_suffix, file_ending, is_compressed_name, is_shard_name, parse_format
+from shardtool.shard_names import file_ending, find_count_suffix, is_compressed_name, is_shard_name, parse_format
 
 SIDECAR_SUFFIX = ".index"
 SKIPPED_SUFFIX = ".skipped"
@@ -64,7 +64,7 @@ class ShardPattern:
         """The name of the dataset. For example, the name of `out-{000000..}.tar` is `out`."""
         rest = self.suffix.removesuffix(_shard_ending(self.shard(0)))
         base = f"{self.prefix}{rest}".strip("-_. ")
-        if count_suffix(self.shard(0)) and file_ending(base) in WRITABLE_FORMATS:  # x.tfrecord-00000-of-00010
+        if find_count_suffix(self.shard(0)) and file_ending(base) in WRITABLE_FORMATS:  # x.tfrecord-00000-of-00010
             base = base.removesuffix(file_ending(base))
         return base or "dataset"
 
@@ -84,7 +84,7 @@ class ShardPattern:
             return self.names[number]
         return f"{self.prefix}{self.first + number:0{self.width}d}{self.suffix}"
 
-    def closed(self, count: int) -> str:
+    def closed_pattern(self, count: int) -> str:
         """Return the pattern of the first `count` shards, for example `out/x-{000000..000041}.tar`.
 
         The result is empty if the names are not numbered consecutively. It is also empty if a number is longer than
@@ -255,14 +255,14 @@ def _parse_names(names: list[str]) -> ShardPattern:
     for name in plain:
         _check_ending(name, name)
     endings = {_shard_ending(name) for name in plain}
-    if len(endings) > 1 and not all(map(count_suffix, plain)):
+    if len(endings) > 1 and not all(map(find_count_suffix, plain)):
         raise InvalidRequest(where, f"several formats: {format_list(sorted(endings))}", expected="one")
     if twice := sorted(name for name, count in Counter(plain).items() if count > 1):
         raise InvalidRequest(where, f"duplicate names: {format_list(twice)}")
     ending = endings.pop() if len(endings) == 1 else ""
     stems = [name.removesuffix(ending) for name in plain]
     folder = "/" if names[0].startswith("/") and folders == {""} else folders.pop()
-    numbered = len(plain) > 1 or bool(count_suffix(plain[0]))
+    numbered = len(plain) > 1 or bool(find_count_suffix(plain[0]))
     prefix = os.path.commonprefix(stems)  # noqa: RUF071 - a prefix of characters, not of path components
     prefix = prefix.rstrip("0123456789") if numbered else prefix
     numbers = [stem[len(prefix) :] for stem in stems]
@@ -287,7 +287,7 @@ def _is_consecutive(numbers: list[str]) -> bool:
 def _shard_ending(name: str) -> str:
     ending = file_ending(name)
     compressed_ending = file_ending(name.removesuffix(ending)) + ending if is_compressed_name(name) else ""
-    return count_suffix(name) or compressed_ending or ending
+    return find_count_suffix(name) or compressed_ending or ending
 
 
 def _check_ending(where: str, name: str) -> None:

@@ -43,7 +43,7 @@ def parse_shard_name(name: str) -> ShardName | None:
 
 def is_shard_name(name: str) -> bool:
     """Return whether a name has a known extension or is a numbered name of TensorFlow."""
-    return parse_shard_name(name) is not None or bool(count_suffix(name))
+    return parse_shard_name(name) is not None or bool(find_count_suffix(name))
 
 
 def is_compressed_name(name: str) -> bool:
@@ -64,7 +64,7 @@ def file_ending(name: str) -> str:
     return match[0] if match else ""
 
 
-def count_suffix(name: str) -> str:
+def find_count_suffix(name: str) -> str:
     """Return the suffix `-of-01024` of a TensorFlow name such as `train-00003-of-01024`, or "" for other names."""
     match = _NUMBERED_NAME.search(name)
     return match[2] if match else ""

@@ -27,14 +27,14 @@ def test_a_closed_pattern_expands_to_the_shards(text: str, count: int) -> None:
     if pattern.names is not None:
         count = 1
     folder = f"{pattern.folder}/" if pattern.folder else ""
-    assert list(braceexpand(pattern.closed(count))) == [f"{folder}{pattern.shard(at)}" for at in range(count)]
+    assert list(braceexpand(pattern.closed_pattern(count))) == [f"{folder}{pattern.shard(at)}" for at in range(count)]
 
 
 def test_lists_have_no_closed_pattern() -> None:
     """Lists and numbers that get longer than their width have no closed pattern."""
-    assert parse_pattern("x-{08..}.tar").closed(105) == ""
-    assert parse_pattern(["a.tar", "b.tar"]).closed(2) == ""
-    assert parse_pattern(["x-0.tar", "x-1.tar", "x-2.tar"]).closed(3) == "x-{0..2}.tar"
+    assert parse_pattern("x-{08..}.tar").closed_pattern(105) == ""
+    assert parse_pattern(["a.tar", "b.tar"]).closed_pattern(2) == ""
+    assert parse_pattern(["x-0.tar", "x-1.tar", "x-2.tar"]).closed_pattern(3) == "x-{0..2}.tar"
 
 
 def test_the_summary_prints_the_webdataset_call(tmp_path: Path) -> None:

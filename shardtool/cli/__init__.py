@@ -212,7 +212,7 @@ def _describe_error(error: BaseException, arguments: list[str]) -> dict[str, Any
     elif isinstance(error, OSError) and error.errno in PROCESS_ERRNOS:
         failure = StoreFailed(where, os_error_text(error), remedy=FILE_LIMIT_FIX)
     else:
-        failure = Bug.of(where, error)
+        failure = Bug.from_exception(where, error)
     described = failure.to_json()
     if isinstance(failure, InvalidRequest) and verb:
         from shardtool.cli.commands import VERBS

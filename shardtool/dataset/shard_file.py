@@ -21,7 +21,7 @@ from shardtool.errors import (
 )
 from shardtool.fingerprint import crc32c
 from shardtool.format import tar_read, tar_write, tfrecord_read
-from shardtool.shard_names import READABLE_ENDINGS, ShardName, count_suffix, parse_shard_name
+from shardtool.shard_names import READABLE_ENDINGS, ShardName, find_count_suffix, parse_shard_name
 from shardtool.storage.files import open_file, read_head
 from shardtool.storage.lookup import dangling_target, is_file
 from shardtool.storage.paths import base_name
@@ -317,7 +317,7 @@ def detect_kind(path: str) -> ShardName:
         return kind
     if (is_file(path) if is_url(path) else os.path.lexists(path)) and (kind := detect_kind_by_content(path)):
         return kind
-    if count_suffix(base_name(path)):
+    if find_count_suffix(base_name(path)):
         return ShardName("tfrecord")
     expected = f"a name that ends in one of {READABLE_ENDINGS}"
     raise InvalidRequest(path, "neither a tar nor a TFRecord file, by its name and its first bytes", expected=expected)

@@ -106,8 +106,8 @@ class FieldValues(NamedTuple):
     """Values and value types, by field name.
 
     Attributes:
-        inline: The payloads of INLINE rows as text (see `inline_payload`). There is one text per sample, even for
-            samples without the field.
+        inline: The payloads of INLINE rows as text (see `decode_inline_payload`). There is one text per sample, even
+            for samples without the field.
         types: The original type of values that are stored as text. Bytes and unknown types are omitted.
         lists: The value types of fields with TFRecord lists. All rows of such a field are SPAN rows.
     """

@@ -89,7 +89,7 @@ def as_reportable(location: str, error: Exception) -> Exception:
         return error
     if is_out_of_memory(error):
         return OutOfMemory(location, "not enough memory", remedy=f"{MEMORY_FIX} Use fewer {option_text('workers')}.")
-    return Bug.of(location, error)
+    return Bug.from_exception(location, error)
 
 
 def make_reporter(

@@ -356,7 +356,7 @@ class RayPool(Pool):
         try:
             answer = future.result()
         except exceptions.RayTaskError as error:  # the node could not load the arguments of the task
-            raise Bug.of(task_text, error) from None
+            raise Bug.from_exception(task_text, error) from None
         except exceptions.RayError as error:
             found = f"lost {MAX_ATTEMPTS} times: {' '.join(str(error).split())[:300]}"
             raise WorkerDied(task_text, found, remedy=self._advice) from None

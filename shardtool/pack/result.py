@@ -52,7 +52,7 @@ def make_result(planned: Planned, finished: Sequence[FinishedOutput], *, merged:
 
 def _make_split_result(output: FinishedOutput) -> SplitResult:
     shards, pattern = output.dataset.shards, output.destination.pattern
-    urls = pattern.closed(len(shards)) if pattern.format == "tar" and output.destination.part is None else ""
+    urls = pattern.closed_pattern(len(shards)) if pattern.format == "tar" and output.destination.part is None else ""
     shard = os.path.join(pattern.folder, pattern.shard(0))
     is_unreadable = "{" in shard or "webdataset" in unopenable_by(to_output_name(shard))
     return SplitResult(

@@ -200,7 +200,7 @@ class CreateOptions(SelectingOptions):
     def check_for(self, *, manifest: bool) -> None:
         """Raise InvalidRequest if an option does not apply to this kind of source: a manifest or a folder."""
         if not manifest:
-            self.check_joined_form()
+            self.check_table_options()
         source, other = ("manifest", "folder") if manifest else ("folder", "manifest")
         for name, spec in option_specs(type(self)).items():
             if spec.only_for == other and self.is_given(name):
@@ -282,7 +282,7 @@ class ReshardOptions(SelectingOptions):
 
     def __post_init__(self) -> None:
         SelectingOptions.__post_init__(self)
-        self.check_joined_form()
+        self.check_table_options()
         if (memory := parse_size(self.memory)) < _MIN_MEMORY_BYTES:
             expected = f"at least {format_size(_MIN_MEMORY_BYTES)}"
             raise InvalidRequest(option_text("memory"), format_size(memory), expected=expected)

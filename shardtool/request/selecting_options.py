@@ -182,11 +182,11 @@ class SelectingOptions(OutputOptions):
     )
 
     @property
-    def text_form(self) -> DelimitedFormat:
+    def delimited_format(self) -> DelimitedFormat:
         """Format of text tables, from the options `delimiter` and `no_header`."""
         return DelimitedFormat(self.delimiter or "", not self.no_header)
 
-    def check_joined_form(self) -> None:
+    def check_table_options(self) -> None:
         """Raise InvalidRequest if an option for a table is given without a table."""
         if table_option := self.first_given(*(() if self.join is not None else ("delimiter", "no_header", "collect"))):
             raise InvalidRequest(

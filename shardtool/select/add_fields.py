@@ -37,7 +37,7 @@ class NewField(NamedTuple):
     """A field to add to samples, with its values.
 
     Attributes:
-        texts: The value for each sample as text (see `inline_payload`).
+        texts: The value for each sample as text (see `decode_inline_payload`).
         has_value: bool[samples], whether the sample gets the field.
         column: The values if they are numbers. They replace the metadata column of the same name.
     """

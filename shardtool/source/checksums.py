@@ -14,7 +14,7 @@ from shardtool.fingerprint import PAYLOAD_DIGEST_SIZE, crc32c
 from shardtool.format import zip_read
 from shardtool.format.tfrecord_write import encode_number
 from shardtool.request.observer import Observer
-from shardtool.shard_samples import FILE, INLINE, LINK, SPAN, inline_payload
+from shardtool.shard_samples import FILE, INLINE, LINK, SPAN, decode_inline_payload
 from shardtool.source.read_tasks import FILES_PER_TASK, FileReads, SpanReads, choose_parallel_reads, payload_tasks
 from shardtool.storage import files
 from shardtool.storage.remote import requests
@@ -110,7 +110,7 @@ def inline_payloads(entries: SampleTable, rows: Rows, *, as_numbers: bool) -> It
     for sample, code in zip(owners.tolist(), entries.rows.code[rows].tolist(), strict=True):
         field = entries.fields[code]
         text, number = entries.values.inline[field].span(sample, sample + 1)[:-1], numbers.get(field)
-        yield inline_payload(text) if number is None or not as_numbers else encode_number(text, number)
+        yield decode_inline_payload(text) if number is None or not as_numbers else encode_number(text, number)
 
 
 def _read_checksums(

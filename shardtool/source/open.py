@@ -51,7 +51,7 @@ def _open_listed(source: Any, options: CreateOptions, outputs: Sequence[ShardPat
         check_archive(archive[0])
         options.check_for(manifest=False)
         return ArchiveSource(*archive, options)
-    is_manifest = is_table(source, options.text_form)
+    is_manifest = is_table(source, options.delimited_format)
     options.check_for(manifest=is_manifest)
     if is_manifest:
         from shardtool.source.manifest.source import ManifestSource
@@ -80,7 +80,7 @@ def _open_folders(sources: Sequence[Any], options: CreateOptions, outputs: Seque
             remedy = f"To pack some files of a folder, use {option_text('include', '*.jpg')}."
             if not is_path:
                 remedy = "Rows are packed as a table: pyarrow.Table.from_pylist(rows)."
-            elif is_table(path, options.text_form):
+            elif is_table(path, options.delimited_format):
                 found = f"one of {len(sources)} sources, but a table"
                 expected = "only tables, or only folders whose files share their keys"
                 remedy = _one_table(sources, path)
@@ -103,7 +103,7 @@ def _one_table(sources: Sequence[Any], table: Any) -> str:
 
 
 def _is_table_path(path: Any, options: CreateOptions) -> bool:
-    return isinstance(path, str | os.PathLike) and os.fspath(path) != "-" and is_table(path, options.text_form)
+    return isinstance(path, str | os.PathLike) and os.fspath(path) != "-" and is_table(path, options.delimited_format)
 
 
 def _may_be_folder(path: str) -> bool:

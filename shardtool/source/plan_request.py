@@ -94,7 +94,7 @@ def _find_source(source: object, options: CreateOptions) -> PlanRequest:
         file = SpanFile(file_path, *stamp, "zip" if path.lower().endswith(".zip") else "tar")
         names, identity = (folder_name(path), folder), source_identity(file_path)
         return PlanRequest("archive", names, (stamp,), archive=file, identity=identity)
-    if is_table(path, options.text_form):
+    if is_table(path, options.delimited_format):
         stamps = tuple(map(_file_stamp, list_parquet_files(path) if os.path.isdir(path) else [path]))
         root = os.fsencode(options.root or folder_of(path.rstrip("/")) or ".").rstrip(b"/") + b"/"
         return PlanRequest("manifest", (folder_name(path),), stamps, root, outside=options.allow_outside)

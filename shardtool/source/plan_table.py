@@ -15,7 +15,7 @@ from shardtool.entries.arrow import append_nuls, concat_values, number_array, nu
 from shardtool.entries.sample_table import FieldRows, FieldSpans, FieldValues, SampleTable
 from shardtool.entries.strings import PackedStrings, StringColumn
 from shardtool.names import MAX_FIELDS, to_bytes
-from shardtool.shard_samples import ENCODED_PAYLOAD_MARK, FILE, INLINE, SPAN, inline_payload
+from shardtool.shard_samples import ENCODED_PAYLOAD_MARK, FILE, INLINE, SPAN, decode_inline_payload
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -201,5 +201,5 @@ def _payload_lengths(texts: PackedStrings) -> NDArray[np.int64]:
     lengths = texts.lengths()
     if ENCODED_PAYLOAD_MARK in texts.data:
         for first, chunk in texts.chunks():
-            lengths[first : first + len(chunk)] = [len(inline_payload(text)) for text in chunk]
+            lengths[first : first + len(chunk)] = [len(decode_inline_payload(text)) for text in chunk]
     return lengths

@@ -88,7 +88,7 @@ def join_and_filter(listed: Listing, options: SelectingOptions, *, may_lack_valu
     if options.join is not None:
         from shardtool.select.join import join_table
 
-        on, form, collect = options.on or "", options.text_form, options.collect
+        on, form, collect = options.on or "", options.delimited_format, options.collect
         joined = join_table(listed.entries, options.join, on, form, collect)
         recorded, names = {**listed.recorded, "join": joined.name}, {**joined.classes}
         notes, columns = (*listed.notes, *joined.notes), (*joined.columns,)

@@ -65,7 +65,7 @@ def check_field_values(
 
 
 def field_texts(field: str, values: pa.Array) -> ArrowStrings:
-    """Return the payloads of a field as text (see `inline_payload`). Call `check_field_values` first."""
+    """Return the payloads of a field as text (see `decode_inline_payload`). Call `check_field_values` first."""
     if _ending(field) == "npy":
         return _npy_texts(values)
     return render_column(pa.table({field: values}), render_values)

@@ -52,7 +52,7 @@ class ArrowStrings:
     Attributes:
         render: Function that creates the texts in a slice or at given positions, each followed by NUL.
         positions: The positions of the selected texts, or None for all texts.
-        size: The size of each payload, if all texts are encoded (see `inline_payload`) and have the same size.
+        size: The size of each payload, if all texts are encoded (see `decode_inline_payload`) and have the same size.
     """
 
     count: int

@@ -19,7 +19,7 @@ from shardtool.errors import CorruptShard, SampleFailed
 from shardtool.fingerprint import crc32c
 from shardtool.messages import flag_text, option_text
 from shardtool.names import resolve_source_path, to_text
-from shardtool.shard_samples import FILE, INLINE, LINK, SPAN, inline_payload
+from shardtool.shard_samples import FILE, INLINE, LINK, SPAN, decode_inline_payload
 from shardtool.skipped import INTENDED_CODES, Skipped
 from shardtool.storage.files import READ_FOLLOWING, READ_PLAIN, open_source_file, read_file, read_unchanged
 from shardtool.storage.paths import is_address
@@ -88,7 +88,7 @@ class Packer:
         self.endings = [b"." + name for name in self.content.fields]
         self.codes = array("H", self.content.codes).tolist()
         self.sizes = array("q", self.content.sizes).tolist()
-        self.inline = [*map(inline_payload, split_names(self.content.inline))]
+        self.inline = [*map(decode_inline_payload, split_names(self.content.inline))]
         self.mtimes = array("q", samples.mtimes).tolist()
         self.paths = split_names(samples.paths) if samples.paths else None
         if samples.folders and self.paths is not None:

@@ -150,7 +150,7 @@ def test_delimiter_is_refused_for_other_formats(source: Any, tmp_path: Path) -> 
 @pytest.mark.parametrize(("given", "kept"), [("tab", "\t"), ("\\t", "\t"), ("\t", "\t"), ("|", "|"), (" ", " ")])
 def test_delimiter_spellings(given: str, kept: str) -> None:
     """A tab has a name, and equivalent spellings are recorded in the same way."""
-    assert CreateOptions(delimiter=given).text_form == DelimitedFormat(kept)
+    assert CreateOptions(delimiter=given).delimited_format == DelimitedFormat(kept)
     assert CreateOptions(delimiter=given, no_header=True).recorded() == {"delimiter": kept, "no_header": True}
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shardtool import InvalidRequest
 from shardtool.names import BINARY_ENDINGS
-from shardtool.shard_samples import inline_payload
+from shardtool.shard_samples import decode_inline_payload
 from shardtool.table.payloads import check_field_values, field_texts, field_type
 from shardtool.table.rows import TableRows
 
@@ -75,7 +75,7 @@ def test_lists_of_numbers_are_npy_files(data: st.DataObject) -> None:
         [item + b"\0" for item in texts.span(0, len(rows)).split(b"\0")[first:-1]]
     )
     for some, expected in ((texts, rows), (taken, [rows[at] for at in which.tolist()])):
-        payloads = [inline_payload(text) for text in some.span(0, len(some)).split(b"\0")[:-1]]
+        payloads = [decode_inline_payload(text) for text in some.span(0, len(some)).split(b"\0")[:-1]]
         assert [*map(len, payloads)] == some.lengths().tolist()
         for payload, row in zip(payloads, expected, strict=True):
             if row is None:  # nothing reads it
@@ -126,9 +126,9 @@ def test_text_is_refused_for_binary_formats(ending: str) -> None:
 
 def test_encoded_payloads() -> None:
     """Text is its own payload; an encoded payload with invalid digits is an error."""
-    assert inline_payload("\xff é".encode()) == "\xff é".encode()
-    assert inline_payload(b"") == b""
-    assert inline_payload(b"\xff00ff") == b"\x00\xff"
+    assert decode_inline_payload("\xff é".encode()) == "\xff é".encode()
+    assert decode_inline_payload(b"") == b""
+    assert decode_inline_payload(b"\xff00ff") == b"\x00\xff"
     for wrong in (b"\xff0", b"\xffzz"):
         with pytest.raises(ValueError, match=r"digit|length"):
-            inline_payload(wrong)
+            decode_inline_payload(wrong)

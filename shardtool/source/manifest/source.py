@@ -81,7 +81,7 @@ class ManifestSource(Source):
     def __init__(self, source: object, options: CreateOptions) -> None:
         self._options, self._known = options, read_classes(options.classes_from)
         requested = {column for _, column in requested_columns(options)}
-        self._table = table = open_table(source, requested, options.text_form)
+        self._table = table = open_table(source, requested, options.delimited_format)
         self.name, self._where = table.name, table.location
         ending_of = partial(first_ending, table, dots=options.dots or "first")
         self._roles = roles = choose_roles(self._where, table.schema, options, ending_of)
