@@ -15,14 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from shardtool.storage.remote import retry
-from shardtool.storage.remote.network import (
-    NETWORK_VARIABLES,
-    extra_certificates,
-    proxy_for,
-    proxy_headers,
-    tls_context,
-)
+from shardtool.storage.remote import network, retry
 from shardtool.storage.remote.store_access import not_installed_error
 
 if TYPE_CHECKING:
@@ -172,11 +165,12 @@ def _make_pool(_pid: int, scheme: str, proxy: str | None, _environment: tuple[st
     is_plain = "https" not in (scheme, urlsplit(proxy or "").scheme)
     options: dict[str, Any] = {"maxsize": MAX_CONNECTIONS_PER_SERVER, "retries": False, "timeout": timeout}
     # Load certificates from the environment even for plain HTTP, to report a wrong file early.
-    context = options["ssl_context"] = None if is_plain and not extra_certificates() else tls_context()
+    context = options["ssl_context"] = None if is_plain and not network.extra_certificates() else network.tls_context()
     if proxy is None:
         pool = urllib3.PoolManager(**options)
     else:
-        pool = urllib3.ProxyManager(proxy, proxy_headers=proxy_headers(proxy), proxy_ssl_context=context, **options)
+        headers = network.proxy_headers(proxy)
+        pool = urllib3.ProxyManager(proxy, proxy_headers=headers, proxy_ssl_context=context, **options)
     pool.pool_classes_by_scheme = _pool_classes()
     return pool
 
@@ -185,7 +179,7 @@ def connections_for(url: str) -> urllib3.PoolManager:
     """Return this process's connection pools for a URL."""
     try:
         with _POOL_LOCK:
-            settings = tuple(map(os.environ.get, NETWORK_VARIABLES))
-            return _make_pool(os.getpid(), urlsplit(url).scheme, proxy_for(url), settings)
+            settings = tuple(map(os.environ.get, network.NETWORK_VARIABLES))
+            return _make_pool(os.getpid(), urlsplit(url).scheme, network.proxy_for(url), settings)
     except ImportError:
         raise not_installed_error("urllib3") from None
