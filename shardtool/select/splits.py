@@ -39,7 +39,7 @@ class SplitAssignment(NamedTuple):
 
     Attributes:
         names: The splits in the requested order, or in byte order if they are values of a column.
-        number: The split of each sample, as an index in `names`.
+        number: int16[samples], the index in `names` of the split of each sample.
     """
 
     names: tuple[str, ...]

@@ -72,9 +72,9 @@ class Table:
         """Yield all rows of the given columns as record batches."""
         yield from self.read(columns, ()).to_batches()
 
-    def parts(self, column: str, part: str) -> Iterator[pa.Array]:
+    def iter_struct_field(self, column: str, field: str) -> Iterator[pa.Array]:
         """Yield the values of one field of a struct column."""
-        index = self.schema.field(column).type.get_field_index(part)
+        index = self.schema.field(column).type.get_field_index(field)
         for batch in self.batches([column]):
             yield batch.column(0).flatten()[index]
 

@@ -118,12 +118,12 @@ class ParquetTable(_FileTable):
                 yield from file.iter_batches(_BATCH_ROWS, columns=columns, use_threads=False)
         self._check_same()
 
-    def parts(self, column: str, part: str) -> Iterator[pa.Array]:
+    def iter_struct_field(self, column: str, field: str) -> Iterator[pa.Array]:
         """Yield the values of one field of a struct column. Other fields are not read."""
         for _, file in self._open_files(pre_buffer=False):
             for group in range(file.num_row_groups):
-                for chunk in file.read_row_group(group, columns=[f"{column}.{part}"], use_threads=False)[0].chunks:
-                    yield chunk.flatten()[chunk.type.get_field_index(part)]
+                for chunk in file.read_row_group(group, columns=[f"{column}.{field}"], use_threads=False)[0].chunks:
+                    yield chunk.flatten()[chunk.type.get_field_index(field)]
         self._check_same()
 
 

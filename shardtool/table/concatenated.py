@@ -69,10 +69,10 @@ class ConcatenatedTable(Table):
         for table in self._tables:
             yield from table.batches(columns)
 
-    def parts(self, column: str, part: str) -> Iterator[pa.Array]:
+    def iter_struct_field(self, column: str, field: str) -> Iterator[pa.Array]:
         """Yield the values of one field of a struct column."""
         for table in self._tables:
-            yield from table.parts(column, part)
+            yield from table.iter_struct_field(column, field)
 
     def file_names(self) -> pa.Array:
         """Return the column `FILE_COLUMN`: for each row, the name of its file without extensions."""

@@ -105,7 +105,7 @@ class BytesColumns:
         if column is None:
             return None
         with reading_table(self._table.location):
-            parts = [*self._table.parts(column, "path")]
+            parts = [*self._table.iter_struct_field(column, "path")]
             for part in parts:
                 part.validate(full=True)
         if not parts or not is_text_type(parts[0].type) or any(part.null_count for part in parts):
