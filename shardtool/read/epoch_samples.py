@@ -84,7 +84,7 @@ class CatalogSamples:
         return len(self.catalog) if self.chosen is None else len(self.chosen)
 
     def length_in(self, _: OrderOptions) -> int:
-        """Return the number of samples in an epoch."""
+        """See `length`."""
         return self.length
 
     @cached_property
@@ -182,7 +182,7 @@ class MixedSamples:
         return sum(source.span for source in self.sources)
 
     def length_in(self, _: OrderOptions) -> int:
-        """Return the number of samples in an epoch."""
+        """See `length`."""
         return self.length
 
     @cached_property

@@ -84,9 +84,7 @@ class StreamOptions:
     Attributes:
         source: A dataset, a mix, or a stream with its own order and rank. The stages of the source run first.
         batch_size: Samples per batch and rank, or 1 if the source makes batches by size (`batch(by=...)`).
-        decode: True to decode all fields by name, decoders by field, or None to decode nothing.
-        labels: Labels by sample key, which are added as the field `label`.
-        transform: Function that is called with each sample after all other stages.
+        decode, labels, transform: As for `MapDataset`.
         rank: Rank of this process. By default, torch.distributed or the environment determines `rank` and `world_size`.
 
     For the other options, see `Dataset.stream`.

@@ -62,7 +62,7 @@ class FieldPayloads(NamedTuple):
     crcs: NDArray[np.uint64] | None
 
     def content_ids(self) -> NDArray[np.uint64]:
-        """Return a number for each payload, its length and CRC-32C, which is equal for equal payloads."""
+        """Return length and CRC-32C of each payload as one number. Equal payloads have the same."""
         lengths: NDArray[np.uint64] = self.lengths << np.uint64(32)
         return lengths if self.crcs is None else lengths | self.crcs
 

@@ -294,7 +294,7 @@ def json_value(value: object) -> object:
 
 
 def json_text(value: object) -> str | None:
-    """Return a value as text: as JSON, unless `json_value` makes it a string or None."""
+    """Return a value as JSON text, with strings and times unquoted, or None for null."""
     plain = json_value(value)
     return plain if plain is None or isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
 
