@@ -116,7 +116,7 @@ def find_content(
 
 
 def content_rank(field: str) -> int:
-    """Return the rank of a field. The fields with the lowest rank are the content of a sample."""
+    """Return the rank of a field. The content of a sample is its fields with the lowest rank."""
     return _CONTENT_RANKS.get(content_type(field), _NO_RANK)
 
 

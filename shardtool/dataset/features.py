@@ -19,7 +19,7 @@ _TF_KINDS: Mapping[FeatureType, str] = {"bytes": "tf.string", "int64": "tf.int64
 
 @dataclass(frozen=True, slots=True)
 class TfFeature:
-    """How TensorFlow parses a feature. If some samples lack a feature, `lacking` is true and it needs a default."""
+    """How TensorFlow parses a feature. `lacking` is true if some samples lack the feature and need a default."""
 
     kind: FeatureType = "bytes"
     is_list: bool = False

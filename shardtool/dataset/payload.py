@@ -51,7 +51,7 @@ def is_label_name(name: str) -> bool:
 
 
 def parse_value(data: bytes, kind: str = "bytes") -> int | float | str | list[int] | list[float] | None:
-    """Return a short payload as a number, a list of numbers, or text. Return None for binary data.
+    """Parse a short payload as a number, a list of numbers, or text. Return None for binary data.
 
     `kind` is the TFRecord type of the field.
     """
@@ -95,7 +95,7 @@ def feature_numbers(data: bytes, kind: str, count: int | None = None) -> list[in
 
 
 def label_name(data: bytes, kind: str, classes: list[str] | None) -> tuple[str, int | float | None]:
-    """Return the text to display for a label, such as its class name, and its number or None."""
+    """Return the text to display for a label, such as its class name. If the label is a number, return it, too."""
     value = parse_value(data, kind)
     if isinstance(value, int) and classes is not None and 0 <= value < len(classes):
         return str(classes[value]), value
@@ -105,7 +105,7 @@ def label_name(data: bytes, kind: str, classes: list[str] | None) -> tuple[str, 
 
 
 def image_info(data: bytes) -> tuple[int, int, str] | str:
-    """Return the width, height and mode of an image from its header, or a text that describes the problem."""
+    """Return the width, height and mode of an image from its header, or a description of the problem."""
     try:
         from shardtool.transform.image import ImageOptions, change_image
         from shardtool.transform.image_decode import BadImage

@@ -135,7 +135,7 @@ class ShardScan:
         text_crcs: CRC-32C of each such text.
         unrecognised: Members that belong to no sample, such as folders.
         ambiguous_headers: Offset and problem of each header that tar readers interpret differently.
-        conflicts: For TFRecord, the first conflict of each field, by code. A list counts only if all types are equal.
+        conflicts: For TFRecord, the first conflict of each field, by code. Types take precedence over lists.
         list_rows: For TFRecord, numbers of the fields whose payload is a whole list (see `ExampleFeature.is_list`).
         lost: With `salvage`, the ranges that could not be read.
         incomplete: With `salvage`, offset, key and problem of each excluded sample.

@@ -162,7 +162,7 @@ class ShardIndex:
     def keys_of(self, rows: NDArray[np.int64]) -> list[str]:
         """Return the keys of the samples with these ascending numbers."""
         starts, ends, keys = self.key_offsets[rows].tolist(), self.key_offsets[rows + 1].tolist(), self.keys
-        # decode the whole block at once, because this takes half the time
+        # decode a whole block of keys in one call, because this takes half the time
         if starts and rows[-1] - rows[0] < _MAX_DECODED_PER_KEY * len(rows):
             block_start = starts[0]
             text = str(keys[block_start : ends[-1]], "utf-8")

@@ -100,7 +100,7 @@ def has_small_metadata(data: bytes, metadata: pa.Table, size: int) -> bool:
 
 
 def max_metadata_bytes(size: int) -> int:
-    """Return how many bytes of decoded metadata are accepted. `size` is that of shard and sidecar together."""
+    """Return how many bytes of decoded metadata are accepted. `size` is the total size of shard and sidecar."""
     return _METADATA_SLACK_BYTES + _MAX_BYTES_PER_BYTE * size
 
 
@@ -141,7 +141,7 @@ def check_offsets(index: ShardIndex, size: int) -> None:
     Copying such payloads could write more bytes than the shard has.
     """
     if any(np.any(column > size) for column in (index.starts, index.sizes, index.offsets, index.lengths)):
-        # check this first, so that the sums below cannot overflow
+        # check this first, because the sums below must not overflow
         raise ValueError(f"offsets that do not fit a shard of {size:,} bytes")
     ends, stops = index.starts + index.sizes, index.offsets + index.lengths
     if np.any(ends > size) or np.any(ends[:-1] > index.starts[1:]):

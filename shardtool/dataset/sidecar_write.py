@@ -105,7 +105,7 @@ def encode_sidecar(index: ShardIndex, shard: ShardFacts) -> tuple[bytes, dict[st
 
 
 def _check_readable(data: bytes, shard: ShardFacts) -> None:
-    """Raise `InvalidRequest` if readers would reject the sidecar. This happens if many samples share a long text."""
+    """Raise `InvalidRequest` if readers would reject the sidecar. This happens if many samples share a long string."""
     try:
         parse_sidecar(data, sidecar_name(shard.name), shard.size)
     except CorruptShard as error:

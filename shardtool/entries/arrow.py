@@ -46,7 +46,7 @@ def decode_strings(texts: list[bytes], codes: NDArray[Any]) -> Any:
 
 
 def ipc_stream(table: pa.Table) -> pa.Buffer:
-    """Return an Arrow stream with the table as one batch, to compute a hash."""
+    """Return the table as an Arrow stream with one batch, to compute a hash."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table.combine_chunks())
@@ -54,13 +54,13 @@ def ipc_stream(table: pa.Table) -> pa.Buffer:
 
 
 def to_python_rows(table: pa.Table) -> list[dict[str, Any]]:
-    """Return the rows as dicts. Times that Python cannot represent become text."""
+    """Return the rows as dicts. Times that Python cannot represent become strings."""
     columns = {name: to_python_values(table.column(name)) for name in table.column_names}
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def to_python_values(column: pa.ChunkedArray) -> list[object]:
-    """Return the values of a column. Times that Python cannot represent become text."""
+    """Return the values of a column. Times that Python cannot represent become strings."""
     try:
         return list(column.to_pylist())
     except (ValueError, OverflowError):
@@ -91,7 +91,7 @@ _MAX_STRING_BYTES = 2**31 - 1  # limit of a `string` array's offsets
 
 
 def text_array(values: Sequence[str | None]) -> pa.Array:
-    """Return texts as a large_string array. None becomes null."""
+    """Return strings as a large_string array. None becomes null."""
     data = [(value or "").encode() for value in values]
     offsets = np.concatenate(([0], np.cumsum([len(text) for text in data]))).astype(np.int64)
     valid = np.packbits(np.array([value is not None for value in values], bool), bitorder="little")
@@ -100,7 +100,7 @@ def text_array(values: Sequence[str | None]) -> pa.Array:
 
 
 def strip_nuls(data: bytes, kind: pa.DataType) -> pa.Array:
-    """Split NUL-terminated texts into an array of the type `kind`, large_binary or large_string."""
+    """Split NUL-terminated strings into an array of the type `kind`, large_binary or large_string."""
     raw = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(raw == 0)
     offsets = np.concatenate(([0], ends - np.arange(len(ends)))).astype(np.int64)
@@ -108,7 +108,7 @@ def strip_nuls(data: bytes, kind: pa.DataType) -> pa.Array:
 
 
 def append_nuls(array: pa.Array) -> bytes:
-    """Return the values of a text or binary array, each followed by NUL. The array must not contain nulls."""
+    """Return the values of a string or binary array, each followed by NUL. The array must not contain nulls."""
     ends = np.cumsum(byte_lengths(array))
     return np.insert(np.frombuffer(concat_values(array), np.uint8), ends, 0).tobytes()
 
@@ -132,12 +132,12 @@ def true_positions(mask: pa.Array | pa.ChunkedArray) -> NDArray[np.int64]:
 
 
 def byte_lengths(array: pa.Array) -> NDArray[np.int64]:
-    """Return the length in bytes of each value of a text or binary array, or 0 for null."""
+    """Return the length in bytes of each value of a string or binary array, or 0 for null."""
     return np.diff(_offsets(array)).astype(np.int64)
 
 
 def concat_values(array: pa.Array) -> memoryview:
-    """Return the concatenated values of a text or binary array, without a copy."""
+    """Return the concatenated values of a string or binary array, without a copy."""
     offsets = _offsets(array)
     return memoryview(array.buffers()[2] or b"").cast("B")[int(offsets[0]) : int(offsets[-1])]
 
@@ -201,7 +201,7 @@ def _cast(array: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array | pa
 
 
 def to_one_chunk(column: pa.ChunkedArray) -> pa.Array:
-    """Return a column as one array. Text of more than 2 GiB becomes large_string."""
+    """Return a column as one array. If its strings have more than 2 GiB, its type becomes large_string."""
     if column.num_chunks == 1:
         return column.chunk(0)
     if pa.types.is_string(column.type) and column.nbytes > _MAX_STRING_BYTES:
@@ -211,7 +211,7 @@ def to_one_chunk(column: pa.ChunkedArray) -> pa.Array:
 
 
 def compact_table(table: pa.Table) -> pa.Table:
-    """Return a table with one chunk per column. Each old column is freed before the next is copied, to save memory."""
+    """Return a table with one chunk per column. Old columns are freed one by one while they are copied."""
     names, columns, remaining = table.column_names, [], table.columns[::-1]
     del table
     while remaining:

@@ -72,12 +72,12 @@ def number_classes(
 
 
 def are_class_names(names: object) -> TypeGuard[list[str]]:
-    """Check whether a value from a file is a list of unique texts."""
+    """Return whether a value from a file is a list of distinct strings that UTF-8 can encode."""
     return isinstance(names, list) and all(map(is_unicode_text, names)) and len({*names}) == len(names)
 
 
 def is_unicode_text(name: object) -> bool:
-    """Check whether a value is text that UTF-8 can encode."""
+    """Return whether a value is a string that UTF-8 can encode."""
     return isinstance(name, str) and not _SURROGATE.search(name)
 
 

@@ -45,7 +45,7 @@ def drop_number_columns(columns: pa.Table, names: Collection[str]) -> pa.Table |
 
 
 def is_number_type(kind: pa.DataType) -> bool:
-    """Check whether a type is numeric, boolean or null."""
+    """Return whether a type is numeric, boolean or null."""
     tests = pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean, pa.types.is_null
     return any(test(kind) for test in tests)
 

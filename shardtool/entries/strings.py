@@ -125,7 +125,7 @@ class PackedStrings:
 
 
 def hash_strings(texts: Iterable[bytes], person: bytes = b"", seed: int | None = None) -> NDArray[np.uint64]:
-    """Return the 8-byte BLAKE2b hash (RFC 7693) of each text as a number, which is the same on every machine.
+    """Return the 8-byte BLAKE2b hash (RFC 7693) of each string as a number, which is the same on every machine.
 
     Hashes with different values of `person` are independent. The salt is the hash of `seed`.
     """

@@ -142,7 +142,7 @@ def parse_features(data: Data, start: int, where: str) -> list[ExampleFeature]:
     """Return the features of an Example. `start` is the offset of the Example in the shard.
 
     Raises:
-        CorruptShard: `data` is not an Example, or has so many features that they would need much more memory.
+        CorruptShard: `data` is not an Example, or its features would need far more memory than `data` itself.
     """
     features: list[ExampleFeature] = []
     count = name_bytes = 0
@@ -190,7 +190,7 @@ def _parse_any_feature(data: Data, at: int, end: int, start: int, features: list
 
 
 def decode_numbers(data: bytes | memoryview, kind: str) -> list[int] | list[float]:
-    """Return the numbers in an encoded list, which may be packed or separate. Raise `ValueError` if it is invalid."""
+    """Return the numbers in an encoded list, packed or not. Raise `ValueError` if the list is invalid."""
     try:
         if kind == "float":
             spans = [*_value_spans(data)]

@@ -74,7 +74,6 @@ class Plan:
     regions: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
-        """Return the number of samples that the plan packs."""
         return len(self.total) - 1
 
     @property
@@ -84,7 +83,7 @@ class Plan:
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
-        """The exact size of each finished shard file in bytes, int64[shards]."""
+        """The exact size of each finished shard in bytes, int64[shards]."""
         sizes: NDArray[np.int64] = np.diff(self.total[np.append(0, self.ends)])
         return sizes + TRAILER_SIZE[self.format]
 
