@@ -46,7 +46,7 @@ class Content(NamedTuple):
     """The fields that are compared to find duplicates.
 
     Attributes:
-        rows: Numbers of these fields.
+        rows: Numbers of these fields in the shard or table.
         owners: Sample number of each of `rows`, ascending.
         ranks: Kind of each sample's content, uint8. Samples of different rank are never duplicates.
     """

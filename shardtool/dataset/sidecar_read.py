@@ -345,12 +345,12 @@ def _decoded_bytes(array: pa.Array) -> int:
 
 
 def parse_facts(data: bytes, name: str) -> ShardFacts:
-    """Return the facts about the shard from the footer of a sidecar."""
+    """Return what the footer of a sidecar records about its shard."""
     return _parse_footer(data, name)[0]
 
 
 def read_sample_count(path: str, name: str, size: int | None) -> tuple[int, ShardFacts]:
-    """Return the sample count and the facts in the footer of a sidecar. Raise `OSError` or `CorruptShard`."""
+    """Return the sample count, and what the footer of a sidecar records. Raise `OSError` or `CorruptShard`."""
     facts, footer = _parse_footer(_read_footer_bytes(path), path)
     _check_same_shard(facts, path, name, size)
     return footer.rows, facts

@@ -108,7 +108,7 @@ class StoredShard:
             return error
 
     def read_footer(self) -> tuple[int, ShardFacts] | None:
-        """Return the sample count and the facts in the footer of the sidecar, or None without a valid sidecar."""
+        """Return the sample count, and what the sidecar's footer records, or None if there is no valid sidecar."""
         from shardtool.dataset.sidecar_read import read_sample_count
 
         content = self._read_sidecar(partial(read_sample_count, self.sidecar, self.name, self.size()))
