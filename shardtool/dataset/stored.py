@@ -220,9 +220,9 @@ def sidecar_path(shard: str, folder: str | None) -> str:
 
 
 def recorded_dots(dataset: StoredDataset) -> Dots:
-    """Derive from the keys in the sidecars whether they end at the first or last dot of member names.
+    """Return whether keys end at the first or last dot of member names, according to the keys in the sidecars.
 
-    If the last part of any key contains a dot, it is the last dot.
+    If the last part of any key contains a dot, keys end at the last dot.
     """
     from shardtool.dataset.sidecar_read import parse_sidecar
 

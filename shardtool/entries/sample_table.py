@@ -271,7 +271,7 @@ class SampleTable:
 
 
 def concat_columns(columns: Sequence[NDArray[_Number]]) -> NDArray[_Number]:
-    """Concatenate columns. If all columns are the same value that was broadcast, so is the result."""
+    """Concatenate columns. If all columns are broadcasts of the same scalar, so is the result."""
     filled = [column for column in columns if len(column)]
     if not any(any(column.strides) for column in columns) and len({column[0].item() for column in filled}) == 1:
         return np.broadcast_to(filled[0][0], sum(map(len, columns)))
@@ -279,7 +279,7 @@ def concat_columns(columns: Sequence[NDArray[_Number]]) -> NDArray[_Number]:
 
 
 def take_values(values: NDArray[_Number], positions: NDArray[np.int64]) -> NDArray[_Number]:
-    """Return `values[positions]`. If `values` is one value that was broadcast, so is the result."""
+    """Return `values[positions]`. If `values` is a broadcast scalar, so is the result."""
     if len(values) and not any(values.strides):
         return np.broadcast_to(values[0], len(positions))
     return values[positions]
