@@ -61,16 +61,21 @@ def _completed(line: str, shell: str = "fish", **env: str) -> list[str]:
         return kind(cli, {}, "shardtool", "_SHARDTOOL_COMPLETE").complete().splitlines()
 
 
+@pytest.fixture(scope="module")
+def named(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a folder, a table and a dataset to complete."""
+    folder = tmp_path_factory.mktemp("named")
+    write_tree(folder, {"pictures/1.jpg": b"x", "pictures/1.json": b'{"width": 3}', "labels.csv": b"ident,tag\n1,a\n"})
+    write_tree(folder, {"other.json": b"{}", "out of it.txt": b"x", "outer/x": b""})
+    create(folder / "pictures", f"{folder}/out-{{0..}}.tar", columns_from=["json"], workers=0)
+    return folder
+
+
 @pytest.fixture
-def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the current folder, which contains a folder, a table and a dataset to complete."""
-    write_tree(
-        tmp_path, {"pictures/1.jpg": b"x", "pictures/1.json": b'{"width": 3}', "labels.csv": b"ident,tag\n1,a\n"}
-    )
-    write_tree(tmp_path, {"other.json": b"{}", "out of it.txt": b"x", "outer/x": b""})
-    create(tmp_path / "pictures", f"{tmp_path}/out-{{0..}}.tar", columns_from=["json"], workers=0)
+def there(named: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Copy that folder; return the copy, which is the current folder."""
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    return shutil.copytree(named, tmp_path, dirs_exist_ok=True)
 
 
 _LINES = {  # input before TAB, and the completed line

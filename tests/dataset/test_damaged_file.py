@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,12 +14,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pack a dataset, `ds`, of the folder `in`; return the folder that contains both."""
+    folder = tmp_path_factory.mktemp("whole")
+    write_tree(folder / "in", {f"{number}.bin": b"%d" % number for number in range(3)})
+    create(folder / "in", f"{folder}/ds/x-{{00..}}.tar", workers=0, max_count=2)
+    return folder
+
+
 @pytest.fixture(params=[0, 1, 40, 300])
-def damaged(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Pack a dataset, truncate its dataset file, and return its folder."""
+def damaged(request: pytest.FixtureRequest, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Copy the dataset, truncate its dataset file, and return its folder."""
     monkeypatch.chdir(tmp_path)
-    write_tree(tmp_path / "in", {f"{number}.bin": b"%d" % number for number in range(3)})
-    create("in", "ds/x-{00..}.tar", workers=0, max_count=2)
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
     file = tmp_path / "ds" / "x.json"
     file.write_bytes(file.read_bytes()[: request.param])
     return tmp_path / "ds"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+import shutil
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -42,6 +43,11 @@ class Made:
 
     path: Path
     samples: list[dict[str, object]]
+
+    def copy_to(self, folder: Path) -> Made:
+        """Copy the shards, their sidecars and the dataset file into an existing folder; return the copied dataset."""
+        shutil.copytree(self.path.parent, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("source"))
+        return replace(self, path=folder / self.path.name)
 
     def open(self, **options: object) -> Dataset:
         """Return the opened dataset."""

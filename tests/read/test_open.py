@@ -28,11 +28,18 @@ if TYPE_CHECKING:
 SAMPLES = [sample_of(number) for number in range(COUNT)]
 
 
+@pytest.fixture(scope="module")
+def packed_once(tmp_path_factory: pytest.TempPathFactory, ending: str) -> Path:
+    """A folder with a dataset that no test changes."""
+    folder = tmp_path_factory.mktemp("packed") / "set"
+    packed(folder, f"out-{{000..}}.{ending}")
+    return folder
+
+
 @pytest.fixture
-def folder(tmp_path: Path, ending: str) -> Path:
-    """A folder with a dataset."""
-    packed(tmp_path / "set", f"out-{{000..}}.{ending}")
-    return tmp_path / "set"
+def folder(packed_once: Path, tmp_path: Path) -> Path:
+    """A folder with a dataset that a test may change."""
+    return shutil.copytree(packed_once, tmp_path / "set")
 
 
 def _read(given: Any) -> list[Any]:

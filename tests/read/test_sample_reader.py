@@ -35,9 +35,9 @@ def made(ending: str, tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 
 @pytest.fixture
-def writable(ending: str, tmp_path: Path) -> Made:
-    """A dataset that a test may damage."""
-    return make(tmp_path, ending)
+def writable(made: Made, tmp_path: Path) -> Made:
+    """A copy that a test may damage."""
+    return made.copy_to(tmp_path)
 
 
 @given(asked=ORDERS)

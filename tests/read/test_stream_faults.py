@@ -33,10 +33,16 @@ def even(ending: str, tmp_path_factory: pytest.TempPathFactory) -> Made:
     return make(tmp_path_factory.mktemp("even"), ending, even=True)
 
 
+@pytest.fixture(scope="module")
+def made(ending: str, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """A dataset with fields of many sizes, which no test changes."""
+    return make(tmp_path_factory.mktemp("made"), ending)
+
+
 @pytest.fixture
-def writable(ending: str, tmp_path: Path) -> Made:
-    """A dataset that a test may damage."""
-    return make(tmp_path, ending)
+def writable(made: Made, tmp_path: Path) -> Made:
+    """A copy that a test may damage."""
+    return made.copy_to(tmp_path)
 
 
 @pytest.mark.parametrize("ends", ["drop", "pad"])

@@ -20,16 +20,23 @@ if TYPE_CHECKING:
 _KEY = TfFeature()
 
 
-@pytest.fixture
-def made(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three datasets: TFRecords `a` with a class and `b` with another field, and the tar shards `c`."""
-    write_tree(tmp_path / "a", {"dog/1.txt": b"1", "dog/2.txt": b"22", "cat/3.txt": b"3"})
-    write_tree(tmp_path / "b", {"4.bin": b"4"})
+    folder = tmp_path_factory.mktemp("packed")
+    write_tree(folder / "a", {"dog/1.txt": b"1", "dog/2.txt": b"22", "cat/3.txt": b"3"})
+    write_tree(folder / "b", {"4.bin": b"4"})
     options = CreateOptions(max_count=2, label_from_folder=True)
-    create(str(tmp_path / "a"), str(tmp_path / "a-{0..}.tfrecord"), options)
-    create(str(tmp_path / "b"), str(tmp_path / "b-{0..}.tfrecord"))
-    create(str(tmp_path / "a"), str(tmp_path / "c-{0..}.tar"), options)
-    return tmp_path
+    create(str(folder / "a"), str(folder / "a-{0..}.tfrecord"), options)
+    create(str(folder / "b"), str(folder / "b-{0..}.tfrecord"))
+    create(str(folder / "a"), str(folder / "c-{0..}.tar"), options)
+    return folder
+
+
+@pytest.fixture
+def made(packed: Path, tmp_path: Path) -> Path:
+    """A copy that a test may change."""
+    return shutil.copytree(packed, tmp_path, dirs_exist_ok=True)
 
 
 def test_features_come_from_the_dataset_file(made: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,13 +13,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the source `imgs`, its dataset, and files that are not its source."""
+    folder = tmp_path_factory.mktemp("packed")
+    write_tree(folder, {"imgs/a.txt": b"a", "imgs/b.txt": b"b", "coco.json": b"{}", "notes.docx": b"x"})
+    assert typed("create", "imgs", "o/o-{0..}.tar", "--workers", "0", cwd=folder).code == 0
+    assert typed("create", "imgs", "other/x-{0..}.tar", "--workers", "0", cwd=folder).code == 0
+    return folder
+
+
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """Yield a folder with the source `imgs`, its dataset, and files that are not its source."""
-    write_tree(tmp_path, {"imgs/a.txt": b"a", "imgs/b.txt": b"b", "coco.json": b"{}", "notes.docx": b"x"})
-    assert typed("create", "imgs", "o/o-{0..}.tar", "--workers", "0", cwd=tmp_path).code == 0
-    assert typed("create", "imgs", "other/x-{0..}.tar", "--workers", "0", cwd=tmp_path).code == 0
-    return tmp_path
+def place(packed: Path, tmp_path: Path) -> Path:
+    """Copy that folder, because some tests change it."""
+    return shutil.copytree(packed, tmp_path, dirs_exist_ok=True)
 
 
 @pytest.mark.parametrize(
