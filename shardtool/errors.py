@@ -209,7 +209,7 @@ class Bug(PlainError):
 
     @classmethod
     def from_exception(cls, where: str, error: BaseException) -> Bug:
-        """Create a bug report from an unexpected exception, with the traceback as `detail`."""
+        """Create a bug report from an exception, with its traceback."""
         import traceback
 
         found = " ".join(f"{type(error).__name__}: {error}".split())

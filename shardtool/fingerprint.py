@@ -46,8 +46,8 @@ def content_digest(
     2. the lengths of the fields
     3. the checksums of the fields
 
-    Fields are sorted by the bytes of their names. `codes` (uint16 indices into `names`), `lengths` (uint64) and `crcs`
-    (uint32) are little-endian arrays with one number per field.
+    Fields are sorted by the bytes of their names. `counts` are the numbers of fields per sample. `codes` (uint16
+    indices into `names`), `lengths` (uint64) and `crcs` (uint32) are little-endian arrays with one number per field.
 
     Source: docs/format.md, "Content fingerprint".
     """

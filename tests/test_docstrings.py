@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import ast
 import builtins
 import keyword
 import re
 import sys
 from functools import cache
+from inspect import cleandoc
 from typing import TYPE_CHECKING
 
 from tests.helpers import REPO
-from tests.package_source import nodes, package_files
+from tests.package_source import package_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 _ENTRY = re.compile(r"^ {4}(\w[\w., ]*): ", re.MULTILINE)
+_DOCSTRING = re.compile(r'^ *r?"""([\s\S]*?)"""', re.MULTILINE)
+_COMMENT = re.compile(r"(?:^|\s)# .*", re.MULTILINE)
 _NAME = re.compile(r"`([A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*)(?:\(\))?`")
 # Names of other libraries and tools, and parts of example names, that the package's code does not contain.
 _FOREIGN = {
@@ -27,14 +28,17 @@ _FOREIGN = {
 }  # fmt: skip
 
 
-def _docstrings(path: Path) -> Iterator[str]:
-    for node in nodes(path):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            yield ast.get_docstring(node) or ""
+@cache
+def _source(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def _docstrings(path: Path) -> list[str]:
+    return [cleandoc(text) for text in _DOCSTRING.findall(_source(path))]
 
 
 def _comments(path: Path) -> list[str]:
-    return re.findall(r"(?:^|\s)# .*", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return _COMMENT.findall(_source(path))
 
 
 @cache
@@ -43,24 +47,14 @@ def _known_names() -> frozenset[str]:
     names = {*dir(builtins), *keyword.kwlist, *sys.stdlib_module_names, *_FOREIGN}
     for path in package_files():
         names.update(path.relative_to(REPO).with_suffix("").parts)
-        docstrings = {
-            id(node.body[0].value)
-            for node in nodes(path)
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-            and node.body and isinstance(node.body[0], ast.Expr)
-        }  # fmt: skip
-        for node in nodes(path):
-            for field in ("id", "attr", "arg", "name", "asname", "module"):
-                if isinstance(value := getattr(node, field, None), str):
-                    names.update(value.split("."))
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
-                names.update(re.findall(r"[A-Za-z_][A-Za-z0-9_]*", node.value))
+        code = _COMMENT.sub("", _DOCSTRING.sub("", _source(path)))
+        names.update(re.findall(r"[A-Za-z_][A-Za-z0-9_]*", code.replace("\\n", " ")))
     return frozenset(names)
 
 
 def test_exceptions_under_raises_exist() -> None:
     """Every exception named under `Raises:` is a builtin or a class of the package."""
-    classes = {node.name for path in package_files() for node in nodes(path) if isinstance(node, ast.ClassDef)}
+    classes = {name for path in package_files() for name in re.findall(r"^ *class (\w+)", _source(path), re.MULTILINE)}
     unknown = []
     for path in package_files():
         for text in _docstrings(path):

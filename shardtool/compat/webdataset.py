@@ -56,7 +56,6 @@ class ShardWriter(Writer):
         pattern: Shard names, such as `out-%06d.tar`.
         maxsize: Maximum size of a finished shard in bytes.
         post: Called with the path of each published shard. It may move the shard.
-        opener: Not supported.
         fixed: Other arguments of webdataset's `TarWriter`. Only values that match shardtool's shards are accepted.
 
     Raises:

@@ -63,7 +63,7 @@ def test_any_number_is_accepted_or_refused(verb: str, name: str) -> None:
 
 
 def test_any_share_or_image_size_is_accepted_or_refused() -> None:
-    """The same for shares and image sizes."""
+    """Any share or image size is accepted within its range, or refused with the name of its option."""
     for value in ODD:
         with suppress(InvalidRequest):
             CreateOptions(resize=value).recorded()
