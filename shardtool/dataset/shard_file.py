@@ -266,7 +266,7 @@ class CompressedFile:
         return self._window[position : position + length]
 
     def _decompress(self, length: int) -> bytes:
-        """Decompress in steps of constant size. Damage then loses the same bytes for every `length`."""
+        """Decompress in steps of constant size. The bytes that damage loses then do not depend on `length`."""
         if self._failed is not None:
             raise self._failed
         parts, size = [], 0
@@ -292,7 +292,7 @@ def open_error(path: str, error: OSError, remedy: str = "") -> CorruptShard:
 
 
 def describe_missing(path: str) -> tuple[str, str]:
-    """Return why a shard is missing, and advice how to get it (or "")."""
+    """Return why a shard is missing, and advice or ""."""
     if is_url(path):
         return "no such object", ""
     if (target := dangling_target(path)) is not None:

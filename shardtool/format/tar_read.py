@@ -51,7 +51,7 @@ _HEADER_TAIL_SUM = sum(HEADER_TAIL) + _BLANK_CHECKSUM - 1
 
 
 def tar_error(where: str, offset: int, found: str, expected: str = "") -> CorruptShard:
-    """Return an error with the usual advice."""
+    """Return the error for a damaged tar."""
     remedy = "Fetch the shard again, or recreate it from its source."
     return CorruptShard(where, found, offset=offset, expected=expected, remedy=remedy)
 

@@ -34,7 +34,7 @@ _DISTANT_BLOCK_BYTES = 2**16
 
 
 def tfrecord_error(where: str, offset: int, found: str, expected: str = "") -> CorruptShard:
-    """Return an error with the usual advice."""
+    """Return the error for a damaged TFRecord file."""
     remedy = "Fetch the shard again, or recreate it from its source."
     return CorruptShard(where, found, offset=offset, expected=expected, remedy=remedy)
 

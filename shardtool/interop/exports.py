@@ -109,7 +109,7 @@ def index_name(shard: str, export: ExportFormat) -> str:
 
 
 def find_index_names(shard: str, names: Collection[str]) -> list[str]:
-    """Return the names that may be indexes of a shard."""
+    """Return those of `names` that could be an index of the shard."""
     candidates = {index_name(shard, export) for export in EXPORTS.values() if export.suffix}
     return [] if is_compressed_name(shard) else sorted(candidates.intersection(names))
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 NUMBER_FIELDS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
 _INTEGER = re.compile(rb"\s*[+-]?[0-9]+\s*")
 _WHITESPACE = tuple(bytes([code]) for code in (*range(1, 33), 127))
-# code, readers, noun phrase for the problem, bytes, pattern: an affected key contains one of the bytes, and the pattern
+# code, readers, problem (a noun phrase), bytes, pattern: an affected key contains one of the bytes, and the pattern
 # matches the key up to its final NUL
 _KEY_RULES: tuple[tuple[str, str, str, tuple[bytes, ...], re.Pattern[bytes]], ...] = (
     ("dot-in-key", "webdataset, wids, DALI, energon and Hugging Face datasets end the key at its first dot",
