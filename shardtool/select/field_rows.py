@@ -112,7 +112,7 @@ def group_sorted(keys: PackedStrings) -> RowGroups:
 
 
 def merge_groups(entries: SampleTable, groups: RowGroups) -> SampleTable:
-    """Merge the samples of each group, if no two have the same field. The metadata of the first sample is kept."""
+    """Merge the samples of each group. Their fields must differ. The metadata of the first sample is kept."""
     part = np.repeat(np.arange(len(entries)), entries.counts())
     sample, code = groups.of_row[part], entries.rows.code
     kept = np.flatnonzero((entries.rows.kind != INLINE) | (groups.first[sample] == part))

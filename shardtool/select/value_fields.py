@@ -54,7 +54,7 @@ def set_value_fields(
         fields: Pairs of a field and the column with its values.
         classes: The fields whose values are replaced by class numbers.
         names: Class names by column, for columns that already contain class numbers.
-        may_lack: Whether a sample may have neither the value nor the field.
+        may_lack: Whether samples may have no value. Such a sample does not get the field.
     """
     check_field_names(option_text("field"), [name for name, _ in fields])
     check_labels(classes, fields)

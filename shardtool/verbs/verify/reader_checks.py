@@ -1,7 +1,7 @@
 """`verify --for`: find names and fields that readers of other tools would misread.
 
-tests/clients/test_targets.py confirms each rule with the reader itself. If a shard has an index for DALI, DALI ignores
-the names of tar members. Otherwise, DALI finds fields by these names.
+tests/clients/test_targets.py confirms each rule with the reader itself. If every shard has an index for DALI, DALI
+ignores the names of tar members. Otherwise, DALI finds fields by these names.
 """
 
 from __future__ import annotations
