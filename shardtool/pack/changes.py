@@ -51,7 +51,7 @@ def count_earlier_shards(output: Destination) -> int | None:
 
 
 def find_changes(planned: Planned) -> ResumeChanges | None:
-    """Return how many samples the run adds to and removes from the existing shards, or None if no shards exist."""
+    """Return how many samples the run adds and removes, or None if no shards exist."""
     earlier_shards = [
         (output.destination, *earlier)
         for output in planned.outputs
@@ -89,7 +89,7 @@ def add_planned_counts(changes: ResumeChanges, planned: Planned) -> ResumeChange
 def add_shard_counts(changes: ResumeChanges, shards: Iterable[tuple[Destination, int, Sequence[str]]]) -> ResumeChanges:
     """Return `changes` with the numbers of kept, written and removed shards.
 
-    For each dataset, `shards` contains the number of kept shards and the names of all shards.
+    `shards` contains, for each dataset, the number of kept shards and the names of all shards.
     """
     kept = written = removed = 0
     for destination, kept_here, names in shards:

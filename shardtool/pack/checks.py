@@ -80,10 +80,7 @@ def check_export_targets(planned: Planned) -> None:
 
 
 def check_metadata_size(output: PlannedOutput) -> None:
-    """Raise an error if the metadata of a shard is too large for its sidecar.
-
-    To save time, only the sidecar that is largest relative to its limit is encoded.
-    """
+    """Raise an error if the metadata of a shard is too large for its sidecar."""
     plan, metadata, excess = output.plan, output.plan.entries.metadata, []
     if metadata is None or not plan.shards:
         return

@@ -185,7 +185,7 @@ def _check_splits_filled(run: Run, listing: Listing, split_outputs: list[Output]
     empty_splits = [
         output.split
         for output in split_outputs
-        if not len(output.numbers(listing.entries)) and not (run.updates and output.destination.appends)
+        if not len(output.positions(listing.entries)) and not (run.updates and output.destination.appends)
     ]
     if empty_splits:
         problem = f"no sample in split {', '.join(empty_splits)}: {len(listing.entries):,} in total"

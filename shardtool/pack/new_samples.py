@@ -1,4 +1,4 @@
-"""Choose the samples to pack: samples that an earlier run has not packed or skipped, and `remove` has not deleted."""
+"""Choose the samples to pack. Ignore samples that earlier runs packed or skipped, or that `remove` deleted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from shardtool.entries.sample_table import SampleTable
 
 
-_MTIME_SLACK_NS = 120 * 10**9  # a shard's mtime is a minute before its run started, and clocks may differ by a minute
+# The mtime of a shard is one minute before its run started. Another minute allows for clocks that differ.
+_MTIME_SLACK_NS = 120 * 10**9
 _MAX_LISTED_KEYS = 3
 _DATASET_STAYS = "the dataset keeps the old samples"
 
@@ -40,7 +41,7 @@ def _describe_samples(mask: NDArray[np.bool_], entries: SampleTable) -> str:
 
 
 def find_new_samples(listed: Listed) -> NDArray[np.bool_]:
-    """Return a mask of the samples that no dataset contains or lists as skipped. Add notes about other samples."""
+    """Return a mask of the samples that no dataset contains or lists as skipped. Add notes about the other samples."""
     entries, destinations = listed.entries, [output.destination for output in listed.outputs]
     numbers = {name: number for number, name in enumerate(entries.fields)}
     inline_fields = [numbers[name] for name in entries.values.inline]
@@ -106,7 +107,7 @@ def _hash_samples(
 ) -> NDArray[np.uint64]:
     known_sizes = np.where(np.isin(codes, inline_fields), 0, sizes)
     rows = (codes.astype(np.uint64) << np.uint64(48)) ^ known_sizes.astype(np.uint64)
-    total = np.cumsum(np.concatenate((np.zeros(1, np.uint64), random_at(0, rows))))  # modulo 2^64
+    total = np.cumsum(np.concatenate((np.zeros(1, np.uint64), random_at(0, rows))))  # wraps around
     sample_hashes: NDArray[np.uint64] = np.diff(total[first])
     return sample_hashes
 
@@ -128,7 +129,7 @@ def choose_samples(listed: Listed) -> Listed:
 def _skip_existing(listed: Listed) -> Listed:
     is_new, outputs, finished = find_new_samples(listed), list[Output](), list[FinishedOutput]()
     for output in listed.outputs:
-        numbers = output.numbers(listed.entries)
+        numbers = output.positions(listed.entries)
         numbers, old = numbers[is_new[numbers]], output.destination.old
         if len(numbers):
             outputs.append(replace(output, sample_numbers=numbers))
@@ -144,7 +145,7 @@ def _skip_removed(listed: Listed) -> Listed:
         outputs.append(output)
         if not (removed_hashes := output.destination.load_removed()):
             continue
-        numbers = output.numbers(listed.entries)
+        numbers = output.positions(listed.entries)
         was_removed = np.array([hash_key(keys[number]) in removed_hashes for number in numbers.tolist()], np.bool_)
         count = pluralize(int(was_removed.sum()), "sample")
         if listed.run.options.overwrite:

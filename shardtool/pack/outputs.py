@@ -33,7 +33,7 @@ StageT = TypeVar("StageT", Listed, Planned)
 
 
 class Spool(NamedTuple):
-    """The temporary file of a shuffle."""
+    """The temporary file of a shuffle that exceeds memory."""
 
     folder: Folder
     name: str
@@ -48,7 +48,7 @@ class FoundOutputs(NamedTuple):
     """The datasets that a run writes.
 
     Attributes:
-        refusal: The error to raise if output exists. Errors in the source are raised first.
+        refusal: The error for existing output. The caller raises it after it has checked the source.
     """
 
     outputs: tuple[Output, ...]
@@ -166,7 +166,7 @@ def lock_outputs(stage: StageT, spool: Spool | None, stack: ExitStack) -> StageT
     for old, output in zip(outputs, locked, strict=True):
         if output.destination.appends != old.destination.appends:
             raise changed_meanwhile_error(old.destination)
-    stack.callback(run.pool.close)  # the stack closes the pool first, so that no worker is still staging files
+    stack.callback(run.pool.close)  # stop the workers before staged files are deleted
     _discard_staged(locked, spool)
     return replace(stage, outputs=tuple(locked))  # type: ignore[arg-type]
 

@@ -74,7 +74,8 @@ def pack_dataset(
             _export_missing_indexes(listed)
             return make_result(Planned(listed, ()), ())
         spool = get_spool(run, listed.outputs)
-        if listed.has_payloads_in_memory:  # workers read binary columns from a file next to the output
+        # Workers cannot read payloads in the memory of this process, so these are written to a temporary file.
+        if listed.has_payloads_in_memory:
             listed = _write_binary_spool(lock_outputs(listed, spool, stack), stack)
             planned = plan_shards(listed)
         else:
@@ -107,7 +108,7 @@ def _write_binary_spool(listed: Listed, stack: ExitStack) -> Listed:
     size = int(entries.rows.size[entries.rows.kind == SPAN].sum())
     file = listed.outputs[0].destination.create_spool(size)
     stack.callback(file.abandon)
-    listed.source.write_binary(file)  # this includes payloads of samples that were not selected
+    listed.source.write_binary(file)  # writes the payloads of all samples, selected or not
     spans = replace(entries.known_spans, files=(SpanFile(os.fsencode(file.path), file.size, -1),))
     return replace(listed, listing=replace(listed.listing, entries=replace(entries, spans=spans)))
 

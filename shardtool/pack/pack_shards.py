@@ -83,7 +83,7 @@ class Packing:
         self._unpublished = len(output.own_shards)
         self.kept = self.dropped = 0
         self._made_keys = made_keys
-        part = self.destination.part  # only the first part lists samples that the plan skips
+        part = self.destination.part  # only the first part lists the samples that the plan skips
         values = self.plan.entries.values
         if self.run.options.map:  # the user's function may change text and JSON, but numbers must stay numbers
             values = values._replace(types=values.numbers)
@@ -95,7 +95,7 @@ class Packing:
         self._numbers: dict[str, int] = {}
         self._consumed: dict[int, int] = {}
         self._finished_samples = 0
-        # Shards that workers are packing. For a transform, also the index of an existing shard that may be kept.
+        # The shards that workers are packing. If a transformed shard may be kept, its index is included.
         self._pending: dict[int, tuple[resume.ShardPlan, shard_index.ShardIndex | None]] = {}
         self._fetch_counts = np.zeros(2, np.int64)
         self._key_problems: dict[str, NameProblem] = {}
@@ -172,7 +172,7 @@ class Packing:
             )
             if action == "write":
                 if isinstance(self.destination.append, FinishedAppend):
-                    # this shard is already in the dataset, so the new file is only compared with it
+                    # the dataset already contains this shard, so write a temporary file and only compare it
                     folder = folder.temporary
                 else:
                     self.publication.prepare_shard(name)
@@ -376,7 +376,7 @@ class Packing:
         return facts, sidecar_write.encode_sidecar_table(table, facts)
 
     def _count_known_shards(self, shard: int, consumed: int) -> int:
-        """Return the number of planned shards, plus one if `shard` is full before all its samples are packed."""
+        """Return the number of planned shards. If only `consumed` samples fit in `shard`, count one more shard."""
         before = self._first_number - self.destination.first
         return before + self._plan.shards + (consumed < self._plan.count(shard))
 

@@ -46,7 +46,7 @@ def plan_shards(listed: Listed) -> Planned:
     checks.check_listed(listed)
     if not listed.outputs:
         return Planned(listed, ())
-    estimate = None if listed.transform is None else estimate_sizes(listed, listed.transform)
+    estimate = None if listed.transform is None else _estimate_sizes(listed, listed.transform)
     if estimate is not None and run.dry:
         url_count = f"{pluralize(int(np.count_nonzero(entries.rows.kind == URL)), 'URL')} not fetched"
         fetched = f"{url_count}: their sizes are unknown until they are fetched"
@@ -85,7 +85,7 @@ def _make_bounds(listed: Listed, output: Output) -> ShardBounds:
     has_bound = (options.max_size, options.shards, output.pattern.count) != (None, None, None)
     shards, by_hash = options.shards, options.place == "hash"
     if shards is not None and run.updates and output.destination.appends:
-        shards = min(shards, len(output.numbers(listed.entries)))
+        shards = min(shards, len(output.positions(listed.entries)))
     return ShardBounds(
         max_size=None if options.max_size is None else parse_size(options.max_size),
         max_count=options.max_count or (_MAX_URL_SAMPLES if run.fetches and not has_bound else None),
@@ -136,7 +136,7 @@ def _add_plan_notes(planned: Planned) -> None:
         label_notes = [sorted_labels_note(entries, output.plan.order) for output in planned.outputs]
         notes.add(*dict.fromkeys(filter(None, label_notes)))
     if run.skips_existing:
-        entries = entries.take(np.sort(np.concatenate([output.numbers(entries) for output in planned.outputs])))
+        entries = entries.take(np.sort(np.concatenate([output.positions(entries) for output in planned.outputs])))
     if run.verb == "create":
         notes.add(*_empty_file_notes(entries), *_label_notes(planned.listed))
     if run.format == "tar":
@@ -196,8 +196,7 @@ _MIN_FITTED_SAMPLES = 8
 _SAMPLE_OVERHEAD_BYTES = 512
 
 
-def estimate_sizes(listed: Listed, transform: Transform) -> NDArray[np.int64]:
-    """Return the estimated record size of each transformed sample in bytes, as int64."""
+def _estimate_sizes(listed: Listed, transform: Transform) -> NDArray[np.int64]:
     run, entries = listed.run, listed.entries
     transform.check_fields(entries.fields)
     if lists := [*entries.values.lists]:

@@ -56,7 +56,7 @@ class ShardPlan(NamedTuple):
         if work:
             work += f" {plan.limits.room} {plan.limits.max_count} {listed.run.options.oversize}"
             work += " last" if listed.dots == "last" else ""
-            # add checksums, because another source can have other content at the same offsets
+            # The hash contains only the offsets of payloads in source shards, so add their checksums.
             if listed.run.shuffle is not None:
                 work += " " + blake2b(self.samples.spans.crcs, digest_size=16).hexdigest()
             if (metadata := plan.metadata(self.shard)) is not None:
@@ -65,12 +65,12 @@ class ShardPlan(NamedTuple):
 
 
 def get_run_stamp(listed: Listed) -> int:
-    """Return the stamp for the shards of a run, in nanoseconds."""
+    """Return the stamp of a run in nanoseconds: a time, and a hash of the source folder."""
     return (int(listed.run.started) - _CLOCK_SLACK_S) * _SECOND_NS + _hash_source(listed.entries)
 
 
 def get_shard_stamp(planned: ShardPlan, run_stamp: int) -> int:
-    """Return the stamp of a shard. If its samples are objects, their versions are hashed too."""
+    """Return the stamp of a shard: the stamp of its run, and for remote samples also a hash of their versions."""
     if not planned.plan.entries.is_remote:
         return run_stamp
     seconds, nanoseconds = divmod(run_stamp, _SECOND_NS)
@@ -78,7 +78,7 @@ def get_shard_stamp(planned: ShardPlan, run_stamp: int) -> int:
 
 
 def is_source_unchanged(planned: ShardPlan, stamp: int) -> bool:
-    """Return whether the source has not changed since the shard got this stamp."""
+    """Return whether the samples of a shard have not changed since a run gave the shard this stamp."""
     run_stamp = stamp // _SECOND_NS * _SECOND_NS + _hash_source(planned.plan.entries)
     return planned.plan.changed_ns(planned.shard) < stamp == get_shard_stamp(planned, run_stamp)
 
@@ -138,7 +138,7 @@ def choose_action(
         return "write", None
     trusts_sizes = options.trust == "size"
     if transform is None and file_info.size != planned.plan.sizes[planned.shard]:
-        # The shard has another plan, or an earlier run skipped samples in it.
+        # A smaller shard may still match, because an earlier run may have skipped samples.
         may_lack_samples = options.on_error == "skip" and file_info.size < planned.plan.sizes[planned.shard]
         return "compare" if may_lack_samples else "write", None
     if line is None:

@@ -134,7 +134,7 @@ class Output:
         """The shard pattern."""
         return self.destination.pattern
 
-    def numbers(self, entries: SampleTable) -> NDArray[np.int64]:
+    def positions(self, entries: SampleTable) -> NDArray[np.int64]:
         """Return the positions of the dataset's samples in `entries`."""
         from numpy import arange
 
@@ -164,11 +164,7 @@ class PlannedOutput(Output):
 
 
 class PackedOutput(NamedTuple):
-    """A dataset whose shards are published but whose dataset file is not.
-
-    Attributes:
-        kept: Number of existing shards that were kept.
-    """
+    """A dataset whose shards are published but whose dataset file is not."""
 
     planned: PlannedOutput
     publication: Publication
@@ -232,7 +228,7 @@ class Listed:
         return any(output.destination.appends for output in self.outputs)
 
     def record(self, output: Output) -> RunRecord:
-        """Return the run record for the dataset file of an output."""
+        """Return the run record of one dataset."""
         return make_record(self.run, self.listing, output, [*self.outputs, *self.finished])
 
 
@@ -270,7 +266,7 @@ class Packed(NamedTuple):
 
 
 def make_record(run: Run, listing: Listing, output: Output, outputs: Sequence[Output | FinishedOutput]) -> RunRecord:
-    """Return the run record for one dataset of a run."""
+    """Return the run record of one dataset."""
     options = {**run.options.recorded(), **listing.recorded}
     if run.updates and output.destination.appends:
         options.setdefault("on_duplicate", "first")
@@ -343,7 +339,7 @@ def _get_first_run_options(
 
 
 def parse_output_pattern(names: Sequence[str], split: str = _SPLIT_MARK) -> ShardPattern:
-    """Return the shard pattern of a split. By default, it contains a placeholder for the split name."""
+    """Return the shard pattern of a split. Without `split`, the pattern contains a placeholder for the split name."""
     try:
         pattern = parse_pattern([name.replace(_SPLIT_FIELD, split) for name in names])
     except InvalidRequest as error:

@@ -47,7 +47,7 @@ class SpoolLimits(NamedTuple):
     """The spool, and the limits of the first pass.
 
     Attributes:
-        other_bytes: Bytes that other files need on the same file system before the spool is deleted.
+        other_bytes: Bytes on this file system to keep free for the output.
     """
 
     folder: Folder

@@ -51,9 +51,9 @@ REMOTE_REQUEST_S, REMOTE_BYTE_S = 30e-3, 1 / 100e6
 
 
 def get_spool(run: Run, outputs: Sequence[Output]) -> Spool | None:
-    """Return the temporary file of a `reshard`, or None.
+    """Return the spool of a `reshard`, or None.
 
-    A run with `--part` uses no such file, because the file would contain the samples of all parts.
+    A run with `--part` has no spool, because the spool would contain the samples of all parts.
     """
     if run.shuffle is None or run.part is not None:
         return None
@@ -149,7 +149,7 @@ def _choose_cheaper(
         try:
             cost = measure_read_cost(spans, size // samples, opening=len(files) > MAX_OPEN_FILES)
         except (OSError, SourceFailed):
-            return ReadStrategy("gather")  # packing reports the same error
+            return ReadStrategy("gather")  # the workers will raise this error when they read the file
         reason = f"a random read takes {format_time(cost.sample_s)} per sample"
     if is_gathering_cheaper(samples, size, scatter_bytes, workers, cost):
         return ReadStrategy("gather", f"reading samples by offset: {reason}")
@@ -157,7 +157,7 @@ def _choose_cheaper(
 
 
 def is_gathering_cheaper(samples: int, size: int, scatter_bytes: int, workers: int, cost: ReadCost) -> bool:
-    """Return whether `gather` is faster than `scatter`, which reads `scatter_bytes` (with gaps between samples)."""
+    """Return whether `gather` is faster than `scatter`. `scatter` reads `scatter_bytes`, including unused gaps."""
     return samples * cost.sample_s / workers + size * cost.byte_s <= (scatter_bytes + 3 * size) * cost.byte_s
 
 
@@ -171,7 +171,7 @@ class ReadCost(NamedTuple):
 def measure_read_cost(spans: Sequence[tuple[SpanFile, int]], length: int, *, opening: bool) -> ReadCost:
     """Measure how long it takes to read `length` bytes at random offsets, and to read in sequence.
 
-    With `opening`, the times of random reads include opening the file.
+    If `opening` is true, a random read includes opening the file.
 
     Raises:
         OSError: A file cannot be read.

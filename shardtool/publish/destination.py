@@ -38,9 +38,9 @@ class Destination:
     """The folder and file names of a dataset.
 
     Attributes:
-        existing: The files of the dataset, when they were last listed.
+        existing: The files of the dataset, as last listed.
         expected: The dataset that the new shards must equal, or None.
-        own_names: For a run with `--part`, the names of its files.
+        own_names: With `--part`, the names of the files that this part writes.
     """
 
     folder: OutputFolder
@@ -57,7 +57,7 @@ class Destination:
         return self.pattern.owns(name) if self.part is None else name in self.own_names
 
     def with_shard_count(self, shards: int) -> Destination:
-        """Return the destination with the file names of its part. `shards` is the number of shards of all parts."""
+        """With `--part`, set `own_names`. `shards` is the total number of shards of all parts."""
         if self.part is None:
             return self
         names = [self.pattern.shard(number) for number in self.part.shards(shards)]
@@ -224,7 +224,7 @@ def _check_dataset_file(destination: Destination) -> None:
 
 
 def _check_unfinished(destination: Destination) -> None:
-    # Shards without sidecars may belong to another tool. An interrupted run leaves at most one per worker.
+    # An interrupted run leaves at most one shard without a sidecar, so another tool may have written these shards.
     shards = [name for name in destination.existing if name.endswith(destination.pattern.format)]
     has_sidecar = any(sidecar_name(name) in destination.existing for name in shards)
     if destination.folder.has_staging and len(shards) > 1 and not has_sidecar:
@@ -256,7 +256,7 @@ def _find_append(destination: Destination) -> Append:
         option = flag_text("append", "resume")
         remedy = f"Continue it with {option}, or delete these files, which the dataset does not list."
         raise OutputExists(folder.path or ".", found, remedy=remedy)
-    if not later:  # an interrupted append may already have published its list of skipped samples
+    if not later:  # otherwise, the interrupted append may have replaced the list of skipped samples
         rows = skipped_list.encode_skipped(destination.load_skipped())
         skipped_list.check_skipped_file(rows, old, destination.skipped_file)
     if isinstance(previous, FinishedAppend):

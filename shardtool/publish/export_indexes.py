@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from shardtool.storage.folders import OutputFolder
 
 
-# path, content, whether it may replace a file with other content, and whether any existing file is kept
+# path, content, whether to overwrite a file with other content, whether to keep any existing file
 IndexFile = tuple[str, bytes, bool, bool]
 
 
@@ -66,7 +66,7 @@ def _match_listed_shards(dataset: DatasetFile, listed: Collection[str]) -> Datas
 
 
 def check_other_shards(export: ExportFormat, target: OutputFolder, others: Iterable[str]) -> None:
-    """Raise an error if any of `others` exists. These are shards of other datasets that the folder's index lists."""
+    """Raise an error if a shard in `others` exists. Only the folder's index lists these shards, not the dataset."""
     existing_names = {to_output_name(name) for name in target.names()}
     if others := sorted(name for name in others if "/" in name or name in existing_names):
         found = f"an index of other shards: {format_list(others, 3)}"
@@ -305,9 +305,9 @@ def list_index_names(shards: Iterable[str], requested: Mapping[str, ExportFormat
 def update_exports(
     folder: OutputFolder, dataset_file: str, old: DatasetFile | None, written: Collection[str], notes: Notes
 ) -> None:
-    """Update existing indexes after an append, except formats in `written` and formats with hashes of payloads.
+    """Update the existing indexes after an append. If an index cannot be updated, add a note.
 
-    A failure only adds a note.
+    Formats in `written` are up to date. Formats that contain hashes of payloads are not updated.
     """
     for name in find_existing_exports(folder, old):
         export = exports.EXPORTS[name]

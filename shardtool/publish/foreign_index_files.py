@@ -50,7 +50,7 @@ def read_foreign_index(path: str, export_name: str, shard: indexed_shard.Indexed
 
 def read_sample_counts(export: ExportFormat, target: OutputFolder) -> dict[str, int]:
     """Return the sample counts of the shards in the index of a folder."""
-    subfolder = os.path.dirname(export.folder_file)  # do not follow a symbolic link
+    subfolder = os.path.dirname(export.folder_file)  # ignored if it is a symbolic link
     is_outside = subfolder and not all(file_info.is_folder for file_info in target.find_entries([subfolder]).values())
     return {} if is_outside else export.sample_counts(read_or_empty(target, export.folder_file))
 
@@ -73,7 +73,7 @@ def find_existing_exports(folder: OutputFolder, old: DatasetFile | None) -> list
         return []
     own_shards, existing = {shard.name for shard in old.shards}, []
     for name, export in exports.EXPORTS.items():
-        if export.folder_file:  # the index of a folder may list only shards of other datasets
+        if export.folder_file:  # the index in this folder may belong to another dataset
             is_there = not own_shards.isdisjoint(read_sample_counts(export, folder))
         else:
             name_of_first = exports.index_name(old.shards[0].name, export)
@@ -92,7 +92,7 @@ def export_notes(folder: OutputFolder, old: DatasetFile | None, renewed: Collect
 
 
 def copy_indexes(dataset_file: str, dataset: DatasetFile, folder: OutputFolder, notes: Notes) -> int:
-    """Copy the valid index files of single shards, and return how many were copied."""
+    """Copy the valid index files of each shard. Return the number of copied files."""
     source = paths.folder_of(dataset_file)
     if address.is_web(source) or dataset.shards_folder:
         return 0
@@ -131,7 +131,7 @@ def _read_valid_index(path: str, sidecar: str) -> bytes | None:
 
 
 def copy_folder_indexes(datasets: Sequence[DatasetFile], source: str, folder: OutputFolder) -> None:
-    """Copy each index of the folder that lists only copied shards."""
+    """Copy each index in the `source` folder that lists only shards of `datasets`."""
     if address.is_web(source) or any(dataset.shards_folder for dataset in datasets):
         return
     shards, index_paths = {shard.name: shard.samples for dataset in datasets for shard in dataset.shards}, list[str]()

@@ -45,7 +45,8 @@ def add_columns(
 
     Raises:
         SampleFailed: A payload is not a JSON object, a number or a short text.
-        OutputExists: A sidecar has such a column with other values, or is a symbolic link. Nothing was changed.
+        OutputExists: A sidecar is a symbolic link, or already has one of the columns, with other values. Nothing was
+            changed.
     """
     path = folder.full_path(name)
     _check_no_link(path)

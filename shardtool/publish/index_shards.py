@@ -40,13 +40,8 @@ if TYPE_CHECKING:
     from shardtool.request.dataset_options import IndexOptions
 
 
-class Indexer:
-    """Writes the sidecars and the dataset file. The caller must hold the lock of `folder`.
-
-    Attributes:
-        shards_folder: Path of the shards relative to `folder`, or "".
-        old: The existing dataset, or None if no valid dataset file exists.
-    """
+class _Indexer:
+    """Writes the sidecars and the dataset file. The caller must hold the lock of `folder`."""
 
     def __init__(self, dataset: DatasetLike, options: IndexOptions, observer: Observer) -> None:
         self.options, self.observer = options, observer
@@ -90,23 +85,20 @@ class Indexer:
 
     @cached_property
     def totals(self) -> DatasetTotals:
-        """The totals of the indexed shards. Start the workers first, because this imports NumPy."""
+        # This property imports NumPy, so start the workers first.
         from shardtool.entries.sample_table import FieldValues
 
         return DatasetTotals(FieldValues())
 
     @property
     def base(self) -> str:
-        """The name of the dataset file without its extension."""
         return self.dataset_file.removesuffix(DATASET_SUFFIX)
 
     def make_tasks(self) -> list[ShardScanTask]:
-        """Return one scan task per shard."""
         self.observer.start(0, self.size, len(self.dataset.paths))
         return [ShardScanTask(path, self.options.checksum, self.dots) for path in self.dataset.paths]
 
     def add(self, number: int, scan: ShardScan) -> None:
-        """Write the sidecar of a shard, unless the existing sidecar is valid or must not be replaced."""
         from shardtool.dataset.shard_index import scanned_index
         from shardtool.dataset.sidecar_schema import column_types, with_shard_column
         from shardtool.dataset.sidecar_write import encode_sidecar_table
@@ -149,7 +141,6 @@ class Indexer:
         return self.options.overwrite
 
     def finish(self) -> IndexResult:
-        """Write the dataset file, unless the existing dataset file is valid."""
         old, is_unchanged, count = self.old, False, len(self.dataset.shards)
         if old is not None and len(self.entries) == len(old.shards) == count:
             is_unchanged = all(
@@ -160,7 +151,7 @@ class Indexer:
             self.differing.append(f"{self.dataset_file} (of other shards)")
         self._refuse_differing()
         shards = tuple(self.entries[number] for number in range(count))
-        if is_unchanged and old is not None:  # keep old checksums if none were computed, for `verify`
+        if is_unchanged and old is not None:  # keep the old checksums if this run computed none
             shards = tuple(
                 shard if shard.crc is not None else replace(shard, crc=old_entry.crc)
                 for shard, old_entry in zip(shards, old.shards, strict=True)
@@ -231,7 +222,7 @@ class Indexer:
 def index_shards(dataset: DatasetLike, options: IndexOptions, observer: Observer) -> IndexResult:
     """Write sidecars and a dataset file for existing shards, as `index` and `verify --repair` do."""
     with start_pool(options, observer=observer, lazy=is_local(dataset)) as pool:
-        indexer = Indexer(dataset, options, observer)
+        indexer = _Indexer(dataset, options, observer)
         pool.start(len(indexer.dataset.paths))
         pool.check(indexer.dataset.paths)
         indexer.folder.create()

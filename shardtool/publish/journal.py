@@ -50,7 +50,7 @@ class Journal:
         encoded = [_encode(line) for line in (header, *lines)]
         self._folder.publish_bytes(self.name, b"".join(encoded))
         older = [name for name in list_journals(self._base, self._folder.names()) if name != self.name]
-        self._folder.remove(older)  # delete older files last, so that no line is lost
+        self._folder.remove(older)  # only after their lines are in the new file
         self._lines, self.is_started = len(encoded), True
 
     def append(self, line: Mapping[str, object], *, durable: bool = True) -> None:

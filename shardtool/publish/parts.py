@@ -52,7 +52,7 @@ class PartRecord(NamedTuple):
         dataset: A dataset file that lists the part's shards, or None if there are no shards.
         plan: The fingerprint of the plan. For a writer, this and all later attributes are empty.
         planned: Number of planned shards of all parts.
-        resumed: Whether the merge may delete files that are not in the plan.
+        resumed: Whether the part ran with `--resume`. The merge may then delete shards that are not in the plan.
         content: The expected content fingerprint of all parts together, or "" if unknown.
     """
 
@@ -194,7 +194,7 @@ def list_run_files(folder: OutputFolder, pattern: ShardPattern) -> list[str]:
 
 
 def check_part_count(folder: OutputFolder, pattern: ShardPattern, part: RunPart) -> None:
-    """Raise an error if other finished or running parts have another total number of parts."""
+    """Raise an error if a finished or running part was started with a different number of parts."""
     finished, started = find_run_parts(pattern, folder.names())
     others = [other for other in finished if other.parts != part.parts]
     for other in started:

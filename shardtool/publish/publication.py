@@ -46,15 +46,15 @@ class Publication:
     - "withdraw": The old dataset file is deleted before the first file changes.
     - "replace": All files are staged first, so the old dataset stays complete until `finish`. A store has no staging,
       so this is the same as "withdraw" there.
-    - "exchange": Like "replace", but a plan is published once all files are staged. The next run can finish an
-      interrupted exchange from this plan.
+    - "exchange": Like "replace", but once all files are staged, a file with the new file list is published. If the run
+      is interrupted later, the next run uses this file to finish the exchange.
 
     Args:
         stale_indexes: Index files of other tools, or None if no shard changes.
 
     Attributes:
         old_list: The name that a withdrawn dataset file gets, or "" to delete the file.
-        waits: Whether `finish` publishes all files.
+        waits: Whether files stay staged until `finish` publishes them.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class Publication:
         self.shards_folder = folder if shards_folder is None else shards_folder
         self.waits = old in ("replace", "exchange") and folder.has_staging
         self._old, self._existing = old, dict(existing or {})
-        # staged shards and other staged files that `finish` publishes
+        # staged shards, and other staged files
         self._waiting: list[tuple[list[DurableFile], list[DurableFile]]] = []
 
     def withdraw(self) -> None:
-        """Delete the old dataset file before a listed file changes. With "keep", do nothing."""
+        """Delete the old dataset file, unless `old` is "keep"."""
         if self._old != "keep" and self._existing.pop(self.dataset_file, None) is not None:
             if self.old_list:
                 self.folder.publish_bytes(self.old_list, self.folder.read(self.dataset_file))
@@ -105,9 +105,10 @@ class Publication:
         *,
         replaces: bool = True,
     ) -> None:
-        """Publish a staged shard and sidecar, or None for a file that already exists.
+        """Publish a staged shard and sidecar. Pass None for a file that already exists.
 
-        `replaces` is false if no existing file is replaced.
+        Args:
+            replaces: Whether an existing file may be replaced.
         """
         shards, others = [[] if file is None else [file] for file in (shard, sidecar)]
         self.stale_indexes.compare(name, read_sidecar, written=shard is not None)
@@ -174,7 +175,7 @@ class Publication:
         self.folder.remove([*leftovers])
 
     def abandon(self, names: Iterable[str]) -> None:
-        """Delete the staged files with these names, unless an interrupted exchange needs them."""
+        """Delete the staged files with these names, unless they are needed to finish an interrupted exchange."""
         if not self.folder.find_entries([self._plan]):
             self.folder.discard_staged([*names, self.dataset_file, self._plan])
 
@@ -220,7 +221,7 @@ def finish_replacement(folder: OutputFolder, base: str) -> None:
     file = parse_dataset(data, where)
     listed = _list_files(file)
     staged = {new.name: new.path for new in folder.staged() if new.name in listed or new.name == file.skipped_file}
-    # If the dataset file was deleted, an interrupted run has already checked the other files.
+    # If there is no dataset file, an earlier attempt has checked the published files and deleted it.
     old = read_valid_dataset(folder.full_path(base + DATASET_SUFFIX))
     old_files = listed if old is None else _list_files(old)
     published = {name for name in listed.keys() - staged.keys() if old_files.get(name) != listed[name]}

@@ -1,7 +1,4 @@
-"""Publish the dataset file of packed shards.
-
-For an append or a merge, join the dataset files of all shards.
-"""
+"""Publish the dataset file of packed shards. An append or a merge joins several dataset files."""
 
 from __future__ import annotations
 
@@ -104,7 +101,7 @@ def _merge_skipped_rows(destination: Destination, skipped: Sequence[Skipped]) ->
 def check_append_is_unchanged(
     append: FinishedAppend, number: int, shard: ShardEntry | None, destination: Destination
 ) -> None:
-    """Raise an error if shard `number` of the interrupted append is not `shard`. If None, it must not exist."""
+    """Raise an error unless shard `number` of the append equals `shard`. None means that no such shard may exist."""
     if [*append.old.shards[number : number + 1]] != ([] if shard is None else [shard]):
         found = "the dataset already contains these keys with other content"
         action = choose_text(f"use {flag_text('append')}", "run without --resume")

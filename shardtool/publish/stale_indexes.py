@@ -28,8 +28,8 @@ class StaleIndexes:
     """The index files of other tools in an output folder.
 
     Args:
-        pattern: The shard pattern, or None to find no index files.
-        appends: Whether existing shards are kept. An index of the whole folder is then incomplete, but not wrong.
+        pattern: The shard pattern, or None to ignore all index files.
+        appends: Whether all existing shards are kept. The folder's indexes are then incomplete, but stay valid.
 
     Attributes:
         removed: The `--export` name of each deleted file, by file name.
@@ -97,7 +97,7 @@ class StaleIndexes:
         self._mark_folder_indexes([name for name, listed in counts.items() if listed.pop(shard, 0) != samples])
 
     def mark_shard(self, shard: str) -> None:
-        """Mark the index files of a shard, and indexes of the folder that list the shard."""
+        """Mark the index files of a shard, and the folder's indexes that list this shard."""
         self._stale |= self._files.pop(shard, {})
         if not self._appends:
             self._mark_folder_indexes([export_name for export_name, counts in self._counts.items() if shard in counts])
@@ -131,7 +131,7 @@ class StaleIndexes:
         self._stale = {}
 
     def removal_notes(self, dataset_file: str, renewed: Collection[str] = ()) -> Iterator[str]:
-        """Yield a note about deleted index files, except the formats in `renewed`."""
+        """Yield a note about deleted index files. Ignore the formats in `renewed`."""
         if removed := {name: export_name for name, export_name in self.removed.items() if export_name not in renewed}:
             summary = f"{pluralize(len(removed), 'file')} of other tools' indexes deleted, because their shards changed"
             advice = export_call_text(dataset_file, sorted({*removed.values()}), overwrite=True)

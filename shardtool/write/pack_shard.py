@@ -43,7 +43,7 @@ def _pack_or_keep(task: ShardTask, report: Report) -> ShardResult:
         report(len(split_names(task.samples.content.keys)), result.size)
         return result
     if task.action != "write" and not task.folder.has_staging:
-        # A store publishes each written file immediately, so the parent must first delete the dataset file.
+        # A store has no staging, so the parent must delete the dataset file before a worker writes the shard.
         return ShardResult(task.shard, None, 0, 0, b"", 0, (), wrong=True)
     if task.work is not None:
         from shardtool.write.transform_packer import pack_transformed
@@ -98,7 +98,7 @@ def _check_existing(task: ShardTask) -> ShardResult | None:
                 0 if task.work is not None else compute_content_fingerprint(task.samples.content, keep.field_crcs, ())
             )
             return ShardResult(task.shard, None, keep.size, keep.crc, keep.field_crcs, content, ())
-        md5 = task.folder.md5(task.name)  # stores report the MD5 of unencrypted objects
+        md5 = task.folder.md5(task.name)
         size_and_crc = None if md5 else read_crc(path)
         result, source_md5 = _reread_source(task, hashes=bool(md5))
         if (

@@ -48,7 +48,7 @@ def _copy_blocks(data: memoryview, view: memoryview) -> Iterator[memoryview]:
 
 
 def _open_root(root: bytes) -> int | None:
-    """Open a local folder, so that paths can be relative to it. Return None if it cannot be opened."""
+    """Open a local folder, so that file paths can be relative to this folder."""
     if root and not is_address(root):
         with suppress(OSError):
             return os.open(root, os.O_DIRECTORY | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY))
@@ -136,10 +136,9 @@ class Packer:
         if crc != expected and expected >= 0:
             name = to_text(self.content.fields[self.codes[row]])
             message = f"at {self.offsets[row]:,}: field {name!r} has the CRC-32C {crc:08x}, not {expected:08x}"
-            raise SourceFailed(self.span_path(row, self._field_name(row)), "corrupt", message)
+            raise SourceFailed(self._span_path(row, self._field_name(row)), "corrupt", message)
 
-    def span_path(self, row: int, name: bytes) -> bytes:
-        """Return the path of the shard or archive that contains a row, for messages. For a spool, return `name`."""
+    def _span_path(self, row: int, name: bytes) -> bytes:
         file = self.files[self.file_of_row[row]]
         if file.form:
             return file.path + b":" + name
@@ -148,7 +147,7 @@ class Packer:
     def path_of(self, row: int, name: bytes) -> bytes:
         """Return the path of a row's payload for messages, or `name` if the plan contains no paths."""
         if self.kinds[row] == SPAN:
-            return self.span_path(row, name)
+            return self._span_path(row, name)
         return name if self.paths is None else self.paths[row]
 
     def _field_name(self, row: int) -> bytes:

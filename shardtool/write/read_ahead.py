@@ -41,9 +41,9 @@ class _FileRead(NamedTuple):
 class ReadAhead:
     """Reads files in advance, in threads.
 
-    The caller requests the files in the order of `files`, may skip some, and calls `close` at the end. Files that
-    were read but not yet requested use at most `memory` bytes. The caller reads larger files, and files that differ
-    from the plan or changed after `max_ctime_ns`.
+    The caller must request the files in the order of `files`, but may skip some. Files that were read but not yet
+    requested use at most `memory` bytes. A file is not kept if it is larger than half of `memory`, differs from the
+    plan, or has changed after `max_ctime_ns`.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class ReadAhead:
         self._pending: deque[_FileRead] = deque()
 
     def read(self, path: bytes, into: memoryview, flags: int, _folder: int | None = None) -> Read:
-        """Read a file as `read_file` does, but copy it from memory if it was read in advance."""
+        """Return the same as `read_file`. If the file was read in advance, copy its bytes from memory."""
         data = self.take(path, len(into), flags)
         if data is None:
             return self._read(path, into, flags)
@@ -80,7 +80,7 @@ class ReadAhead:
         self._submit_next()
         while self._pending:
             file_read = self._pending.popleft()
-            # wait for skipped files too, because they use memory
+            # if the caller skipped this file, wait until its buffer is unused
             error = wait_interruptibly(file_read.read).exception()
             self.held -= file_read.file.size
             if file_read.file[:3] != (path, flags, size):

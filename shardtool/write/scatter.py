@@ -1,7 +1,4 @@
-"""First pass of a two-pass shuffle: copy payloads from a source file into a temporary file (the spool).
-
-Several workers can write to the same spool, because the parent process assigns the offset of every payload.
-"""
+"""Copy the payloads of one source file into the spool of a shuffle. This code runs in workers."""
 
 from __future__ import annotations
 
@@ -36,13 +33,13 @@ class ScatterTask(NamedTuple):
     """The payloads to copy from one source file, in file order.
 
     Attributes:
-        packed: Whether the file is compressed. Its `offsets` then refer to the decompressed bytes.
+        is_compressed: If true, `offsets` are offsets in the decompressed bytes.
         targets: int64, the offset of each payload in the spool.
         stop: Whether to stop at the first wrong checksum.
     """
 
     source: SpanFile
-    packed: bool
+    is_compressed: bool
     spool: str
     offsets: bytes
     sizes: bytes
@@ -70,9 +67,9 @@ def scatter_rows(task: ScatterTask, report: Callable[[int, int], None]) -> Scatt
         try:
             has_crcs = min(array("q", task.expected), default=-1) >= 0
             for _ in range(MAX_READS):
-                with closing(_UnpackedFile(task.source) if task.packed else _PlainFile(task.source)) as source:
+                with closing(_UnpackedFile(task.source) if task.is_compressed else _PlainFile(task.source)) as source:
                     result = _Scatterer(task, source, spool).run(report)
-                # open the file again to detect changes during reading
+                # open the file again to detect whether it was changed or replaced
                 with closing(open_span_file(task.source)) as reopened:
                     if has_crcs or reopened.stat().st_ctime_ns == source.ctime_ns:
                         return result
@@ -114,7 +111,7 @@ class _Scatterer:
             yield first, len(self._sizes)
 
     def _copy(self, first: int, last: int) -> None:
-        """Copy payloads that fit in memory together, and write adjacent payloads at once."""
+        """Read payloads into memory, and write each run of adjacent payloads with one call."""
         arena, sizes, targets = self._arena, self._sizes[first:last].tolist(), self._targets[first:last].tolist()
         views: list[memoryview] = [arena] * len(sizes)
         runs: list[tuple[int, int]] = []

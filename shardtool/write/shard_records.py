@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Parts = list[bytes | memoryview]
 
 
-_MAX_COPIED_BYTES = 2**16  # copying a smaller part takes less time than another write
+_MAX_COPIED_BYTES = 2**16  # copying fewer bytes into the buffer is faster than another write
 
 
 class EncodedField(NamedTuple):

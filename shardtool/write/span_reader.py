@@ -1,7 +1,6 @@
 """Read byte ranges (spans) of shards, archives and the temporary file of a shuffle (the spool).
 
-Consecutive spans are read in advance, so that one system call reads many samples. Each region of a spool is read at
-once.
+One system call reads many consecutive spans, or a whole region of a spool.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def open_span_file(planned: SpanFile) -> OpenFile:
     source = open_source_file(planned.path)
     info = source.stat()
     is_special = isinstance(info, os.stat_result) and not stat.S_ISREG(info.st_mode)
-    # the spool changes during the run, so its time is not compared
+    # the spool has no planned mtime, because it is written during the run
     mtime_ns = planned.mtime_ns if planned.mtime_ns >= 0 else None
     problem = "is not a regular file" if is_special else describe_change(info, planned.size, mtime_ns, "read")
     if not problem:
@@ -86,7 +85,7 @@ class SpanReader:
         self._ctimes: dict[int, int | None] = {}
         self._file = -1
         self._start = self._held = 0
-        self._end = self._ahead = 0  # end of the last span, and how many bytes were last read in advance
+        self._end = self._ahead = 0  # end offset of the last span, and size of the last read in advance
 
     def read(self, file: int, offset: int, into: memoryview) -> None:
         """Fill `into` with the bytes at an offset of the file with index `file`."""

@@ -49,8 +49,7 @@ _MAX_SHOWN_CHARS = 80
 fetchers: dict[FetchOptions, HttpFetcher] = {}
 
 
-def get_fetcher(options: FetchOptions) -> HttpFetcher:
-    """Return the fetcher of this process for these options."""
+def _get_fetcher(options: FetchOptions) -> HttpFetcher:
     if options not in fetchers:
         from shardtool.fetch.fetcher import HttpFetcher
 
@@ -61,8 +60,8 @@ def get_fetcher(options: FetchOptions) -> HttpFetcher:
 def pack_transformed(task: ShardTask, work: TransformWork, report: Report) -> ShardResult:
     """Write a shard of transformed samples to a staged file."""
 
-    def pack(file: Sink) -> TransformPacker:
-        with closing(TransformPacker(task, work, file.write, report)) as packed:
+    def pack(file: Sink) -> _TransformPacker:
+        with closing(_TransformPacker(task, work, file.write, report)) as packed:
             packed.run()
             packed.spans.check()
         return packed
@@ -72,10 +71,10 @@ def pack_transformed(task: ShardTask, work: TransformWork, report: Report) -> Sh
 
 
 def measure_samples(task: ShardTask) -> list[int]:
-    """Return the record size of each transformed sample in bytes (see `TransformPacker.measure`)."""
+    """Return the record size of each transformed sample in bytes: 0 if it is excluded, and -1 if it failed."""
     if task.work is None:
         return []
-    with closing(TransformPacker(task, task.work, no_report, no_report)) as measuring:
+    with closing(_TransformPacker(task, task.work, no_report, no_report)) as measuring:
         return measuring.measure()
 
 
@@ -83,20 +82,18 @@ class ReadSample(NamedTuple):
     """A sample that was read and measured.
 
     Attributes:
-        found: The measured values, such as the image size.
+        measured: The values of the measured columns, such as the image size.
         rejection: Why the sample is not packed, or None.
     """
 
     sample_index: int
     rows: range
     fields: Mapping[str, bytes | memoryview]
-    found: tuple[object, ...] = ()
+    measured: tuple[object, ...] = ()
     rejection: SourceFailed | BadSample | None = None
 
 
-class TransformPacker(Packer):
-    """Reads, transforms and writes one sample after another."""
-
+class _TransformPacker(Packer):
     def __init__(self, task: ShardTask, work: TransformWork, put: Put, report: Report) -> None:
         super().__init__(task, put, report, {})
         self._work, self._change = work, get_transformer(work.transform)
@@ -110,18 +107,16 @@ class TransformPacker(Packer):
         if work.transform.fetch is not None:
             rows = [row for row, kind in enumerate(self.kinds) if kind == URL]
             self._urls = {row: number for number, row in enumerate(rows)}
-            self._fetcher = get_fetcher(work.transform.fetch)
+            self._fetcher = _get_fetcher(work.transform.fetch)
             urls = [to_text(self._path(b"", row)) for row in rows]
             self._fetcher.start(urls, len(self.keys), lambda: self.report_progress(self._current_index))
 
     def close(self) -> None:
-        """Close all source files, and cancel unused downloads."""
         super().close()
         if self._fetcher is not None:
             self._fetcher.start(())
 
     def extra_progress(self) -> tuple[int, ...]:
-        """Return the number of samples whose URLs failed since the last report."""
         if self._fetcher is None:
             return ()
         skips = len(failed_rows(self.skipped.values()))
@@ -129,7 +124,6 @@ class TransformPacker(Packer):
         return (new_skips,)
 
     def run(self) -> None:
-        """Write samples until the shard is full, and the end of the file."""
         for sample in self._read_samples():
             if not self._pack_sample(sample):
                 break
@@ -140,7 +134,6 @@ class TransformPacker(Packer):
             self.write(tar_write.TRAILER)
 
     def measure(self) -> list[int]:
-        """Return the record size of each sample in bytes: 0 for an excluded sample, and -1 for a failed sample."""
         sizes = []
         for sample in self._read_samples():
             try:
@@ -162,7 +155,7 @@ class TransformPacker(Packer):
                 continue
             batch.append(sample)
             size += sum(map(len, sample.fields.values()))
-            # report progress before the batch is full, or the worker would be reported as stuck
+            # report progress for each sample, because a worker that reports nothing is considered stuck
             self.report_progress(sample_index + 1)
             if len(batch) == _CONDITION_BATCH_SAMPLES or size > _CONDITION_BATCH_BYTES or end == len(self.codes):
                 yield from self._apply_condition(batch, where)
@@ -190,7 +183,7 @@ class TransformPacker(Packer):
         measured_columns, known = self._work.transform.measured_columns, None
         if self._work.known:
             known = pa.ipc.open_stream(self._work.known).read_all().slice(samples[0].sample_index, len(samples))
-        measured = [sample.found or (None,) * len(measured_columns) for sample in samples]
+        measured = [sample.measured or (None,) * len(measured_columns) for sample in samples]
         table: Any = with_measured_columns(known, measured_columns, measured)
         matches = {*match_rows(table, where.query, dict(where.classes)).tolist()}
         for position, sample in enumerate(samples):
@@ -224,7 +217,6 @@ class TransformPacker(Packer):
         return True
 
     def result(self, staged: DurableFile | None) -> ShardResult:
-        """Return the result of the finished shard."""
         content = self._records.content(self._numbers, texts=bool(self._numbers))
         crcs = self._records.crcs.tobytes()
         fingerprint = compute_content_fingerprint(content, crcs, ()) if len(self._records) else 0
@@ -308,7 +300,7 @@ class TransformPacker(Packer):
             self._dropped += 1
         for transformed, (parts, fields), length in zip(changed, encoded, sizes, strict=True):
             self._sources.append(sample.sample_index)
-            self._found.append(sample.found)
+            self._found.append(sample.measured)
             self._records.add(transformed.key, parts, length, fields)
         return True
 

@@ -49,15 +49,13 @@ class UnpackTask(NamedTuple):
 
 def unpack_samples(task: UnpackTask, report: Report) -> int:
     """Extract samples to files, and return how many of the files already existed."""
-    with closing(SampleUnpacker(task, report)) as unpacker:
+    with closing(_SampleUnpacker(task, report)) as unpacker:
         unpacker.run()
         unpacker.spans.check()
     return unpacker.kept
 
 
-class SampleUnpacker(Packer):
-    """Writes the files of one task. `kept` is the number of files that already existed."""
-
+class _SampleUnpacker(Packer):
     def __init__(self, task: UnpackTask, report: Report) -> None:
         super().__init__(task.task, no_report, report, {})
         self.kept, self._existing = 0, task.existing
@@ -69,14 +67,12 @@ class SampleUnpacker(Packer):
             self._compressed_file = CompressedFile(os.fsdecode(self.files[0].path))
 
     def close(self) -> None:
-        """Close all files."""
         super().close()
         self._tree.close()
         if self._compressed_file is not None:
             self._compressed_file.__exit__()
 
     def run(self) -> None:
-        """Write all files, in the order of their payloads."""
         paths, sizes, tree, existing = self.paths or [], self.sizes, self._tree, self._existing
         ends = [*accumulate(self.counts)]
         for done, row in enumerate(sorted(range(len(sizes)), key=self.offsets.__getitem__)):

@@ -1,1 +1,1 @@
-"""`ShardWriter`, with which a program writes its own samples to a dataset."""
+"""`ShardWriter` writes the samples of a program to a dataset."""

@@ -85,8 +85,7 @@ def _describe_expected(field: str) -> str:
     return "a NumPy array: numpy.asarray(value), or bytes" if ending == "npy" else ""
 
 
-def encode_json(value: object) -> bytes:
-    """Return a value as JSON, in the same format as `create`."""
+def _encode_json(value: object) -> bytes:
     try:
         try:
             text = _dump_json(value, default=_to_plain)
@@ -138,7 +137,7 @@ def _encode_float(value: float) -> EncodedValue:
 
 def _encode_numpy_scalar(value: np.generic) -> EncodedValue:
     if isinstance(value, np.floating):
-        return _encode_float(float(str(value)))  # str() returns the shortest text of the same number
+        return _encode_float(float(str(value)))  # str() avoids the extra digits of float(np.float32)
     plain = value.item()
     if type(plain) not in _ENCODERS:
         raise BadValue(f"a value of the type {value.dtype}", "a number, a boolean, or text")
@@ -215,7 +214,7 @@ _ENCODERS: dict[type, Callable[..., EncodedValue]] = {
     bool: lambda value: (b"1" if value else b"0", "bool"),
     int: _encode_int,
     float: _encode_float,
-    **dict.fromkeys((dict, list, tuple), lambda value: (encode_json(value), "json")),
+    **dict.fromkeys((dict, list, tuple), lambda value: (_encode_json(value), "json")),
     **dict.fromkeys((datetime, date, time), lambda value: _encode_text(value.isoformat())),
     Decimal: lambda value: (str(value).encode(), "float"),
 }

@@ -47,7 +47,7 @@ class MetadataColumns:
         self.schema = pa.schema([])
         self._families: dict[str, str] = {}
         self._types: dict[str, pa.DataType] = {}
-        # for each column of numbers: whether it contains floats, or integers that a float cannot represent
+        # by column of numbers: whether it contains floats, or integers that a float cannot represent
         self._number_forms: dict[str, str] = {}
         self._row_types: dict[str, pa.DataType] = {}
 

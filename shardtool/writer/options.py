@@ -35,7 +35,7 @@ class WriterOptions(BaseOptions):
         on_error: What to do with a sample that cannot be written: raise, or skip it and list it in out.skipped.
         resume: Continue after the last shard that an interrupted writer published.
         overwrite: Replace the existing dataset once the new one is complete.
-        part: Part that this writer writes: a number, with `parts`, or a name.
+        part: The part that this writer writes: a name, or a number if `parts` is given.
         parts: Total number of parts.
     """
 

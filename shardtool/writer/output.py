@@ -1,7 +1,7 @@
 """The dataset of a writer. Each full shard is published immediately, and the dataset file at the end.
 
-A sidecar records the number of shards and all columns of the dataset, which are known only at the end. Until then,
-each sidecar records one shard more than exists. At the end, outdated sidecars are rewritten.
+A sidecar records the number of shards and all columns of the dataset. These are known only at the end, and outdated
+sidecars are then rewritten. Until then, each sidecar counts one shard that does not exist yet.
 """
 
 from __future__ import annotations
@@ -76,8 +76,7 @@ class JournalEntry:
     version: str = ""
 
 
-def parse_entry(line: dict[str, Any]) -> JournalEntry:
-    """Parse a journal line. Raise `ValueError`, `TypeError` or `AttributeError` for an invalid line."""
+def _parse_entry(line: dict[str, Any]) -> JournalEntry:
     entry = JournalEntry(**line)
     int(entry.digest, 16)
     texts = [*entry.kinds, *entry.rounded, entry.shard, entry.version]
@@ -90,7 +89,7 @@ def parse_entry(line: dict[str, Any]) -> JournalEntry:
 
 
 class WriterOutput:
-    """The dataset of a writer, locked until `close`. `reader_problems` are names that other readers would misread."""
+    """The dataset of a writer, locked until `close`. `reader_problems` lists names that other tools would misread."""
 
     def __init__(self, pattern: ShardPattern, options: WriterOptions, columns: MetadataColumns, tag: str) -> None:
         self._whole_pattern, self._tag = pattern, tag
@@ -133,7 +132,7 @@ class WriterOutput:
         return dataset
 
     def start_part(self) -> None:
-        """Delete the record of an earlier writer that wrote no samples to this part."""
+        """Delete the part record, which exists if an earlier writer finished this part without samples."""
         if self._tag and not self.options.overwrite:
             self.folder.remove([*self.folder.find_entries([self._part_record, parts.old_empty_name(self.pattern)])])
 
@@ -143,7 +142,7 @@ class WriterOutput:
             self.folder.publish_bytes(self._part_record, parts.PartRecord(self._tag, None, ()).encode())
 
     def _check_not_replacing(self, requested: Mapping[str, object]) -> None:
-        """Raise an error if an `overwrite` was interrupted, because its files may belong to either dataset."""
+        """Raise an error if an `overwrite` was interrupted. A shard may then belong to the old or the new dataset."""
         if requested.get("replaces") is True:
             problem = f"a writer that was replacing this dataset ({flag_text('overwrite')}) was interrupted"
             remedy = f"Run it again with {flag_text('overwrite')}."
@@ -162,7 +161,7 @@ class WriterOutput:
                 break
             data = self.folder.read(sidecar_name(name))
             encoder.add_existing_keys(sidecar.all_keys())
-            self.add_to_totals(sidecar.facts, data, sidecar.tally(), int(entry.digest, 16))
+            self._add_to_totals(sidecar.facts, data, sidecar.tally(), int(entry.digest, 16))
             self.totals.skipped += [Skipped(key, "", code, message) for key, code, message in entry.skipped]  # type: ignore[arg-type]
             self.rounded.update(entry.rounded)
             if self.pattern.format == "tar":
@@ -191,7 +190,7 @@ class WriterOutput:
             remedy = f"Use the same options, or replace the existing shards with {flag_text('overwrite')}."
             raise InvalidRequest(self.pattern.text, problem, remedy=remedy)
         with suppress(ValueError, TypeError, AttributeError):
-            entries += map(parse_entry, lines[1:])
+            entries += map(_parse_entry, lines[1:])
         return entries
 
     def _read_valid_sidecar(self, name: str, entry: JournalEntry) -> shard_index.ShardIndex | None:
@@ -225,16 +224,15 @@ class WriterOutput:
         version = self.folder.version(shard.name)
         entry = JournalEntry(facts.name, size, crc, f"{digest:x}", *encoder_state, rounded, skipped_rows, version)
         self._journal.append(asdict(entry))
-        self.add_to_totals(facts, data, index.tally(), digest)
+        self._add_to_totals(facts, data, index.tally(), digest)
         self.totals.skipped += skipped
         self.rounded.update(rounded)
         if self.pattern.format == "tar":
             self.reader_problems.add_shard(index, content.inline, encoder.numbers)
 
-    def add_to_totals(
+    def _add_to_totals(
         self, facts: sidecar_schema.ShardFacts, sidecar: bytes, tally: sidecar_schema.ShardTally, digest: int
     ) -> None:
-        """Add the samples and bytes of a published shard to the totals."""
         self.totals.add(facts, sidecar, tally)
         self.totals.digest += digest
 

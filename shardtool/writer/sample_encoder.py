@@ -1,7 +1,7 @@
 """Check a sample by the same rules as `create`, and encode it as a record.
 
 A written sample restricts later samples. For example, a field keeps the type of its first value. `encode` checks
-these restrictions, and `accept` adds those of a sample that will be written.
+these restrictions.
 """
 
 from __future__ import annotations
@@ -77,9 +77,6 @@ class SampleEncoder:
 
     Attributes:
         kinds: The type of each field, or "" for bytes and for fields with several types.
-        inline: Whether any value has a type that a table column can contain.
-        dotted_field: A field whose name contains a dot, or "".
-        has_dotted_key: Whether any key contains a dot after its last slash.
     """
 
     def __init__(self, shard_format: str, dots: values.Dots | None) -> None:
@@ -98,7 +95,7 @@ class SampleEncoder:
 
     @property
     def types(self) -> dict[str, values.ValueType]:
-        """The types of the fields whose values all have one type."""
+        """The types of the fields, without bytes and fields with several types."""
         return {name: cast("values.ValueType", kind) for name, kind in self.kinds.items() if kind}
 
     @property
@@ -130,7 +127,7 @@ class SampleEncoder:
         return EncodedSample(key, key_hash, fields, parts, sum(map(len, parts)), layout, kinds, inline, has_dot)
 
     def accept(self, sample: EncodedSample) -> None:
-        """Apply the restrictions of `sample`, which will be written, to later samples."""
+        """Add the restrictions of `sample`, which the caller will write."""
         self._key_hashes.add(sample.key_hash)
         self.has_dotted_key = self.has_dotted_key or sample.has_dotted_key
         layout_and_kinds = sample.layout, sample.kinds

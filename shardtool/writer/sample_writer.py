@@ -147,17 +147,13 @@ class SampleWriter(AbstractContextManager["SampleWriter"]):
         """
 
     @abstractmethod
-    def _next_shard(self, sample: EncodedSample) -> ShardBuilder:
-        """Start a shard whose first sample is `sample`."""
+    def _next_shard(self, sample: EncodedSample) -> ShardBuilder: ...
 
     @abstractmethod
-    def _publish(self, shard: ShardBuilder) -> None:
-        """Publish a shard."""
+    def _publish(self, shard: ShardBuilder) -> None: ...
 
     @abstractmethod
-    def _finish(self) -> None:
-        """Publish the last shard and the dataset."""
+    def _finish(self) -> None: ...
 
     @abstractmethod
-    def _release(self) -> None:
-        """Release the resources of a closed writer."""
+    def _release(self) -> None: ...

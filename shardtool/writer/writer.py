@@ -119,7 +119,7 @@ class ShardWriter(SampleWriter):
 
     @property
     def last_key(self) -> str | None:
-        """Key of the last written sample, or None. After `resume`, a program continues with the next sample."""
+        """Key of the last written sample, or None. With `resume`, continue after the sample with this key."""
         return self._last_key
 
     @property
