@@ -56,7 +56,7 @@ class ShardPlan(NamedTuple):
         if work:
             work += f" {plan.limits.room} {plan.limits.max_count} {listed.run.options.oversize}"
             work += " last" if listed.dots == "last" else ""
-            # The hash contains only the offsets of payloads in source shards, so add their checksums.
+            # Two source datasets with different content can have the same plan, so add checksums.
             if listed.run.shuffle is not None:
                 work += " " + blake2b(self.samples.spans.crcs, digest_size=16).hexdigest()
             if (metadata := plan.metadata(self.shard)) is not None:
