@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from shardtool.cli.arguments import materialize_inputs, split_datasets, split_destination, split_keys, split_sources
-from shardtool.cli.click_options import PATH_TYPE, build_click_option, build_options, complete_value, prefer_typed
+from shardtool.cli.click_options import PATH_TYPE, build_click_option, build_options, complete_value, drop_overridden
 from shardtool.cli.command_options import (
     IndexCommandOptions,
     InspectViewOptions,
@@ -57,8 +57,8 @@ _CommandT = TypeVar("_CommandT", bound="Callable[..., int | None]")
 def register_verb(
     arguments: str | tuple[click.Argument, ...],
     options: type[Any] | None = None,
-    running: type[BaseOptions] = RunOptions,
-    without: Collection[str] = (),
+    run_options: type[BaseOptions] = RunOptions,
+    omitted: Collection[str] = (),
 ) -> Callable[[_CommandT], _CommandT]:
     """Register a function as a verb, with its docstring as help.
 
@@ -76,8 +76,8 @@ def register_verb(
     )
 
     def make_command(function: Callable[..., int | None]) -> click.Command:
-        kinds = [running] if options is None else [options, running]
-        option_names = {kind: [name for name in option_specs(kind) if name not in without] for kind in kinds}
+        kinds = [run_options] if options is None else [options, run_options]
+        option_names = {kind: [name for name in option_specs(kind) if name not in omitted] for kind in kinds}
         params = [build_click_option(kind, name) for kind, names in option_names.items() for name in names]
         first = VerbOption(["-h", "first_help"], is_flag=True, is_eager=True, expose_value=False, callback=_show_brief)
         plain = VerbOption(["--no-color"], is_flag=True, expose_value=False)  # see `allow_color`
@@ -89,7 +89,7 @@ def register_verb(
             values = context.params
             if context.default_map:
                 for kind in option_names:
-                    prefer_typed(kind, context)
+                    drop_overridden(kind, context)
             words = [values[argument.name or ""] for argument in typed]
             if any(_STRAY_VALUE.fullmatch(word) for word in values.get("names", ())):
                 refuse_stray_value(values["names"], context)
@@ -217,7 +217,7 @@ def reshard(names: tuple[str, ...], make_options: Callable[[], ReshardOptions], 
     run_and_print(partial(run, datasets, output, options), run_options, create_text, always=options.dry_run)
 
 
-@register_verb("DATASET...", VerifyOptions, ReportOptions, without=("start_method",))
+@register_verb("DATASET...", VerifyOptions, ReportOptions, omitted=("start_method",))
 def verify(names: tuple[str, ...], make_options: Callable[[], VerifyOptions], run_options: ReportOptions) -> int:
     """Check that DATASET is complete and undamaged, and list all problems.
 
@@ -261,7 +261,7 @@ def verify(names: tuple[str, ...], make_options: Callable[[], VerifyOptions], ru
     return 0 if report.sound else _EXIT_FINDINGS if report.readable else _EXIT_UNREADABLE
 
 
-@register_verb("A B", DiffOptions, without=("start_method",))
+@register_verb("A B", DiffOptions, omitted=("start_method",))
 def diff(names: tuple[str, ...], make_options: Callable[[], DiffOptions], run_options: RunOptions) -> int:
     """Compare the datasets A and B: list added, removed, changed and moved samples.
 
@@ -327,7 +327,7 @@ def copy(names: tuple[str, ...], make_options: Callable[[], CopyOptions], run_op
     run_and_print(partial(run, dataset, dest, options), run_options, copy_text, always=options.dry_run)
 
 
-@register_verb("DATASET... DIR", ExtractOptions, without=("start_method",))
+@register_verb("DATASET... DIR", ExtractOptions, omitted=("start_method",))
 def extract(names: tuple[str, ...], make_options: Callable[[], ExtractOptions], run_options: RunOptions) -> None:
     """Write the samples of DATASET to files in the folder DIR.
 
@@ -358,7 +358,7 @@ def extract(names: tuple[str, ...], make_options: Callable[[], ExtractOptions], 
     )
 
 
-@register_verb("DATASET... [KEY...]", RemoveOptions, without=("start_method",))
+@register_verb("DATASET... [KEY...]", RemoveOptions, omitted=("start_method",))
 def remove(names: tuple[str, ...], make_options: Callable[[], RemoveOptions], run_options: RunOptions) -> None:
     """Remove samples from DATASET in place; only the shards that contain them are rewritten.
 
@@ -388,7 +388,7 @@ def remove(names: tuple[str, ...], make_options: Callable[[], RemoveOptions], ru
     run_and_print(partial(run, datasets, options), run_options, remove_text, always=options.dry_run)
 
 
-@register_verb("DATASET...", IndexCommandOptions, without=("start_method",))
+@register_verb("DATASET...", IndexCommandOptions, omitted=("start_method",))
 def index(names: tuple[str, ...], make_options: Callable[[], IndexCommandOptions], run_options: RunOptions) -> None:
     """Create the sidecars and the dataset file for shards of any tool, and indexes for other tools.
 
@@ -541,7 +541,7 @@ def inspect(names: tuple[str, ...], make_options: Callable[[], InspectViewOption
         print_samples(opened, options, run_options)
 
 
-@register_verb("PLACE", DoctorOptions, without=("retry_for",))
+@register_verb("PLACE", DoctorOptions, omitted=("retry_for",))
 def doctor(names: tuple[str, ...], make_options: Callable[[], DoctorOptions], run_options: RunOptions) -> int:
     """Test access to PLACE, and explain how to fix each problem.
 
@@ -573,7 +573,7 @@ def doctor(names: tuple[str, ...], make_options: Callable[[], DoctorOptions], ru
 _ACTION = click.Argument(["action"], type=click.Choice(["status", "clear", "verify"]))
 
 
-@register_verb((_ACTION, click.Argument(["folder"], type=PATH_TYPE)), running=PrintOptions)
+@register_verb((_ACTION, click.Argument(["folder"], type=PATH_TYPE)), run_options=PrintOptions)
 def cache(action: str, folder: str, run_options: PrintOptions) -> int:
     """Show, check or clear a shard cache; FOLDER is the folder of `shardtool.Cache`.
 
@@ -601,7 +601,7 @@ def cache(action: str, folder: str, run_options: PrintOptions) -> int:
     return _EXIT_FINDINGS if action == "verify" and (change.removed or change.held) else 0
 
 
-@register_verb((click.Argument(["shell"], type=click.Choice(["bash", "zsh", "fish"])),), running=BaseOptions)
+@register_verb((click.Argument(["shell"], type=click.Choice(["bash", "zsh", "fish"])),), run_options=BaseOptions)
 def completion(shell: str, _how: BaseOptions) -> None:
     """Print a script that makes TAB complete shardtool commands in SHELL.
 
