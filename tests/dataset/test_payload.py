@@ -50,8 +50,9 @@ def test_any_header_gives_a_bounded_duration(head: bytes, tail: bytes, length: i
 @pytest.mark.parametrize(
     ("kind", "rate"),
     [
-        *product(("MP3", "MP3 without a count", "VORBIS"), (8000, 22_050, 24_000, 44_100, 48_000)),
-        *product(("OPUS",), (8000, 24_000, 48_000)),
+        *product(("MP3",), (8000, 22_050, 24_000, 44_100, 48_000)),
+        *product(("MP3 without a count",), (8000, 22_050, 48_000)),
+        *product(("VORBIS", "OPUS"), (8000, 48_000)),
     ],
 )
 def test_mp3_and_ogg_durations(kind: str, rate: int) -> None:

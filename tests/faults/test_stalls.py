@@ -44,6 +44,7 @@ VERBS = {
     "create": ("create", "{at}/list.csv", "{place}/to/new-{{0..}}.tar", "--workers", "0"),
     "create-workers": ("create", "{at}/list.csv", "{place}/to/new-{{0..}}.tar", "--workers", "2"),
 }
+_QUICK = ("copy", "verify-here", "create-workers")  # each test of another verb takes half a second
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +103,9 @@ def test_a_signal_ends_every_verb(verb: str, fault: str, at: str, proxy: FaultyP
 
 
 @pytest.mark.skipif(not warm.POSSIBLE, reason="signals to threads")
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize(
+    "verb", [verb if verb in _QUICK else pytest.param(verb, marks=pytest.mark.slow) for verb in VERBS]
+)
 def test_a_signal_to_another_thread_is_handled(verb: str, at: str, proxy: FaultyProxy, tmp_path: Path) -> None:
     """A signal that another thread receives ends the verb, although the main thread sleeps."""
     _harm(proxy, "silent")

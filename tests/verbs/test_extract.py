@@ -43,7 +43,8 @@ def test_create_recreates_the_extracted_dataset(tmp_path: Path, ending: str, mor
     """The files equal the source, and the returned options recreate the same content, bit for bit."""
     source = write_tree(tmp_path / "source", _TREE)
     made = json.loads(typed("create", source, tmp_path / f"a-{{0..}}.{ending}", *more, "--json").out)
-    ran = typed("extract", tmp_path / "a.json", tmp_path / "x", "--workers", "2", "--json")
+    workers = "0" if more else "2"
+    ran = typed("extract", tmp_path / "a.json", tmp_path / "x", "--workers", workers, "--json")
     result = json.loads(ran.out)
     assert (ran.code, result["samples"], result["files"], result["kept"]) == (0, 3, 5, 0)
     assert _files(tmp_path / "x") == _TREE

@@ -113,7 +113,11 @@ def stored(request: pytest.FixtureRequest, made: tuple[Path, Path], http_files: 
     return Stored(at, *made)
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize(
+    ("stored", "part"),
+    [*(("folder", part) for part in PARTS), ("web", PARTS[0]), ("web", PARTS[2]), ("web", PARTS[-1])],
+    indirect=["stored"],
+)
 def test_every_way_is_the_same_dataset(stored: Stored, part: tuple[int, int], tmp_path: Path) -> None:
     """For some shards, `open`, `inspect`, `verify` and `reshard` report what the dataset file lists for them."""
     check_every_way(stored, part, tmp_path)

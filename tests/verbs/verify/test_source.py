@@ -286,7 +286,7 @@ def test_the_source_of_an_append_is_not_compared(ending: str, tmp_path: Path) ->
     assert _verify(tmp_path / "out", _table("a", 12, txt=["x"] * 12)).counts == {"source-differs": 12}
 
 
-_GROWS = {"split": "train=0.7,val=0.3", "stratify": "label", "update": True}
+_GROWS = {"split": "train=0.7,val=0.3", "stratify": "label", "update": True, "max_count": 20}
 
 
 @pytest.mark.parametrize("name", ["{split}", "{split}/x"])
