@@ -71,6 +71,8 @@ _MAX_INTEGER = 2**63 - 1
 _SPECS: dict[type, dict[str, OptionSpec]] = {}
 _TEXTS: dict[type, dict[str, str]] = {}
 _TYPES: dict[type, dict[str, tuple[object, ...]]] = {}  # evaluating annotations is slow
+_CHOICES: dict[tuple[type, str], tuple[str, ...]] = {}
+_LISTS: dict[tuple[type, str], bool] = {}
 _OPTION_REFERENCE = re.compile(r"`(\w+)(?:='([\w-]+)')?`")
 _ATTRIBUTE = re.compile(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)
 
@@ -257,13 +259,11 @@ def option_types(options: type) -> dict[str, tuple[object, ...]]:
 
 def option_choices(options: type, name: str) -> tuple[str, ...]:
     """Return the choices of an option, or an empty tuple if any text is allowed."""
-    if choices := option_specs(options)[name].choices:
-        return choices
-    for kind in option_types(options)[name]:
-        for part in (kind, *get_args(kind)):
-            if get_origin(part) is Literal:
-                return get_args(part)
-    return ()
+    if (options, name) not in _CHOICES:
+        parts = (part for kind in option_types(options)[name] for part in (kind, *get_args(kind)))
+        literals = (get_args(part) for part in parts if get_origin(part) is Literal)
+        _CHOICES[options, name] = option_specs(options)[name].choices or next(literals, ())
+    return _CHOICES[options, name]
 
 
 def has_option_type(value: object, options: type, name: str) -> bool:
@@ -281,9 +281,10 @@ def has_option_type(value: object, options: type, name: str) -> bool:
 
 def is_list_option(options: type, name: str) -> bool:
     """Return whether an option is a list of texts."""
-    return option_specs(options)[name].expand is None and any(
-        get_args(kind)[1:] == (...,) for kind in option_types(options)[name]
-    )
+    if (options, name) not in _LISTS:
+        is_list = any(get_args(kind)[1:] == (...,) for kind in option_types(options)[name])
+        _LISTS[options, name] = is_list and option_specs(options)[name].expand is None
+    return _LISTS[options, name]
 
 
 def parse_keys(options: type, parent: str, value: object) -> dict[str, object]:
