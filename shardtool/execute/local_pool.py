@@ -1,17 +1,8 @@
 """Run tasks in worker processes on this machine.
 
-The pools of the standard library are not suitable:
-
-- `concurrent.futures` and `multiprocessing.Pool` need semaphores in /dev/shm, which is small or read-only in some
-  containers. Spawned workers run the user's main script again.
-- `multiprocessing.Pool` hangs if a worker is killed. If the parent is killed, workers of `concurrent.futures` keep
-  running.
-
-In this module, each worker has a pipe for tasks, a pipe for results, and a third pipe that closes when the parent
-dies.
-
 A parent with a single thread forks the workers, which takes 5 ms. The command line therefore starts workers before
-heavy imports. A parent with several threads starts new processes instead.
+heavy imports. A parent with several threads starts new Python processes instead. The pools of the standard library are
+not suitable (docs/decisions/002-own-worker-pool.md).
 """
 
 from __future__ import annotations
@@ -93,9 +84,9 @@ class _Worker:
 class LocalPool(Pool):
     """Runs tasks in worker processes on this machine, and kills the workers at the end of the `with` block.
 
-    The pool first starts one worker per core, and more if there are enough tasks. The start method `auto` forks if no
-    other thread runs. A `lazy` pool with `auto` runs all tasks in this process until `start` is called with more than
-    one task.
+    The pool first starts one worker per core, and more workers if there are more tasks than cores. The start method
+    `auto` forks if no other thread runs. A `lazy` pool with the start method `auto` runs tasks in this process until
+    `start` is called with more than one task.
     """
 
     def __init__(

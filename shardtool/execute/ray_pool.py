@@ -1,8 +1,6 @@
-"""A pool that runs tasks on a Ray cluster.
+"""A pool that runs tasks on a Ray cluster (docs/decisions/018-ray.md).
 
-Tasks are submitted as slots become free. If the worker or node of a task is lost, Ray runs the task again, up to
-`MAX_ATTEMPTS` times in total. If a task fails, it returns its exception as result, which ends the run. Sample data
-never passes through this process or Ray's object store (docs/decisions/018-ray.md).
+Tasks are submitted as slots become free. Sample data never passes through this process or Ray's object store.
 """
 
 from __future__ import annotations
@@ -186,7 +184,7 @@ class RayPool(Pool):
         staging.set_attempt(token_hex(ray_task.ATTEMPT_TOKEN_BYTES))
 
     def _connect(self, address: str | None, cores: int, observer: Observer) -> None:
-        """Connect to a cluster, or start one on this machine, as `ray.init` does.
+        """Connect to a cluster. As in `ray.init`, start one on this machine if there is none.
 
         If the program is already connected, use its connection and leave it open.
         """

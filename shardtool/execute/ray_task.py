@@ -1,9 +1,6 @@
 """Run tasks on a node of a Ray cluster, and check which files and modules the node has.
 
-This module does not import Ray.
-
-A task may run twice at the same time, because a node that seems dead may still be writing. Each attempt therefore
-uses its own temporary names, and the parent publishes the files of only one attempt.
+This module does not import Ray. Two attempts at a task may run at the same time (docs/decisions/018-ray.md).
 """
 
 from __future__ import annotations
@@ -38,8 +35,8 @@ class TaskEnvironment(NamedTuple):
 
     Attributes:
         path: `sys.path` of the parent, to search after the node's own `sys.path`.
-        variables: Environment variables that options for remote stores have set.
-        storage: Options passed as `storage_options`, by the key in an address.
+        variables: Environment variables that were set by options for remote stores.
+        storage: Storage options, by the key in the marker of an address.
         sources: Source code of the modules of the `--map` function, by module name.
     """
 

@@ -1,7 +1,6 @@
 """Receive and run tasks in a worker process.
 
-Messages are pickles. Each message starts with the length of the pickle (4 bytes, little-endian). A worker exits when
-its parent closes the pipe for tasks.
+Messages are pickles. Each message starts with the length of the pickle (4 bytes, little-endian).
 
 A third pipe, the lifeline, stops a worker whose parent dies during a task. The pipe then closes, and the kernel sends
 SIGIO, which terminates the worker.

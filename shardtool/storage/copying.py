@@ -76,9 +76,10 @@ def copy_verified(
 def copy_inside_store(
     folder: OutputFolder, original: OriginalFile, report_bytes: Callable[[int], None] = lambda _: None
 ) -> DurableFile | None:
-    """Ask a store to copy one of its objects, and verify the copy. Return None if `copy_verified` is needed instead.
+    """Ask a store to copy one of its objects, and verify the copy.
 
-    A wrong copy is visible until this function deletes it.
+    Return None if the store cannot copy the object or the copy is wrong. A wrong copy is visible until this function
+    deletes it.
 
     Raises:
         NotCopied: The store made no copy.
@@ -100,7 +101,10 @@ def copy_inside_store(
 
 
 def publish_staged(folder: OutputFolder, staged: Sequence[OriginalFile]) -> None:
-    """Rename staged files from `path` to `name`. In a store, copy and then delete them; the call can be repeated."""
+    """Rename staged files from `path` to `name`. A store copies and then deletes the files.
+
+    An interrupted call can be repeated.
+    """
     if isinstance(folder, Folder):
         folder.publish(*(DurableFile(file.name, file.path) for file in staged))
         return

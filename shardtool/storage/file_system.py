@@ -75,8 +75,8 @@ def check_local_name(path: str, example: str) -> None:
 def check_target(path: str, *, overwrite: bool, magic: bytes, marker: bytes, option: str) -> None:
     """Raise `OutputExists` if the output file exists and must not be replaced.
 
-    With `overwrite`, an empty file may be replaced, and a file that starts with `magic` and contains `marker` near
-    its start or end. `option` is the name of the overwrite option.
+    If `overwrite` is true, the existing file must be empty, or start with `magic` and contain `marker` near its start
+    or end. `option` is the name of the overwrite option.
     """
     if is_url(path):
         if not is_file(path):

@@ -258,7 +258,6 @@ class ReadAheadStream(io.RawIOBase):
         return done
 
     def close(self) -> None:
-        """Stop the thread that downloads the object."""
         self._stopped = True
         self._free_slots.release()  # the thread may be waiting for a slot
         if self._thread is not None:

@@ -3,8 +3,6 @@
 The kernel releases a lock when the last descriptor of the file is closed, even if the process is killed. A forked
 child keeps the shared locks of its parent, because it may read the locked files. It closes exclusive locks, because
 only the parent has the threads that use them.
-
-POSIX locks (`lockf`) are not used, because such a lock ends when the process closes any descriptor of the file.
 """
 
 from __future__ import annotations

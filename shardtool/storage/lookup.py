@@ -86,7 +86,7 @@ def recorded_crc(path: str) -> int | None:
 def map_paths(
     look_up: Callable[[Item], Result], items: Iterable[Item], path_of: Callable[[Item], str] = str
 ) -> Iterator[Result]:
-    """Yield `look_up(item)` for each item, in order. If any path is an address, calls run in parallel threads."""
+    """Yield `look_up(item)` for each item, in order. If any path is a URL, the calls run in parallel threads."""
     items = list(items)
     return imap_requests(look_up, items) if any(is_url(path_of(item)) for item in items) else map(look_up, items)
 
@@ -119,7 +119,7 @@ def list_folder(folder: str) -> list[str]:
 def list_folder_names(folder: str, *, needed: bool = False) -> list[str]:
     """Return the sorted names in a folder, or an empty list if the folder cannot be listed.
 
-    With `needed`, raise an error if a store denies listing.
+    If `needed`, raise an error if a store denies listing.
     """
     try:
         return [] if is_web(folder) else sorted(list_folder(folder))

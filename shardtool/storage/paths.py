@@ -50,10 +50,9 @@ def real_path(path: str) -> str:
 
 
 def source_root(folder: str, *, needed: bool = False) -> bytes:
-    """Return the root of a source folder. The path of a source file is the root followed by a relative path.
+    """Return the root of a source folder. If `needed`, raise `InvalidRequest` if a local folder does not exist.
 
-    A root ends with a slash. The root of a web address ends with `#`, because the address may have a query. With
-    `needed`, raise `InvalidRequest` if a local folder does not exist.
+    A root ends with a slash. The root of a web address ends with `#`, because the address may have a query.
     """
     if needed and not is_url(folder) and not os.path.isdir(folder):
         found = "not a folder" if os.path.exists(folder) else "no such file or folder"
@@ -84,7 +83,10 @@ def similar_path(path: str) -> str:
 
 
 def source_identity(root: bytes) -> str:
-    """Return the address of a source, or the device and inode of a local folder. A renamed folder keeps them."""
+    """Return text that identifies a source: its address, or the device and inode of a local folder.
+
+    The identity of a local folder does not change if the folder is renamed.
+    """
     if is_address(root):
         return to_text(root)
     info = os.stat(root)

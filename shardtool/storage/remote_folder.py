@@ -39,7 +39,7 @@ class RemoteFolder:
     The process that publishes must hold the dataset's lock.
 
     Attributes:
-        has_staging: Whether files are invisible until they are published. Each shard is then written twice.
+        has_staging: Whether files are invisible until they are published. If true, each shard is written twice.
     """
 
     path: str
@@ -61,7 +61,8 @@ class RemoteFolder:
     def find_entries(self, names: Iterable[str]) -> dict[str, EntryInfo]:
         """Return the entries in `names` that exist, by name.
 
-        Their times never equal a recorded time, because a time in a store does not prove that an object is unchanged.
+        Times are rounded down to seconds, or 0. They never match a recorded time, because the time of an object does
+        not prove that the object is unchanged.
         """
         requested = [*names]
         if len(requested) > 1:
@@ -72,11 +73,10 @@ class RemoteFolder:
         return {}
 
     def stage(self, name: str) -> StagedObject:
-        """Create a local temporary file, which `finish` uploads as an object."""
         return StagedObject(self, name)
 
     def stage_bytes(self, name: str, data: bytes) -> DurableFile:
-        """Keep a small file in memory until it is published. With `has_staging`, write it as a temporary object."""
+        """Keep a small file in memory until it is published. If `has_staging`, write the file as a temporary object."""
         if not self.has_staging:
             return DurableFile(name, "", data)
         check_held(self.path)
@@ -86,7 +86,7 @@ class RemoteFolder:
     def write(
         self, name: str, fill: Callable[[Sink], Result], size: int | None, _mtime_ns: int, /
     ) -> tuple[Result, DurableFile]:
-        """Let `fill` write an object of `size` bytes. Without `has_staging`, the object is visible at once.
+        """Let `fill` write an object of `size` bytes.
 
         If `size` is None, the bytes are first written to a local file. If the upload fails, `fill` is called again.
         """
@@ -97,15 +97,13 @@ class RemoteFolder:
             return fill(file), file.finish()
 
     def written_path(self, name: str) -> str:
-        """Return the address of a file before it is published."""
+        """Return the address to which a file is written."""
         return staged_path(self, name) if self.has_staging else self.full_path(name)
 
     def written_file(self, name: str) -> DurableFile:
-        """Return the file to publish, after it was written to `written_path`."""
         return DurableFile(name, self.written_path(name) if self.has_staging else "")
 
     def publish(self, *staged: DurableFile) -> None:
-        """Write the files that are still in memory as objects."""
         for file in staged:
             if file.data is not None:
                 self.publish_bytes(file.name, file.data)
@@ -180,7 +178,7 @@ def _put_verified(address: str, data: bytes) -> None:
     md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
 
     def put_and_check() -> None:
-        stored_md5 = etag_md5({"ETag": put_object(address, data, lasting=True)})
+        stored_md5 = etag_md5({"ETag": put_object(address, data, use_storage_class=True)})
         if stored_md5 != md5 and read_object(address, lambda size: size == len(data))[0] != data:
             raise retry.TransientError("the store's copy differs from the data sent")
 

@@ -1,7 +1,6 @@
 """Share blocks of memory between processes. The first process that needs a block creates it.
 
-All blocks are in one unnamed temporary file in TMPDIR. Forked processes share the file. Other processes open it
-through /proc while its creator is running. Once the creator has exited, new processes create their own blocks.
+All blocks are in one unnamed temporary file in TMPDIR (docs/decisions/015-shared-indexes.md).
 
 The file starts with the offset of the free space, followed by the offset and size of each block. A block is visible
 once its offset is written.

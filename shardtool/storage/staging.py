@@ -289,7 +289,7 @@ class Folder:
             OutputExists: Another run holds the lock, or was interrupted while it replaced shards.
         """
         path = self.full_path(f".{base}.lock")
-        check_replaceable(path)  # check the type, because the lock file is deleted at the end
+        check_replaceable(path)  # must be a regular file, because it is deleted at the end
         with write_errors(path):
             lock = take_lock(path, shared=shared, create=True)
         if lock is None:
@@ -324,7 +324,7 @@ def local_folder(path: str | os.PathLike[str], remedy: str = "") -> Folder:
 
 
 def named_local_folder(path: str | os.PathLike[str]) -> Folder:
-    """Return the folder that the user named. Raise `InvalidRequest` for "", as from an unset variable."""
+    """Return the folder at the user's path. Raise `InvalidRequest` for "", which may be an unset variable."""
     if path == "":
         raise InvalidRequest("the folder", "''", expected="a local folder (`.` is the current one)")
     return local_folder(path)
@@ -349,10 +349,7 @@ def find_staged(folder: NamedFiles, names: Iterable[str]) -> list[DurableFile]:
 
 
 def set_attempt(token: str) -> None:
-    """Add `token`, eight hexadecimal digits or "", to the temporary names of this process.
-
-    Two attempts at a task may write at the same time, so their names must differ.
-    """
+    """Add `token`, eight hexadecimal digits or "", to the temporary names of this process."""
     global _attempt_suffix  # noqa: PLW0603 - a setting of the process
     _attempt_suffix = f"~{token}" if token else ""
 

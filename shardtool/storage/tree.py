@@ -28,9 +28,9 @@ ExistingFile = Literal["error", "overwrite", "keep", "finish"]
 
 
 def are_safe_paths(paths: bytes, longest: int) -> bool:
-    """Check NUL-separated paths at once. If the result is False, check each path with `path_problem`.
+    """Check NUL-separated paths, of which the longest has `longest` bytes, with one search.
 
-    `longest` is the length of the longest path.
+    False means that some path may be unsafe. Check each path with `path_problem`.
     """
     return longest <= _MAX_NAME_BYTES and not _UNSAFE_PART.search(paths)
 

@@ -2,7 +2,6 @@
 
 `change_image` returns the same bytes if there is nothing to do. Otherwise:
 
-- The format of the content is kept, unless `encode` is set.
 - Pixels are turned upright, and EXIF, XMP and comments are removed. The ICC profile is kept unless the colour kind
   (CMYK, grey, RGB) changes.
 - Values that may be labels or measurements are never blended. Modes 1, P, PA, I;16, I and F, GIFs, and the fields in
@@ -76,9 +75,8 @@ _FORMAT_MODES = {
 _LOSSLESS_TIFF_CODECS = frozenset({"raw", "packbits", "tiff_lzw", "tiff_adobe_deflate", "tiff_deflate"})
 _DEFAULT_QUALITY = 90
 
-# A JPEG is decoded at 1/2, 1/4 or 1/8, but to at least this many times the target size. On eight photographs that were
-# reduced 4 to 16 times, the PSNR against LANCZOS on all pixels is at least 43 dB (usually 50 dB). JPEG quality 90 alone
-# has 29 to 38 dB.
+# A JPEG is decoded at 1/2, 1/4 or 1/8 if the result is at least this many times the target size. For eight photographs,
+# the PSNR compared to LANCZOS on all pixels is at least 43 dB. JPEG quality 90 alone has 29 to 38 dB.
 _DRAFT_GAP = 2.0
 _REDUCING_GAP = 3.0  # any image is box-averaged first, to at least this many times the target size
 
@@ -94,8 +92,8 @@ class ImageOptions:
         resize: Target width and height in pixels, in display orientation.
         resize_mode: `shorter` scales until the image covers `resize`, `longer` until it fits inside. `exact` may change
             the aspect ratio. `crop` scales like `shorter`, then crops the centre. `pad` scales like `longer`, then adds
-            borders, which are transparent if the written mode has alpha, otherwise black. In a palette with neither,
-            they have colour 0.
+            borders, which are transparent if the written mode has alpha, otherwise black. If a palette has no such
+            colour, the borders have its first colour.
         only_larger: Never enlarge. An image that fits in `resize` is not changed, even by `pad`. A side that is shorter
             than its target keeps its length.
         encode: Output format. For `jpg`, CMYK JPEGs are re-encoded as RGB.
@@ -272,7 +270,7 @@ def _to_format_mode(image: Image.Image, kind: str, *, nearest: bool) -> Image.Im
     if image.mode in WIDE_MODES - _FORMAT_MODES[kind]:
         return to_sixteen_bits(image).convert("I;16")
     if not nearest and "transparency" in image.info and image.mode in ("L", "RGB"):
-        image = image.convert("LA" if image.mode == "L" else "RGBA")  # a single transparent colour must not be blended
+        image = image.convert("LA" if image.mode == "L" else "RGBA")  # resampling must not blend the transparent colour
     if image.mode in _FORMAT_MODES[kind]:
         return image
     if image.mode == "La":

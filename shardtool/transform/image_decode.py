@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from shardtool.skipped import SkipCode
 
 
-DecodingLoss = Literal["grey bits", "colour bits", "pages"]  # what decoding to eight bits loses
+DecodingLoss = Literal["grey bits", "colour bits", "pages"]  # what decoding discards
 
-# Pillow refuses images with more pixels. As RGB at four bytes a pixel, they take up to 0.7 GB per worker. Pillow's
-# warning limit is half as large, and would refuse a scanned A0 sheet at 300 dpi (139 million pixels).
+# Pillow's limit. An RGB image with this many pixels needs 0.7 GB of memory. Pillow warns at half the limit, but then an
+# A0 scan at 300 dpi (139 million pixels) would not be supported.
 MAX_PIXELS = 2 * (1024**3 // 4 // 3)
 
 # Importing a reader registers its format. If a format is missing, Pillow imports all readers.
@@ -92,13 +92,12 @@ def decode_image(
 ) -> Image.Image:  # fmt: skip
     """Return an image's pixels (first frame) in their own mode and in display orientation.
 
-    16-bit grey is rounded to 8 bits, unless `exact`. The function is thread-safe, because it does not change Python's
-    warning filters.
+    16-bit grey is rounded to 8 bits, unless `exact`. The function is thread-safe.
 
     Args:
         min_size: Width and height. A JPEG is decoded at 1/8, 1/4 or 1/2 if it is then at least this large.
-        exact: Whether to return stored values. Images whose values Pillow does not preserve are then an error.
-        max_bytes: Memory limit, including turning and conversion to RGB.
+        exact: Whether to return stored values. Raises `BadImage` if Pillow does not preserve them.
+        max_bytes: Memory limit, including rotation and conversion to RGB.
         on_loss: Function that is called if the result has fewer bits or pages than the image.
     """
     with image_errors(data):
@@ -150,7 +149,7 @@ class OpenedImage:
         self.image: Image.Image = image
         self.kind = "JPEG" if image.format == "MPO" else image.format
         width, height = image.size
-        if self.kind == "TIFF":  # depending on its version, Pillow reports the size before or after turning
+        if self.kind == "TIFF":  # Pillow's size is before or after rotation, depending on its version
             width, height = image.tag_v2[TiffImagePlugin.IMAGEWIDTH], image.tag_v2[TiffImagePlugin.IMAGELENGTH]
         if width * height > max_pixels:
             raise BadImage("image-too-large", f"{width:,} x {height:,} pixels, more than {max_pixels:,}")
@@ -174,7 +173,7 @@ class OpenedImage:
             return
         image: Any = self.image
         kind, pixel_bytes, (width, height) = self.kind, _BYTES_PER_PIXEL.get(image.mode, 4), image.size
-        # bytes per pixel of a copy: RGB, turned, or an array
+        # bytes per pixel that conversion to RGB, rotation, or conversion to an array needs
         copy_bytes = 5 if image.mode != "RGB" else 4 if turned else 3
         peak_bytes = _WEBP_BYTES_PER_PIXEL if kind == "WEBP" else pixel_bytes + copy_bytes
         if kind in ("PPM", "BMP"):
@@ -191,7 +190,7 @@ class OpenedImage:
             full_width, full_height = full or image.size
             coefficients = full_width * full_height * _COEFFICIENT_BYTES * len(image.getbands())
             progressive = width * height * pixel_bytes + coefficients
-            # Several scans mean a progressive JPEG. The scan of an embedded preview also counts.
+            # A JPEG with several scans is probably progressive. The scan of an embedded preview also counts.
             if progressive > self._max_bytes and self.stream.getvalue().count(b"\xff\xda") > 1:
                 size = max(size, progressive)
         if size > self._max_bytes:
@@ -265,7 +264,8 @@ def colour_kind(mode: str) -> str:
 def decode_pixels(picture: OpenedImage, goal: tuple[int, int] | None) -> tuple[Image.Image, tuple[float, float]]:
     """Return the decoded image, and the width and height of its content in pixels.
 
-    A JPEG may be decoded at a fraction of its size, at least `goal`. The content may then end inside the last pixels.
+    A JPEG may be decoded at a fraction of its size, at least `goal`. The content may then cover only a part of the last
+    row and column of pixels.
     """
     image: Any = picture.image
     full_size, extent = image.size, None
@@ -320,7 +320,7 @@ def _png_has_rows(data: bytes) -> bool:
 
 
 def _gif_has_end(data: bytes) -> bool:
-    """Return whether a GIF has an end mark, which may be missing after a single frame.
+    """Return whether a GIF is complete. The trailer may be missing if the GIF has a single frame.
 
     Source: GIF89a, sections 18 to 27.
     """
@@ -394,7 +394,7 @@ def image_errors(data: bytes | memoryview) -> Iterator[None]:
     """Convert Pillow's exceptions to `BadImage`."""
     try:
         yield
-    except (BadImage, MemoryError):  # the machine lacks memory, because the number of pixels is limited
+    except (BadImage, MemoryError):  # `MemoryError`: the number of pixels is limited, so the machine lacks memory
         raise
     except Exception as error:  # hostile bytes can make Pillow raise any exception
         raise _image_error(error, data) from error

@@ -146,7 +146,7 @@ def jpeg_decoder() -> Callable[..., Any] | None:
 
 
 def _is_upright(app1_data: bytes, data: bytes) -> bool:
-    """Return whether EXIF and XMP contain no orientation, or the upright one. If in doubt, use Pillow."""
+    """Return whether EXIF and XMP require no rotation. If a search for their tags is not conclusive, use Pillow."""
     if len(_ORIENTATION_PATTERN.findall(app1_data)) == sum(map(app1_data.count, _UPRIGHT_TAGS)):
         return True
     try:

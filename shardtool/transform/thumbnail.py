@@ -88,7 +88,7 @@ def is_mask_name(field: str) -> bool:
 def mask_thumbnail(
     data: bytes, name: str, edge: int, *, has_photo: bool
 ) -> tuple[bytes, tuple[int, int], tuple[tuple[int, str], ...]] | None:
-    """Return a coloured WebP of a mask (class 0 is transparent), its size and its colours, or None for other images."""
+    """Return a coloured WebP of a mask, its size and its colours, or None for other images."""
     from PIL import Image
 
     options = ImageOptions((edge, edge), "longer", only_larger=True, masks=(name,), max_pixels=MAX_PIXELS)
@@ -158,8 +158,8 @@ class Thumbnail(NamedTuple):
     """A thumbnail of an image.
 
     Attributes:
-        full: Width and height of the image.
-        colours: The values of a mask with their colours as `#rrggbb`.
+        full: Width and height of the original image.
+        colours: Pairs of a value of a mask and its colour (`#rrggbb`).
     """
 
     data: bytes
@@ -182,8 +182,8 @@ def make_thumbnail(
     """Return an upright thumbnail of an image. A mask is coloured.
 
     Args:
-        max_bytes: Maximum bytes, or None for no limit. A thumbnail of the smallest size may exceed it.
-        has_photo: Whether the sample also has a photograph. An image of few values is then a mask.
+        max_bytes: Maximum bytes, or None for no limit. Larger thumbnails are made smaller, down to a minimum size.
+        has_photo: Whether the sample also has a photograph. If so, an image with few values counts as a mask.
     """
     _, info = change_image(data, name, ImageOptions(probe=True, max_pixels=MAX_PIXELS))
     kind = next((kind for magic, kind in IMAGE_SIGNATURES if data.startswith(magic)), "image")

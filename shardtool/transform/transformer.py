@@ -26,11 +26,7 @@ _INVALID_KEY_PARTS = {"", ".", ".."}  # parts of a key between slashes
 
 
 class BadSample(Exception):
-    """A sample that a transform cannot process.
-
-    Attributes:
-        field: The faulty field, or "".
-    """
+    """A sample that a transform cannot process."""
 
     def __init__(self, code: SkipCode, message: str, detail: str = "", field: str = "") -> None:
         super().__init__(message)

@@ -24,7 +24,6 @@ STORE_MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a module of `STORE_MODULES` on first use."""
     if name not in STORE_MODULES:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)

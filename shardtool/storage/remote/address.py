@@ -21,8 +21,8 @@ SCHEME_ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "az", "abfss": 
 
 INSTALL_COMMANDS = {"hf": "pip install 'shardtool[hf]'"}
 SOURCE_PREFIX = "SHARDTOOL_SOURCE_"
-SOURCE_MARKER = "source="  # marks an address from `source_address_for`, followed by the server
-OPTIONS_MARKER = "options="  # marks an address from `address_with_options`, followed by the key of the options
+SOURCE_MARKER = "source="  # start of a marker from `source_address_for`; the server follows
+OPTIONS_MARKER = "options="  # start of a marker from `address_with_options`; a key follows
 _PORT_PATTERN = r"(?:[0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 _HOST_PATTERN = re.compile(rf"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%]+\])(?::{_PORT_PATTERN})?")
 _LOCAL_SCHEMES = ("file", "local", "data")
@@ -38,8 +38,8 @@ class Address(NamedTuple):
     Attributes:
         host: A bucket, a container, or a server with port.
         key: Key or path without slash at the start.
-        query: Empty, or a query that starts with `?`.
-        marker: Empty, or a text from `source_address_for` or `address_with_options` that refers to settings.
+        query: A query that starts with `?`, or "".
+        marker: A reference to settings, from `source_address_for` or `address_with_options`, or "".
     """
 
     scheme: str
@@ -54,7 +54,7 @@ class Address(NamedTuple):
         return f"{self.scheme}://{marker}{self.host}{'/' if self.key or self.query else ''}{self.key}{self.query}"
 
     def plain_text(self) -> str:
-        """Return the address without marker, as servers and libraries expect it."""
+        """Return the address without marker, for servers and other libraries."""
         return self._replace(marker="").text()
 
 
@@ -160,7 +160,7 @@ def split_address(text: str) -> tuple[str, str]:
 
 
 def check_endpoint(url: str, where: str) -> None:
-    """Raise `InvalidRequest` if a URL is not that of a server, or has a user or a query."""
+    """Raise `InvalidRequest` if a URL does not name a server, or contains a user or a query."""
     parts = parse_address(url) if is_web(url) else None
     if parts is None or not _HOST_PATTERN.fullmatch(parts.host) or parts.query:
         found = "not a server URL" if parts is None else "a URL with a user or a query"

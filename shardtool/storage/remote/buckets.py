@@ -1,7 +1,7 @@
 """List, write and delete objects with obstore.
 
-Functions raise `AccessRefused`, or `StoreFailed` if the store keeps failing. A forked child must not call them,
-because obstore's threads do not survive a fork (docs/decisions/017-remote-stores.md).
+Functions raise `AccessRefused`, or `StoreFailed` if the store keeps failing. A forked child must not call them
+(docs/decisions/017-remote-stores.md).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class BucketEntry(NamedTuple):
 
 
 def list_objects(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
-    """Yield the entries of a folder in the order of the store. With `below`, yield all objects below the folder."""
+    """Yield the entries of a folder in the order of the store. If `below`, yield all objects below the folder."""
     parts = parse_address(address)
     if is_web(address):
         expected = "files: web servers cannot be listed"
@@ -104,12 +104,13 @@ def _read_page(address: str, pages: Any) -> list[BucketEntry]:
         return [_bucket_entry(meta) for meta in in_thread(lambda: next(pages, ()))]
 
 
-def put_object(address: str, data: bytes, expected: str | None = None, *, lasting: bool = False) -> str:
+def put_object(address: str, data: bytes, expected: str | None = None, *, use_storage_class: bool = False) -> str:
     """Write a small object and return its version.
 
     Args:
-        expected: The version to replace. With "", the object must not exist. With None, replace any version.
-        lasting: Whether to use the requested storage class, which may be billed by the month. Locks do not.
+        expected: The version to replace. If "", the object must not exist. If None, replace any version.
+        use_storage_class: Whether to use the requested storage class. Locks do not, because a store may bill the object
+            for a month.
 
     Raises:
         FileExistsError: The existing object does not have the version `expected`.
@@ -117,7 +118,7 @@ def put_object(address: str, data: bytes, expected: str | None = None, *, lastin
     parts, store = parse_address(address), store_for(address)[0]
     version_kind = "version" if parts.scheme == "gs" else "e_tag"
     mode = "overwrite" if expected is None else {version_kind: expected} if expected else "create"
-    options = put_arguments(address, lasting=lasting)
+    options = put_arguments(address, use_storage_class=use_storage_class)
     result = _call_obstore(address, lambda: store.put(parts.key, data, mode=mode, use_multipart=False, **options))
     return result[version_kind] or ""
 
@@ -155,7 +156,7 @@ def _bucket_entry(meta: Any) -> BucketEntry:
 
 
 def version_number(etag: str) -> int:
-    """Convert an ETag to a 63-bit number, the same in listings and responses. For an empty ETag, return 0."""
+    """Convert an ETag from a listing or a response to the same 63-bit number. For an empty ETag, return 0."""
     tag = etag.removeprefix("W/").strip('"')  # in listings, Azure writes ETags without quotes
     return int.from_bytes(blake2b(tag.encode(), digest_size=8).digest(), "little") >> 1 if tag else 0
 

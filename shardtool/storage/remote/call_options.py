@@ -1,7 +1,7 @@
 """Options for stores and servers that apply to one call (`storage_options=`).
 
-A marker in an address refers to its options, as in `s3://options=KEY@bucket/key`. Messages and results show addresses
-without markers.
+Each process keeps the options in a dict. A marker in an address contains the key of its options, as in
+`s3://options=KEY@bucket/key`. Messages and results show addresses without markers.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\t -~\x80-\xff]*)")
 _RESERVED_HEADERS = {
     "accept-encoding", "connection", "content-length", "host", "if-match", "range", "transfer-encoding",
 }  # fmt: skip
-StorageOptions = Mapping[str, Any]  # options by name, or a dict of options for each start of an address
+StorageOptions = Mapping[str, Any]  # options by name, or a dict of options for each address prefix
 
 SPAWN_VARIABLE = "SHARDTOOL_CALL_OPTIONS"  # set only for spawned workers, which delete it
-VARIABLES = {  # the environment variable that each option of a store replaces
+VARIABLES = {  # environment variables, by scheme and storage option
     "s3": {
         "endpoint": ENDPOINT_VARIABLE, "region": "AWS_REGION", "profile": "AWS_PROFILE",
         "access_key_id": "AWS_ACCESS_KEY_ID", "secret_access_key": "AWS_SECRET_ACCESS_KEY",
@@ -49,23 +49,23 @@ if sent_options := os.environ.pop(SPAWN_VARIABLE, ""):
 
 
 def known_options() -> dict[str, dict[str, Any]]:
-    """Return the options of all addresses, to send them to another process."""
+    """Return all storage options by key, to send them to another process."""
     return _known
 
 
 def options_in(addresses: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return the options of these addresses."""
+    """Return the storage options of these addresses by key."""
     keys = {parse_address(address).marker.removeprefix(OPTIONS_MARKER) for address in addresses if is_url(address)}
     return {key: _known[key] for key in keys if key in _known}
 
 
 def register_options(options: Mapping[str, dict[str, Any]]) -> None:
-    """Add options that another process has sent."""
+    """Add the storage options of another process."""
     _known.update(options)
 
 
 def options_of(marker: str, address: str) -> dict[str, Any] | None:
-    """Return the options that a marker refers to, or None for any other marker."""
+    """Return the storage options for a marker, or None if the marker does not refer to options."""
     if not marker.startswith(OPTIONS_MARKER):
         return None
     if (options := _known.get(marker.removeprefix(OPTIONS_MARKER))) is None:
@@ -84,7 +84,7 @@ def spawn_environment() -> dict[str, str] | None:
 
 
 def address_with_options(address: str, options: StorageOptions) -> str:
-    """Return an address with a marker for its options. If no option applies, return the address unchanged."""
+    """Add a marker for `options` to an address. If no option applies, return the address unchanged."""
     import json
     from hashlib import blake2b
 
@@ -98,7 +98,7 @@ def address_with_options(address: str, options: StorageOptions) -> str:
 
 
 def with_options(values: Any, options: StorageOptions | None) -> Any:
-    """Add a marker for `options` to an address, or to all addresses in a list, tuple or dict."""
+    """Add the marker of `options` to an address, or to all addresses in a list, tuple or dict."""
     if options is None:
         return values
     if not isinstance(options, Mapping):
@@ -125,7 +125,7 @@ def with_options(values: Any, options: StorageOptions | None) -> Any:
 
 
 def without_markers(value: Any) -> Any:
-    """Return a string, container or dataclass with all markers removed from its addresses."""
+    """Remove the markers from all addresses in a string, container or dataclass."""
     from dataclasses import fields, is_dataclass, replace
 
     if isinstance(value, str):

@@ -35,7 +35,7 @@ _CONNECTION_ERRORS = {"ConnectionError", "TimeoutError", "TransportError", "Time
 
 
 def list_fsspec(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
-    """Yield the entries of a folder. With `below`, yield all files below the folder."""
+    """Yield the entries of a folder. If `below`, yield all files below the folder."""
     address = parse_address(address).text()
     path = parse_address(address).plain_text()
     if is_huggingface(address):
@@ -111,7 +111,7 @@ def _cached_file_system(address: str) -> Any:
 
 @functools.lru_cache(maxsize=16)
 def _file_system(scheme: str, host: str, marker: str, _pid: int) -> Any:
-    """Return the file system of a process, because asynchronous file systems do not survive a fork."""
+    """Return fsspec's file system. Each process has its own, because some file systems do not survive a fork."""
     from fsspec.core import url_to_fs
 
     options = options_of(marker, f"{scheme}://{host}") or {}

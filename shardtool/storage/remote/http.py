@@ -246,7 +246,6 @@ class FirstResponse(NamedTuple):
 
     Attributes:
         certificate_expiry: When the certificate expires, or None for plain HTTP.
-        code: Error code from a store, or "".
         refused: The error that reading the object would raise, or None.
     """
 

@@ -1,8 +1,8 @@
 """Lock a dataset in an object store. A lock is an object that names its holder, who renews it.
 
-A conditional write creates the lock. Its age is computed from the store's clock only (`Date` and `Last-Modified` of one
-response). A lock that was not renewed for `LEASE_S` can be taken over by a conditional write. A lock is also free if
-its holder was a process on this machine that has exited.
+A conditional write creates the lock. Another conditional write can take over the lock if its holder was a process on
+this machine that has exited, or has not renewed the lock for `LEASE_S` by the store's clock
+(docs/decisions/019-writing-to-stores.md).
 
 A process creates its lock, shared or exclusive, then checks for conflicting locks. At least one of two conflicting
 processes therefore finds the lock of the other process.
@@ -241,9 +241,9 @@ def _acquire(address: str, holder: LockHolder) -> str:
 
 
 def check_conditional_writes(address: str, data: bytes, version: str = "") -> None:
-    """Raise `InvalidRequest` if the store ignores conditions of writes.
+    """Raise `InvalidRequest` if the store ignores the condition of a conditional write.
 
-    The test write has a false condition: that no object exists, or that the object still has an old `version`.
+    The function sends a write that the store should refuse, because the object exists or does not have `version`.
     """
     try:
         put_object(address, data, version)

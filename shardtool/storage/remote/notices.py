@@ -1,4 +1,4 @@
-"""Pass events to a listener, such as retries, warnings and the progress of downloads."""
+"""Pass retries, warnings, download progress and other events to a listener."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Notice(NamedTuple):
 
 
 class Stall(NamedTuple):
-    """A message that a worker makes no progress."""
+    """An event: a worker makes no progress."""
 
     text: str
 

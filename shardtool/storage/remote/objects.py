@@ -1,7 +1,6 @@
 """Read ranges of an object, always from the same version.
 
-Each response must have the version of the first response. If a response ends early, another request reads the rest.
-Neighbouring ranges are read with one request.
+If a response ends early, another request reads the rest.
 
 Reading raises these errors:
 
@@ -187,7 +186,7 @@ FileInfo: TypeAlias = "os.stat_result | ObjectInfo"
 def read_object(address: str, check_size: Callable[[int], object]) -> tuple[bytes, ObjectInfo]:
     """Return the content, size and version of an object, read with one request.
 
-    `check_size` receives the size before the content is read. If it returns False, the content is not read.
+    `check_size` receives the size before the content is read. If it returns False, the returned content is empty.
     """
 
     def read_whole(remote: RemoteObject) -> tuple[bytes, ObjectInfo]:

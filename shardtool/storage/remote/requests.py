@@ -43,10 +43,7 @@ def caller_threads() -> ThreadPoolExecutor:
 
 
 def map_requests(call: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """Return `call(item)` for each item, in order. After a failure, start no further call.
-
-    `call` may wait for requests.
-    """
+    """Return `call(item)` for each item, in order. After a failure, start no further call."""
     failed: list[BaseException] = []
 
     def run(item: Item) -> Result:

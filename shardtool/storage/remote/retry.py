@@ -1,7 +1,6 @@
 """Retry failed requests, and cancel requests.
 
-Threads wait in short steps (`SLICE_S`) and check for cancellation after each step. A library call that cannot be
-interrupted runs in a separate thread, which keeps running after a cancellation.
+Threads wait in short steps (`SLICE_S`) and check for cancellation after each step.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ class RetryPolicy(NamedTuple):
     """Limits for retries, waits and slow servers.
 
     Attributes:
-        tries: Maximum attempts before any request was answered, because the endpoint may be wrong.
+        tries: Maximum attempts until the first response to any request, because the endpoint may be wrong.
         first_wait_s: Maximum wait before the first retry. It doubles with each further retry.
         max_wait_s: Maximum wait, unless the server requests more.
         max_total_s: No retry starts after this time.
-        first_answer_s: Replaces `max_total_s` before any request was answered.
+        first_answer_s: Replaces `max_total_s` until the first response to any request.
         min_bytes_per_s: Minimum speed, measured over `speed_window_s` seconds of waiting.
     """
 
@@ -57,7 +56,7 @@ DEFAULT_POLICY = RetryPolicy()
 _any_answer = threading.Event()
 _notice_lock = threading.Lock()
 _thread_state = threading.local()
-_deadlines: list[float] = []  # time when all requests must have stopped, set by a signal handler
+_deadlines: list[float] = []  # when all requests must have stopped; `end_requests` adds a time
 
 
 class TransientError(Exception):
@@ -80,7 +79,7 @@ class RequestCancelled(Exception):
 
 @contextmanager
 def cancel_on(stop: threading.Event) -> Iterator[None]:
-    """Cancel the requests that this thread sends in the `with` block when `stop` is set."""
+    """When `stop` is set, cancel the requests that this thread sends in the `with` block."""
     before = getattr(_thread_state, "stop", None)
     _thread_state.stop = stop
     try:
@@ -118,7 +117,7 @@ def check_cancelled() -> None:
 
 
 def in_thread(call: Callable[[], Result]) -> Result:
-    """Run a call in another thread and return its result. On `RequestCancelled`, leave the thread running."""
+    """Run a call that cannot be interrupted in another thread. On `RequestCancelled`, leave the thread running."""
     from concurrent.futures import Future, wait
 
     check_cancelled()
@@ -154,10 +153,10 @@ def pause(seconds: float) -> None:
 
 
 class RetryState:
-    """Counts the attempts of one request, and its time without progress.
+    """Counts the attempts of one request, and the time without progress.
 
-    The time is added up over all attempts, because a server may repeatedly send a little data and stall. It decreases
-    while data arrives.
+    This time includes all attempts, because a server may repeatedly send a little data and stall. It decreases while
+    data arrives.
     """
 
     def __init__(self, where: str) -> None:
@@ -167,7 +166,7 @@ class RetryState:
         self._waited_s, self._counts_waits_only = 0.0, False
 
     def count_waits_only(self, stalled_s: float) -> None:
-        """From now on, count only waits and stalls, because an attempt may have made progress."""
+        """From now on, do not count the duration of attempts as time without progress, but only waits and stalls."""
         self._waited_s += stalled_s
         self._start_s, self._counts_waits_only = time.monotonic() - self._waited_s, True
 

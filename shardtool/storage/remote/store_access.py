@@ -53,7 +53,7 @@ _SOURCE_VARIABLES = (
 )  # fmt: skip
 
 
-_STORE_VARIABLES = (  # part of the cache key of a store, so that changes of these variables take effect
+_STORE_VARIABLES = (  # if one of these variables changes, `store_for` creates a new store
     *_ENDPOINT_VARIABLES, *_IDENTITY_VARIABLES, *_REGION_VARIABLES,
     "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY", "GOOGLE_APPLICATION_CREDENTIALS",
     *_SKIP_SIGNATURE_VARIABLES.values(), ANONYMOUS_VARIABLE, "AZURE_STORAGE_ENDPOINT",
@@ -83,9 +83,8 @@ def is_anonymous(scheme: str, environment: Mapping[str, str] = os.environ) -> bo
 def source_address_for(address: str, endpoint: str | None) -> str:
     """Return the address of a source, with a marker if the source has its own server or credentials.
 
-    A variable with the prefix `SHARDTOOL_SOURCE_` replaces the variable without the prefix. If any prefixed variable
-    exists, the endpoint comes only from these variables or from `endpoint`. If one of them sets credentials, all
-    credentials come from them.
+    For such a source, variables with the prefix `SHARDTOOL_SOURCE_` replace those without the prefix. The endpoint of
+    other stores is not used. If a prefixed variable sets credentials, no credentials of other stores are used.
     """
     prefixed = [name for name, value in os.environ.items() if name.startswith(SOURCE_PREFIX) and value]
     source_variables = {name.removeprefix(SOURCE_PREFIX) for name in prefixed}
@@ -253,9 +252,10 @@ def key_pair(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _aws_session(bucket: str, environment: Mapping[str, str]) -> Any:
-    """Return a boto3 session, or None if obstore finds the credentials.
+    """Return a boto3 session, or None if obstore can find the credentials.
 
-    Without credentials, raise an error if the metadata service is disabled, because obstore would request it anyway.
+    Raise an error if there are no credentials and AWS_EC2_METADATA_DISABLED is true, because obstore ignores this
+    variable.
     """
     profile = environment.get("AWS_PROFILE")
     if environment.get("AWS_ACCESS_KEY_ID") and not profile:

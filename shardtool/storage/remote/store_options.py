@@ -98,18 +98,18 @@ def _options_for(scheme: str, keys: Iterable[str] = tuple(_STORE_OPTIONS)) -> di
 
 
 def client_config(scheme: str) -> dict[str, str]:
-    """Return the store options for S3 in obstore's configuration."""
+    """Return the store options for S3, under their names in obstore's configuration."""
     keys = [key for key in _VARIABLES if key != _STORAGE_CLASS]
     options = _options_for(scheme, keys) if scheme == "s3" else {}
     return {_VARIABLES[key].removeprefix("AWS_").lower(): value for key, value in options.items()}
 
 
-def put_arguments(address: str, *, lasting: bool) -> dict[str, Any]:
+def put_arguments(address: str, *, use_storage_class: bool) -> dict[str, Any]:
     """Return the store options as arguments for obstore's `put`."""
     options = _options_for(parse_address(address).scheme)
     classes = [options[key] for key in (_STORAGE_CLASS, _ACCESS_TIER) if key in options]
     tags = dict(parse_qsl(options.get("tags", ""), keep_blank_values=True))
-    attributes = {"attributes": {"Storage-Class": classes[0]}} if classes and lasting else {}
+    attributes = {"attributes": {"Storage-Class": classes[0]}} if classes and use_storage_class else {}
     return {**attributes, **({"tags": tags} if tags else {})}
 
 

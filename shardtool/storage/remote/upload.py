@@ -1,6 +1,6 @@
 """Upload a large object with one signed PUT request of known length.
 
-The object is visible once the request completes. A failed upload starts from scratch, because the data is not kept.
+A failed upload starts from scratch, because the data is not kept.
 Uploads work in a forked child, because they share nothing with other requests.
 """
 

@@ -68,7 +68,7 @@ class CacheWriter(SampleWriter):
     """Writes samples into a cache. Create a writer with `Cache.writer`, and use it in a `with` block, in one thread.
 
     A shard becomes visible when it is full or the block ends. If there is no space because all other shards are in use,
-    the writer waits. An exception or a killed process leaves no partial shard. Keys are unique per shard.
+    the writer waits. An exception or a killed process leaves no partial shard. Keys must be unique within a shard.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class Cache:
         observer: Receives notes. Without an observer, notes are warnings.
 
     Raises:
-        InvalidRequest: The folder is a URL, not a folder, or a cache of another version, or does not support locks.
+        InvalidRequest: `folder` is a URL, a file, a cache of another version, or on a file system without locks.
     """
 
     def __init__(
@@ -311,7 +311,7 @@ class Cache:
         In a forked process, first release the parent's leases, because the writer would wait for them forever.
 
         Args:
-            part: Part of the shard names that differs between writers.
+            part: Part of the shard names. Each writer needs a different value.
             max_size: Maximum bytes per shard, or None for a fiftieth of the cache, at most 256 MB.
             max_count: Maximum samples per shard.
 
@@ -352,7 +352,7 @@ class Cache:
         return self._shards
 
     def paths(self) -> list[str]:
-        """Return the paths that `refresh` returns as a list, for `tf.data.TFRecordDataset`."""
+        """Call `refresh`, and return the paths as a list for `tf.data.TFRecordDataset`."""
         return [*self.refresh()]
 
     def _lease(self, original: OriginalFile) -> FileLock | None:

@@ -55,7 +55,7 @@ class Backoff:
 
 
 class CacheSpace(NamedTuple):
-    """The folder of a cache, with the size limit and policy of this process."""
+    """The folder of a cache, and the size limit and policy that this process applies."""
 
     folder: str
     max_bytes: int
@@ -63,7 +63,7 @@ class CacheSpace(NamedTuple):
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder's lock for a short operation, never for copying."""
+        """Hold the folder's lock. Never copy a shard while holding it."""
         pauses = Backoff()
         while (lock := take_lock(os.path.join(self.folder, layout.LOCK_NAME), create=True)) is None:
             if not pauses.wait():

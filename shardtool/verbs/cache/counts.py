@@ -32,7 +32,7 @@ class CacheCounts:
     """Statistics of cache use.
 
     Attributes:
-        hits: Opened shards whose copy existed.
+        hits: Opened shards that were already in the cache.
         copies: Opened shards that were copied first.
         passed: Shards read from their original location, because they did not fit or the cache failed.
     """
@@ -44,7 +44,7 @@ class CacheCounts:
 
     @property
     def hit_rate(self) -> float | None:
-        """The fraction of opened shards whose copy existed, or None if no shard was opened."""
+        """The fraction of opened shards that were already in the cache, or None if no shard was opened."""
         total = self.hits + self.copies + self.passed
         return self.hits / total if total else None
 

@@ -37,7 +37,7 @@ RESERVATION_PREFIX, PART_SUFFIX = ".room-", ".part"
 
 _MAX_RESERVATION_BYTES = 200
 
-_MAX_SHARD_NAME_CHARS = 80  # a copy keeps the end of the shard's name, which shows the format
+_MAX_SHARD_NAME_CHARS = 80  # the name of a copy ends with the end of the shard's name, which includes the suffix
 
 _UNSAFE_CHAR = re.compile(r"[^A-Za-z0-9._-]")
 
@@ -165,9 +165,9 @@ def file_facts(entry: os.DirEntry[str]) -> os.stat_result | None:
 def add_reservation(
     folder: str, owner: str, contents: CacheContents, ignored_path: str, unfinished: Iterable[str]
 ) -> None:
-    """Add the reservation of a running copy or writer, `owner`, to `contents`.
+    """Add the reservation of `owner`, the name of a copy or writer, to `contents`.
 
-    If its process has exited, delete its reservation and unfinished files instead.
+    If the process of `owner` has exited, delete the reservation and the unfinished files instead.
     """
     path = os.path.join(folder, f"{RESERVATION_PREFIX}{owner}")
     if path == ignored_path:

@@ -72,7 +72,7 @@ def copy_and_lease(space: CacheSpace, original: OriginalFile) -> tuple[FileLock,
     """Copy a shard, or wait while another process copies it.
 
     Returns:
-        A lease on the copy, and the number of evicted shards, or None if another process made the copy.
+        A lease on the copy, and the number of evicted shards. If another process made the copy, the number is None.
 
     Raises:
         NotCopiedWarning: There is no space, or the process that copies the shard makes no progress.
@@ -111,7 +111,7 @@ def _copy_shard(
     staged = copy_verified(folder, original)
     try:
         lock = take_lock(staged.path, shared=True)
-        with space.locked():  # a scan by another process must see exactly one of the two names
+        with space.locked():  # a scan by another process must see either the old or the new name
             folder.publish(staged)
     except BaseException:
         folder.discard_staged([original.name])
@@ -123,7 +123,7 @@ def _copy_shard(
     return lock, evicted
 
 
-_MAX_RECLAIMED_DIVISOR = 2  # at most half of the cached bytes are freed at a time
+_MAX_RECLAIMED_DIVISOR = 2  # evict at most half of the cached bytes for waiting writers
 
 
 class CacheShards(Sequence[str]):
@@ -153,7 +153,7 @@ class CacheShards(Sequence[str]):
         return _lease_unpickled, (self._paths,)
 
     def open(self, shard: StoredShard) -> LeasedShard:
-        """Return one of the shards, which is already leased."""
+        """Return one of these shards. The lease belongs to this object."""
         return LeasedShard(shard.path)
 
     def close(self) -> None:
@@ -189,7 +189,7 @@ def lease_written_shards(space: CacheSpace, max_bytes: int | None) -> CacheShard
         written = [shard for shard in contents.shards if shard.folder == WRITTEN and shard not in reclaimed]
         written.sort(key=lambda shard: (shard.added_ns, shard.name))
         locks = _lease_paths([os.path.join(space.folder, shard.path) for shard in written])
-        for lock in locks:  # record the use of all shards, also of those released below, so that all may be evicted
+        for lock in locks:  # also mark the shards released below as used, because unused shards are not evicted here
             lock.record_use(time.time_ns())
         size = sum(lock.info.st_size for lock in locks)
         while max_bytes is not None and size > max_bytes:

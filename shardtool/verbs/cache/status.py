@@ -82,7 +82,7 @@ class CacheChange(Result):
 
     Attributes:
         removed: Maps the path of each deleted shard to its damage, or to "".
-        held: The same for shards that were not deleted, because they are in use.
+        held: Maps the path of each shard that is in use, and was not deleted, to its damage, or to "".
         size: Bytes of the deleted shards.
     """
 
@@ -140,9 +140,10 @@ def cache_verify(folder: str | os.PathLike[str]) -> CacheChange:
 def _remove_shards(
     space: CacheSpace, contents: CacheContents, shards: Mapping[CachedFile, tuple[str, int | None]]
 ) -> CacheChange:
-    """Delete unused shards. `shards` maps each shard to a reason, and to its inode or None.
+    """Delete shards that are not in use. The folder's lock must be held.
 
-    A shard that has another inode now is kept. The folder's lock must be held.
+    `shards` maps each shard to its damage, or to "", and to the inode of the damaged file, or None. If the file now has
+    another inode, it is kept.
     """
     removed, held, size = {}, {}, 0
     for shard, (reason, inode) in shards.items():

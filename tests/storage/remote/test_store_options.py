@@ -91,8 +91,11 @@ def test_tags_are_encoded_once() -> None:
     use_store_options(["tags=team=a%26b c&größe=&x=y+z", "storage-class=STANDARD_IA"])
     assert object_headers("s3://b/k")["x-amz-tagging"] == "team=a%26b%20c&gr%C3%B6%C3%9Fe=&x=y%20z"
     tags = {"team": "a&b c", "größe": "", "x": "y z"}
-    assert put_arguments("s3://b/k", lasting=False) == {"tags": tags}
-    assert put_arguments("s3://b/k", lasting=True) == {"tags": tags, "attributes": {"Storage-Class": "STANDARD_IA"}}
+    assert put_arguments("s3://b/k", use_storage_class=False) == {"tags": tags}
+    assert put_arguments("s3://b/k", use_storage_class=True) == {
+        "tags": tags,
+        "attributes": {"Storage-Class": "STANDARD_IA"},
+    }
 
 
 @pytest.mark.parametrize(
