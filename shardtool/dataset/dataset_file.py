@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 FORMAT_VERSION = 1
 RUN_VERIFY = "Run `shardtool verify` to list all damage."
-# one mark is enough to recognise a dataset file, because the other mark may be damaged
+# one of these marks is enough, because the other mark may be damaged
 _DATASET_FILE_MARKS = (b'  "shardtool": {\n    "format_version": ', b'  "checksum": "crc32c:')
 _WIDS_HEAD = b'{\n  "__kind__": "wids-shard-index'
 _APPENDS_MARK = b'\n    "appends": ['
@@ -89,7 +89,7 @@ class DatasetFile:
     """The content of a dataset file.
 
     Attributes:
-        fields: Number of samples that have the field, for each field name.
+        fields: Number of samples with each field.
         skipped: Number of rows in `out.skipped`.
         made: The runs that created the dataset and appended samples.
         fingerprint: The content fingerprint, or "" if unknown.
@@ -97,8 +97,8 @@ class DatasetFile:
         types: Original types of values that are stored as text. For TFRecord, also the types of numeric fields.
         appends: Index of the first shard that each append added, in ascending order.
         shards_folder: Subfolder that contains the shards, such as `train/tars`, or "" if they are next to the file.
-        part_of: For a subset of a dataset's shards, the number of all shards, else 0. A subset has no `field_bytes`,
-            `skipped` or `fingerprint`.
+        part_of: For a subset of a dataset's shards, the number of all shards, else 0. In a subset, `field_bytes`,
+            `skipped` and `fingerprint` are 0 or "".
     """
 
     name: str
@@ -121,7 +121,7 @@ class DatasetFile:
 
     @property
     def numbers(self) -> dict[str, NumberType]:
-        """The number type of each field that stores numbers as text. Empty for TFRecord."""
+        """The number type of each field that stores numbers as text. TFRecord shards have no such fields."""
         return number_fields(self.types) if self.format == "tar" else {}
 
     @property
@@ -130,7 +130,7 @@ class DatasetFile:
         return to_local_name(self.name) + SKIPPED_SUFFIX
 
     def part(self, names: Sequence[str]) -> DatasetFile:
-        """Return the content of a dataset file for only the named shards."""
+        """Return a dataset file for only the named shards."""
         indexes = {shard.name: index for index, shard in enumerate(self.shards)}
         selected = [indexes[name] for name in names]
         if selected == [*range(len(self.shards))]:
@@ -200,7 +200,7 @@ class DatasetFile:
 def merge_value_types(parts: Sequence[tuple[Mapping[str, ValueType], Collection[str]]]) -> dict[str, ValueType]:
     """Return the common value type of each field across several groups of shards.
 
-    Each part contains the value types and field names of a group. If the field names are empty, they are unknown.
+    Each part contains the value types and field names of a group. Empty field names are unknown.
     """
     names = sorted({name for types, _ in parts for name in types}, key=to_bytes)
     common = {
@@ -210,7 +210,7 @@ def merge_value_types(parts: Sequence[tuple[Mapping[str, ValueType], Collection[
 
 
 def parse_shard_names(data: bytes) -> list[str] | None:
-    """Return the readable shard names in a dataset file, which may be damaged. Return None for other files."""
+    """Return the readable shard names in a dataset file, which may be damaged, or None for other files."""
     if not any(mark in data for mark in _DATASET_FILE_MARKS) and not _is_rewritten(data):
         return None
     if (names := _parse_urls(data)) is None:
@@ -229,7 +229,7 @@ def parse_listed_shards(data: bytes, path: str) -> tuple[list[str], bool]:
     """Return the local paths of the shards in a dataset file or wids index, and whether shardtool wrote the file.
 
     Raises:
-        CorruptShard: The file is neither, or a path leads out of its folder.
+        CorruptShard: The file is not one of these, or a path leads out of its folder.
     """
     is_own, names = True, parse_shard_names(data)
     if names is None:  # a wids index that another tool wrote: there, a name with a colon is a URL
@@ -248,7 +248,10 @@ def _is_local_shard(name: str, url_mark: str) -> bool:
 
 
 def parse_local_shards(data: bytes) -> tuple[list[str], str]:
-    """Return the listed shards in the dataset file's own folder, and the shard pattern. The file may be damaged."""
+    """Return the listed shards that are in the same folder as the file, and the shard pattern.
+
+    The file may be damaged.
+    """
     match, pattern = _PATTERN_LINE.search(data), ""
     with suppress(ValueError):
         pattern = str(json.loads(match[1])) if match else ""
@@ -271,7 +274,7 @@ def _is_own_dataset_file(data: bytes) -> bool:
 
 
 def may_be_dataset_file(data: bytes) -> bool:
-    """Return whether shardtool could have written a dataset file, which may be damaged, truncated or empty."""
+    """Return whether a file may be a dataset file of shardtool, which may be damaged, truncated or empty."""
     return _WIDS_HEAD.startswith(data) or _is_own_dataset_file(data)
 
 
@@ -313,7 +316,7 @@ def parse_dataset(data: bytes, name: str) -> DatasetFile:
 
 
 def read_valid_dataset(path: str) -> DatasetFile | None:
-    """Return the content of a dataset file, or None if the file cannot be read or is damaged."""
+    """Return the content of a dataset file, or None if the file is damaged or cannot be read."""
     try:
         return parse_dataset(read_small(path), path)
     except (OSError, CorruptShard):
@@ -338,7 +341,7 @@ def _to_json(value: object) -> str:
 
 
 def _require(condition: object, problem: str) -> None:
-    if not condition:  # not called for each shard, because formatting `problem` takes too long
+    if not condition:
         raise ValueError(problem)
 
 

@@ -8,7 +8,7 @@ Keys, labels and numbers are not content. The content of a sample is the first o
 4. its JSON
 
 Two samples are duplicates if their content has the same digests, in any order. A digest is a BLAKE2b (RFC 7693) of 16
-bytes. Only samples with equal sizes and CRC-32C are read to compute digests, because digests are not stored.
+bytes. Digests are not stored. To compute them, only samples with equal sizes and CRC-32C are read.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Content(NamedTuple):
     """The fields that are compared to find duplicates.
 
     Attributes:
-        rows: Numbers of these fields in the shard or table.
+        rows: Indexes of these fields in the shard or table.
         owners: Sample number of each of `rows`, ascending.
-        ranks: Kind of each sample's content, uint8. Samples of different rank are never duplicates.
+        ranks: Kind of each sample's content, uint8. Samples with different ranks are never duplicates.
     """
 
     rows: Rows
@@ -61,9 +61,9 @@ class Content(NamedTuple):
         return Content(self.rows[chosen], self.owners[chosen], self.ranks)
 
     def ids(self, sizes: Rows, crcs: NDArray[np.integer] | None) -> NDArray[np.uint64]:
-        """Return a hash for each sample, or 0 if it has no content. Duplicates have equal hashes.
+        """Return a hash of each sample's content, or 0 for a sample without content. Duplicates have equal hashes.
 
-        `sizes` and `crcs` have one value for each of `rows`. If `crcs` is None, only sizes are hashed.
+        `sizes` and `crcs` contain a value for each of `rows`. If `crcs` is None, the hash covers only sizes.
         """
         mixed = sizes.astype(np.uint64) * _HASH_MULTIPLIERS[0]
         if crcs is not None:
@@ -105,7 +105,7 @@ def find_content(
     Args:
         labels: Fields with labels or numbers, which are never content.
         codes: Index in `fields` of each row.
-        counts: Number of rows of each sample. In a damaged shard, the last sample may have fewer rows.
+        counts: Number of rows of each sample. In a damaged shard, rows of the last sample may be missing.
     """
     ranks = [_NO_RANK if is_label_name(name) or name in labels else content_rank(name) for name in fields]
     row_ranks, owners = np.array(ranks, np.uint8)[codes], np.repeat(np.arange(len(counts)), counts)[: len(codes)]
@@ -116,12 +116,12 @@ def find_content(
 
 
 def content_rank(field: str) -> int:
-    """Return the rank of a field. The content of a sample is its fields with the lowest rank."""
+    """Return a field's rank. The fields with a sample's lowest rank are the sample's content."""
     return _CONTENT_RANKS.get(content_type(field), _NO_RANK)
 
 
 def repeated(ids: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Return a mask of the samples whose id (see `Content.ids`) occurs more than once."""
+    """Return a mask of the ids from `Content.ids` that occur more than once."""
     order = np.argsort(ids, kind="stable")
     same = (ids[order][1:] == ids[order][:-1]) & (ids[order][1:] != 0)
     is_repeated = np.zeros(len(ids), np.bool_)
@@ -138,7 +138,7 @@ def _combine_digests(digests: Iterable[bytes]) -> bytes:
 
 
 def recorded_labels(file: DatasetFile | None) -> frozenset[str]:
-    """Return the fields with labels, numbers or lists, according to a dataset file."""
+    """Return the fields that, according to the dataset file, contain labels, numbers or lists."""
     if file is None:
         return frozenset()
     lists = (name for name, feature in file.features.items() if feature.is_list)
@@ -146,7 +146,7 @@ def recorded_labels(file: DatasetFile | None) -> frozenset[str]:
 
 
 def index_content(index: ShardIndex, labels: Collection[str]) -> Content:
-    """Return the content of a shard's samples. `labels` are the fields from `recorded_labels`."""
+    """Return the content of a shard's samples. `labels` is the result of `recorded_labels`."""
     numbers = (name for name, kind in index.kinds.items() if kind != "bytes")
     return find_content(index.names, {*labels, *numbers}, index.codes, index.counts)
 

@@ -47,7 +47,7 @@ _RANGE_PATTERN = re.compile(r"[^{}<>,*?%\[\]]*\{\d{1,18}\.\.\d{0,18}\}[^{}<>,*?%
 def expand_datasets(dataset: DatasetLike) -> list[DatasetLike]:
     """Split an argument that names several datasets into arguments of `find_dataset`. The datasets need not exist.
 
-    Shards in a list form one dataset, unless another dataset in the list contains them.
+    The shards in a list are one dataset, except shards that another dataset in the list contains.
     """
     if dataset and isinstance(dataset, (str, os.PathLike)):
         datasets = _expand_name(os.fspath(dataset))
@@ -69,7 +69,7 @@ def expand_datasets(dataset: DatasetLike) -> list[DatasetLike]:
 
 
 def splits_in(folder: str, made: RunRecord) -> dict[str, DatasetFile]:
-    """Return the dataset files in a folder, by file name, that describe other splits of the run `made`."""
+    """Return the dataset files of the other splits of the run `made` in a folder, by file name."""
     names = [name for name in list_folder_names(folder or ".") if name.endswith(DATASET_SUFFIX)] if made.split else []
     return _splits_of_run(made, {name: join(folder, name) for name in names})
 
@@ -219,7 +219,7 @@ def _splits_of_one_run(text: str, names: Mapping[str, list[DatasetLike]]) -> lis
 def _dataset_file(dataset: DatasetLike) -> DatasetFile | None:
     path = dataset if isinstance(dataset, str) and dataset.endswith(DATASET_SUFFIX) else None
     with suppress(InvalidRequest, CorruptShard):
-        path = path or find_dataset(dataset, lacking=True).dataset_file
+        path = path or find_dataset(dataset, allow_missing=True).dataset_file
     return None if path is None else read_valid_dataset(path)
 
 
@@ -246,7 +246,7 @@ def _is_companion_file(name: str) -> bool:
 
 def _shard_paths(name: str) -> tuple[str, ...] | None:
     try:
-        return find_dataset(name, lacking=True).paths
+        return find_dataset(name, allow_missing=True).paths
     except InvalidRequest:
         return ()
     except CorruptShard:

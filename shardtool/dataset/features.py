@@ -19,11 +19,11 @@ _TF_KINDS: Mapping[FeatureType, str] = {"bytes": "tf.string", "int64": "tf.int64
 
 @dataclass(frozen=True, slots=True)
 class TfFeature:
-    """How TensorFlow parses a feature. `lacking` is true if some samples lack the feature and need a default."""
+    """How TensorFlow parses a feature. An optional feature has a default, because some samples lack the feature."""
 
     kind: FeatureType = "bytes"
     is_list: bool = False
-    lacking: bool = False
+    is_optional: bool = False
 
     @property
     def default(self) -> str | int:
@@ -34,7 +34,7 @@ class TfFeature:
         """Return the Python source of the object that TensorFlow's parser expects."""
         if self.is_list:
             return f"tf.io.VarLenFeature({_TF_KINDS[self.kind]})"
-        default = f", default_value={json.dumps(self.default)}" if self.lacking else ""
+        default = f", default_value={json.dumps(self.default)}" if self.is_optional else ""
         return f"tf.io.FixedLenFeature([], {_TF_KINDS[self.kind]}{default})"
 
     @classmethod
@@ -58,7 +58,7 @@ _FEATURE_BY_TEXT = {feature.encode(): feature for feature in _ALL_FEATURES}
 def tf_features(
     fields: Mapping[str, int], kinds: Mapping[str, FeatureType], samples: int, lists: Collection[str] = ()
 ) -> dict[str, TfFeature]:
-    """Return the features of a dataset's records, including the key.
+    """Return the features of a dataset's records, including `__key__`.
 
     Args:
         fields: How many samples have each field.
@@ -68,7 +68,7 @@ def tf_features(
     features = {"__key__": TfFeature()}
     for name in sorted(fields, key=to_bytes):
         is_list = name in lists
-        features[name] = TfFeature(kinds.get(name, "bytes"), is_list, lacking=not is_list and fields[name] < samples)
+        features[name] = TfFeature(kinds.get(name, "bytes"), is_list, not is_list and fields[name] < samples)
     return features
 
 

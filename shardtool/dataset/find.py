@@ -59,18 +59,17 @@ _EXPECTED_WEB = "a dataset file (NAME.json), a shard, or a pattern with its end,
 def open_dataset(dataset: DatasetLike, *, dots: Dots | None = None) -> StoredDataset:
     """Find a dataset and read its dataset file.
 
-    `dots` selects the dot of member names where keys end, if there is no dataset file that records it. By default, the
-    dot is derived from the keys in sidecars.
+    If there is no dataset file, `dots` selects the dot of member names where keys end, or `recorded_dots` finds it.
     """
     stored = find_dataset(dataset).read()
     return stored if stored.file is not None else stored.with_dots(dots or recorded_dots(stored))
 
 
-def find_dataset(dataset: DatasetLike, *, lacking: bool = False) -> StoredDataset:
-    """Find the shards of a dataset. With `lacking`, missing shards of a range are no error (see `StoredDataset`)."""
+def find_dataset(dataset: DatasetLike, *, allow_missing: bool = False) -> StoredDataset:
+    """Find the shards of a dataset. If shards of a range are missing, raise an error unless `allow_missing`."""
     names = list_names("the dataset", dataset, EXPECTED_DATASET)
     stored = _find_shards(names)
-    if stored.missing and not lacking:
+    if stored.missing and not allow_missing:
         found = f"no {format_list([*map(printable, stored.missing)], 3)}"
         remedy = "Name only existing shards, with a narrower range or a glob, or name the dataset file."
         raise InvalidRequest(names[0], found, expected="all shards of the range", remedy=remedy)
@@ -324,7 +323,7 @@ def check_folders_inside(path: str, folders: set[str]) -> None:
 def is_dataset_file(path: str, *, listed: bool = False) -> bool:
     """Return whether a file is a dataset file, which may be damaged.
 
-    `listed` means that the file exists. If a store then denies access, raise `AccessRefused`.
+    Set `listed` if the file exists. If a store then denies access, raise `AccessRefused`.
     """
     return _read_dataset_file(path, listed=listed) is not None
 
@@ -337,7 +336,7 @@ def names_listed_by(path: str) -> set[str]:
 def _read_dataset_file(path: str, *, listed: bool = False) -> bytes | None:
     try:
         data = files.read_small(path) if is_url(path) or os.path.isfile(path) else b""
-    except (OSError, AccessRefused) as error:  # a store may also deny access to an object that does not exist
+    except (OSError, AccessRefused) as error:  # a store may also deny access if an object does not exist
         if listed and isinstance(error, AccessRefused):
             raise
         return None
@@ -345,7 +344,7 @@ def _read_dataset_file(path: str, *, listed: bool = False) -> bytes | None:
 
 
 def default_dataset_names(shards: list[str]) -> Iterator[str]:
-    """Yield the names that a dataset file of these shards has by default."""
+    """Yield the default names of a dataset file for these shards."""
     with suppress(InvalidRequest):
         yield parse_pattern(shards).dataset_file
     if len(shards) == 1 and (match := _NUMBERED_NAME.fullmatch(shards[0])):
@@ -354,7 +353,7 @@ def default_dataset_names(shards: list[str]) -> Iterator[str]:
 
 
 def find_damaged_file(dataset: StoredDataset) -> str | None:
-    """Return the path of the shards' dataset file if it is damaged, else None."""
+    """Return the path of the dataset file that the shards have by default, if this file is damaged."""
     if dataset.dataset_file is not None:
         return None
     for name in default_dataset_names([base_name(path) for path in dataset.paths]):
@@ -365,7 +364,7 @@ def find_damaged_file(dataset: StoredDataset) -> str | None:
 
 
 def check_not_damaged(dataset: StoredDataset) -> None:
-    """Raise an error if the shards have a damaged dataset file."""
+    """Raise an error if `find_damaged_file` finds a file."""
     if (path := find_damaged_file(dataset)) is not None:
         parse_dataset(files.read_small(path), path)
 
@@ -373,10 +372,7 @@ def check_not_damaged(dataset: StoredDataset) -> None:
 def _find_dataset_file(
     folder: str, existing: set[str], default_names: Iterable[str], select: Callable[[Iterable[str]], list[str]]
 ) -> tuple[str | None, list[str], str]:
-    """Return the dataset file that lists all existing shards, the matching shards in this file, and its pattern.
-
-    If no file lists all shards, return a file with a default name that lists some of them or is damaged.
-    """
+    # prefer a file that lists all existing shards to a file that lists some of them or is damaged
     default_names, candidates = [*default_names], list[tuple[str, list[str], str]]()
     other_names = [] if is_url(folder) else list_folder_names(folder)
     for name in dict.fromkeys((*default_names, *(name for name in other_names if name.endswith(DATASET_SUFFIX)))):

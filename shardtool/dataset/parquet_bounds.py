@@ -1,6 +1,6 @@
 """Compute how much memory a Parquet file needs, before pyarrow decodes the file.
 
-A small file can expand to terabytes, for example because of wrong sizes or many dictionary indices of one long text.
+A small file can expand to terabytes, for example if many dictionary indices refer to one long text.
 
 A header is rejected if a number has a wrong type or a struct repeats a field. Otherwise, pyarrow could interpret the
 header differently and read pages that were not checked.
@@ -40,7 +40,7 @@ BYTE_ARRAY = 6
 _FIXED = 7
 _WIDTHS = {0: 1, 1: 4, 2: 8, 3: 12, 4: 4, 5: 8, BYTE_ARRAY: 4}
 _LEVEL_BYTES = 4
-_Struct = dict[int, tuple[int, Any]]  # type and value of each field, by field number
+_Struct = dict[int, tuple[int, Any]]  # maps field numbers to (type, value)
 
 
 class ParquetLeaf(NamedTuple):
@@ -79,7 +79,7 @@ class LeafMemory(NamedTuple):
     Attributes:
         values: Number of values, including nulls and empty lists.
         uncompressed: Bytes of all pages after decompression.
-        coded: Whether values are dictionary indices, whose text can be larger than the pages.
+        coded: Whether values are dictionary indices. Decoded text can be larger than the pages.
     """
 
     leaf: ParquetLeaf
@@ -294,7 +294,7 @@ class _ThriftReader:
         count, kind = byte >> 4, byte & 15
         if count == _LONG_LIST_MARK:
             count = self._varint()
-        # too large a count fails at the end of the data, because each value takes at least a byte
+        # no limit for `count`: each value takes a byte or more, so reading fails at the end of the data
         return kind, [self._value(kind, depth + 1) for _ in range(count)]
 
     def _signed(self) -> int:

@@ -26,8 +26,7 @@ class LostRange(NamedTuple):
 
     Attributes:
         end: Offset where reading continues, or -1 if the rest of the shard is lost.
-        found: The damage.
-        name: For tar, the name field of the damaged header.
+        name: For tar, the name in the damaged header.
     """
 
     start: int
@@ -48,7 +47,7 @@ def error_text(error: CorruptShard) -> str:
 def salvage_members(
     shard: OpenShard, note: Callable[[int, str], None], lost: list[LostRange]
 ) -> Iterator[tar_read.TarMember]:
-    """Yield the readable members of a tar, and add unreadable ranges to `lost`."""
+    """Yield the readable members of a tar, and append the unreadable ranges to `lost`."""
     offset, doubtful = 0, False
     while offset >= 0:
         try:
@@ -86,7 +85,7 @@ def _lost_tar_range(shard: OpenShard, start: int, error: CorruptShard) -> LostRa
 def salvage_records(
     shard: OpenShard, hold: Callable[[int, int], object] | None, lost: list[LostRange]
 ) -> Iterator[tfrecord_read.TFRecord]:
-    """Yield the readable records of a TFRecord file, and add unreadable ranges to `lost`."""
+    """Yield the readable records of a TFRecord file, and append the unreadable ranges to `lost`."""
     offset = previous = 0
     while offset >= 0:
         try:
@@ -94,7 +93,7 @@ def salvage_records(
                 previous, offset = record.offset, record.end
                 yield record
         except CorruptShard as error:
-            # If the length of the previous record is wrong, the next record may start inside it.
+            # The length of the previous record may be wrong, so also search inside the previous record.
             continues_loss = bool(lost) and lost[-1].start == previous < offset == lost[-1].end and shard.size >= 0
             try:
                 end = tfrecord_read.next_record(

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 def interleaved_samples(keys: Sequence[bytes], fields: Sequence[frozenset[int]]) -> list[tuple[int, int]]:
     """Find samples whose members are not adjacent. Return the positions of the first two parts of each such sample.
 
-    A part is a range of adjacent members with the same key. If two parts with the same key have a field in common, they
-    are two samples. The list is then empty.
+    A part is a range of adjacent members with the same key. If any two parts with the same key have a common field, the
+    shard contains duplicate keys instead of interleaved samples, and the list is empty.
     """
     first: dict[bytes, int] = {}
     interleaved: dict[bytes, tuple[int, int]] = {}
@@ -61,7 +61,7 @@ _FILE_SUFFIX = re.compile(rb"(?<=[^/])\.[A-Za-z0-9]{1,8}$")
 _RECORD_SUFFIX = re.compile(r"\.tfrecords?|\.(?:gz|bz2|xz|zst)$", re.IGNORECASE)
 _MAX_KEY_BYTES = 2**20  # a longer `__key__` is treated as an attack
 _NO_END = 2**63
-# limits, because the scan of a compressed shard could need a thousand times its size in memory
+# memory limits, because a compressed shard can expand to a thousand times its size
 _BYTES_PER_FIELD, _BYTES_PER_SAMPLE, _BYTES_PER_NAME = 48, 128, 256
 _BASE_MEMORY_BYTES = 2**27
 _MEMORY_PER_BYTE = 8
@@ -106,7 +106,7 @@ class UnrecognisedMember(NamedTuple):
 
 
 class FeatureConflict(NamedTuple):
-    """The first sample in which a feature is a list or changes its type, with the type and number of values."""
+    """The first sample in which a feature has another type than before, or does not have exactly one value."""
 
     sample: int
     kind: FeatureType
@@ -115,30 +115,23 @@ class FeatureConflict(NamedTuple):
 
 @dataclass(slots=True)
 class ShardScan:
-    """The content of a shard, as columns.
+    """The content of a shard, as columns. See `ShardIndex` for the attributes that are not listed here.
 
     Attributes:
         size: Size of the file in bytes, or -1 for a compressed file. Offsets in a compressed file count decompressed
             bytes.
-        starts: Offset of each sample's first record.
-        sizes: Size of each sample in bytes, including padding.
-        counts: Number of fields of each sample.
-        codes: Index in `names` of each field.
-        kinds: Type of each of `names`: `bytes`, `int64` or `float`.
-        offsets: Offset of each field's payload.
-        lengths: Length of each field's payload.
         crcs: CRC-32C of each field's payload. Empty without checksums.
         nonzero_padding: Offsets of padding that is not zero. Empty without checksums.
         digest: The content fingerprint, or None if unknown, for example for floats.
-        text_rows: Numbers of TFRecord fields with one integer. Empty without checksums.
+        text_rows: Indexes of TFRecord fields with one integer. Empty without checksums.
         text_lengths: Length of each such integer as text.
         text_crcs: CRC-32C of each such text.
         unrecognised: Members that belong to no sample, such as folders.
         ambiguous_headers: Offset and problem of each header that tar readers interpret differently.
-        conflicts: For TFRecord, the first conflict of each field, by code. Types take precedence over lists.
-        list_rows: For TFRecord, numbers of the fields whose payload is a whole list (see `ExampleFeature.is_list`).
-        lost: With `salvage`, the ranges that could not be read.
-        incomplete: With `salvage`, offset, key and problem of each excluded sample.
+        conflicts: For TFRecord, the first conflict of each feature, by code. Types take precedence over lists.
+        list_rows: For TFRecord, indexes of the fields whose payload is a whole list (see `ExampleFeature.is_list`).
+        lost: If the task has `salvage`, the ranges that could not be read.
+        incomplete: If the task has `salvage`, offset, key and problem of each excluded sample.
     """
 
     path: str
@@ -183,7 +176,7 @@ class ShardScan:
 
 
 def scan_shard(task: ShardScanTask) -> ShardScan:
-    """Scan a shard. Without `salvage`, the scan stops at the first damage and stores it in `error`."""
+    """Scan a shard. Unless `task.salvage`, the scan stops at the first damage and stores it in `error`."""
     kind = detect_kind(task.path)
     file_class = ChecksummedFile if task.checksum and not task.salvage else ShardFile
     with CompressedFile(task.path, kind.compression) if kind.compression else file_class(task.path) as shard:

@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
 FETCH_ADVICE = "Fetch the target: run `git annex get` or `dvc pull`, or repeat the download."
 _WINDOW_BYTES = 2**20
-_STEP_BYTES = 2**14  # bytes decompressed in one step; damage loses the whole step
+_STEP_BYTES = 2**14  # if a step fails, all of its bytes are lost
 _SIGNATURES = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _MAX_XZ_MEMORY_BYTES = 2**27  # a file may claim to need 4 GiB, but `xz -9` needs only half of this limit
 
 
 class ShardFile:
-    """An open plain shard. Each read fetches a larger window, because one request can then return many headers."""
+    """An open shard that is not compressed. Reads fetch a larger window, to return many headers with one request."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -77,7 +77,7 @@ class ShardFile:
         return self._window[:length]
 
     def _read(self, offset: int, length: int) -> bytes:
-        try:  # no context manager, because it would take as long as the read
+        try:  # a context manager would take as long as the read
             return self._file.read(offset, min(length, max(0, self.size - offset)))
         except OSError as error:
             raise self._failed(offset, error) from None
@@ -88,7 +88,7 @@ class ShardFile:
 
 
 class ChecksummedFile(ShardFile):
-    """An open plain shard, whose CRC-32C is computed as it is read.
+    """A `ShardFile` that computes the CRC-32C of the shard while the shard is read.
 
     Each block is checksummed while it is in the CPU cache. The result of `read` is valid only until the next call.
     """
@@ -97,11 +97,11 @@ class ChecksummedFile(ShardFile):
         super().__init__(path)
         self._stream = self.stream()
         self._view = memoryview(bytearray(2 * _WINDOW_BYTES))
-        # `_crc` covers the bytes before `_end`; the window has `_held` bytes
+        # `_crc` is the CRC-32C of all bytes before `_end`; the window is the first `_held` bytes of `_view`
         self._crc = self._end = self._held = 0
 
     def read(self, offset: int, length: int) -> bytes | memoryview:
-        """Return `length` bytes at `offset`, or fewer at the end of the file."""
+        """See `ShardFile.read`."""
         position = offset - self._start
         if position >= 0 and position + length <= self._held:
             return self._view[position : position + length]
@@ -130,7 +130,7 @@ class ChecksummedFile(ShardFile):
         return self._crc
 
     def _fill(self, position: int) -> int:
-        """Read the next block to `position` of the window, and return its length. Position 0 replaces the window."""
+        # read the next block to `position` of the window; position 0 starts a new window
         block = self._view[position : position + min(_WINDOW_BYTES, max(0, self.size - self._end))]
         try:
             count = self._stream.readinto(block) if len(block) else 0
@@ -182,9 +182,9 @@ class _XzStream:
 
 
 class CompressedFile:
-    """An open compressed shard. Decompressed bytes must be read in order, but those kept by `hold` can be read again.
+    """An open compressed shard. Bytes must be read in order, except bytes that `hold` keeps.
 
-    `packing` is the compression, or None to detect it. `packed_size` is the size of the compressed file.
+    Offsets count decompressed bytes. If `packing` is None, the compression is detected.
     """
 
     def __init__(self, path: str, packing: str | None = None) -> None:
@@ -223,7 +223,7 @@ class CompressedFile:
                 self._held.close()
 
     def hold(self, offset: int, length: int) -> IO[bytes]:
-        """Copy decompressed bytes to a temporary file, and return it. `read` can return them until the next call."""
+        """Copy bytes to a temporary file, and return the file. Until the next `hold`, `read` can return these bytes."""
         from tempfile import TemporaryFile, gettempdir
 
         position, end = offset, offset + length
@@ -245,7 +245,7 @@ class CompressedFile:
         return self._held
 
     def read(self, offset: int, length: int) -> bytes | memoryview:
-        """Return `length` bytes at `offset`, or fewer at the end."""
+        """See `ShardFile.read`."""
         if self._held is not None and self._held_start <= offset < self._held_end:
             block = os.pread(self._held.fileno(), min(length, self._held_end - offset), offset - self._held_start)
             return block if len(block) == length else block + self.read(offset + len(block), length - len(block))
@@ -266,7 +266,7 @@ class CompressedFile:
         return self._window[position : position + length]
 
     def _decompress(self, length: int) -> bytes:
-        """Decompress in steps of constant size. The bytes that damage loses then do not depend on `length`."""
+        # decompress in steps of constant size, so the bytes lost to damage do not depend on `length`
         if self._failed is not None:
             raise self._failed
         parts, size = [], 0
@@ -285,7 +285,7 @@ OpenShard: TypeAlias = ShardFile | CompressedFile
 
 
 def open_error(path: str, error: OSError, remedy: str = "") -> CorruptShard:
-    """Return the error for a shard that cannot be opened. A broken link means that it was not fetched."""
+    """Return the error for a shard that cannot be opened. A shard that is a broken link was not fetched."""
     if not is_url(path) and (target := dangling_target(path)) is not None:
         return CorruptShard(path, f"cannot be opened: a broken link to {printable(target)}", remedy=FETCH_ADVICE)
     return CorruptShard(path, f"cannot be opened: {os_error_text(error)}", remedy=remedy)
@@ -324,7 +324,7 @@ def detect_kind(path: str) -> ShardName:
 
 
 def wrong_kind_error(path: str, error: CorruptShard) -> CorruptShard:
-    """Return `error`, or a better error if the format in a shard's name differs from its content."""
+    """Return `error`, or a better error if the content of a shard does not have the format in its name."""
     kind = detect_kind_by_content(path)
     if kind in (None, detect_kind(path)):
         return error
@@ -354,7 +354,7 @@ def detect_kind_by_content(path: str) -> ShardName | None:
 def iter_payload(
     shard: OpenShard, offset: int, length: int, location: str, *, max_bytes: int | None = None
 ) -> Iterator[bytes]:
-    """Yield a payload, or its first `max_bytes` bytes, in blocks."""
+    """Yield a payload, or its first `max_bytes` bytes, in blocks. `location` is for messages."""
     if shard.size >= 0 and not 0 <= offset <= offset + length <= shard.size:
         expected = f"a range inside the {shard.size:,} bytes of the shard"
         raise CorruptShard(location, f"{length:,} bytes at {offset:,}", expected=expected)

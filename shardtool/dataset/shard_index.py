@@ -41,16 +41,16 @@ if TYPE_CHECKING:
     from shardtool.storage.shared_blocks import SharedBlocks
     from shardtool.values import FeatureType
 
-    # int32 if `for_reading` made the index of a shard below 2 GiB
+    # int32 in the results of `for_reading` for shards below 2 GiB
     Offsets = NDArray[np.int64]
 
 
 _INT32_LIMIT = 2**31
 _NO_FACTS = ShardFacts("", -1, None, "")
 _ALIGNMENT_BYTES = 8
-# replaces NUL in keys that other tools wrote; no UTF-8 text contains this byte
+# replaces NUL in the keys of other tools; no UTF-8 text contains this byte
 _NUL_SUBSTITUTE = b"\xff"
-_MAX_DECODED_PER_KEY = 8  # decode a whole block of keys if it has at most this many keys per requested key
+_MAX_DECODED_PER_KEY = 8  # decode a whole block of keys if the block has fewer keys per requested key
 _OFFSET_COLUMNS = ("key_offsets", "starts", "sizes", "firsts", "offsets", "lengths")
 
 
@@ -67,10 +67,10 @@ class ShardIndex:
         offsets: Offset of each field's payload in the shard.
         lengths: Bytes of each field's payload.
         crcs: CRC-32C of each field's payload, or None if unknown.
-        kinds: If a TFRecord shard was scanned, the type of each of `names`: `bytes`, `int64` or `float`.
+        kinds: If the index is from the scan of a TFRecord shard, the type of each of `names`.
         metadata: The metadata columns of the sidecar, each in one chunk. Text may be dictionary-encoded.
-        scan: The scan that returned the index, or None.
-        damage: The error in the sidecar that made a scan necessary, or None.
+        scan: The scan that the index is from, or None.
+        damage: If a damaged sidecar made the scan necessary, the error.
     """
 
     keys: bytes | memoryview = field(repr=False)
@@ -160,9 +160,9 @@ class ShardIndex:
         return pa.Table.from_arrays(table_columns, schema=pa.schema(schema))
 
     def keys_of(self, rows: NDArray[np.int64]) -> list[str]:
-        """Return the keys of the samples with these ascending numbers."""
+        """Return the keys of the samples `rows`, which must be ascending."""
         starts, ends, keys = self.key_offsets[rows].tolist(), self.key_offsets[rows + 1].tolist(), self.keys
-        # decode a whole block of keys in one call, because this takes half the time
+        # decoding a whole block of keys takes half the time
         if starts and rows[-1] - rows[0] < _MAX_DECODED_PER_KEY * len(rows):
             block_start = starts[0]
             text = str(keys[block_start : ends[-1]], "utf-8")
@@ -197,7 +197,7 @@ class ShardIndex:
         return -1
 
     def field_counts(self, rows: NDArray[np.int64]) -> list[int]:
-        """Return how many of the samples `rows` have each field, in the order of `names`."""
+        """Count the samples in `rows` that have each of `names`."""
         counts = self.counts[rows]
         field_rows = np.repeat(self.firsts[rows] - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
         result: list[int] = np.bincount(self.codes[field_rows], minlength=len(self.names)).tolist()
@@ -212,7 +212,7 @@ class ShardIndex:
         return ShardTally(len(self), first, last, dict(+fields), int(self.lengths.sum()))
 
     def codes_by_name(self) -> tuple[list[bytes], bytes]:
-        """Return the sorted field names, and the index of each field's name in them as uint16."""
+        """Return the field names, sorted, and the index of each field's name in this list as uint16."""
         names = sorted(self.names)
         positions = np.array([names.index(name) for name in self.names], "<u2")
         return [name.encode() for name in names], positions[self.codes].tobytes()
@@ -261,7 +261,7 @@ class ShardIndex:
         return columns if self.crcs is None else {**columns, "crcs": self.crcs}
 
     def packed(self) -> list[tuple[int, bytes | memoryview]]:
-        """Return the index as bytes for a memory block, with their offsets in the block (see `unpacked`)."""
+        """Return the parts to write to a memory block (see `unpacked`), with their offsets in the block."""
         columns = self._columns()
         layout = {name: (column.dtype.str, len(column)) for name, column in columns.items()}
         header = json.dumps([self.names, self.kinds, layout]).encode()
@@ -273,14 +273,14 @@ class ShardIndex:
         return [*parts, (offset, self.keys)]
 
     def store_in(self, blocks: SharedBlocks, number: int) -> ShardIndex:
-        """Copy the index into shared block `number`, and return the copy, or `self` if it does not fit."""
+        """Copy the index to shared block `number`, and return the copy. If the index does not fit, return `self`."""
         parts = self.packed()
         block = blocks.write(number, parts[-1][0] + len(parts[-1][1]), parts)
         return self if block is None else ShardIndex.unpacked(block)
 
     @classmethod
     def unpacked(cls, block: bytes | memoryview) -> ShardIndex:
-        """Return the index that a block contains (see `packed`). The block is not copied."""
+        """Return the index in a block that contains the result of `packed`. The block is not copied."""
         size = int.from_bytes(block[:_ALIGNMENT_BYTES], "little") + _ALIGNMENT_BYTES
         names, kinds, layout = json.loads(bytes(block[_ALIGNMENT_BYTES:size]))
         columns, offset = dict[str, Any](), _align(size)
@@ -333,7 +333,7 @@ class IndexDifference(NamedTuple):
 
     Attributes:
         what: What differs, such as `samples` (the number of samples) or `checksum`.
-        sample: The number of the sample, or -1.
+        sample: Number of the sample, or -1 if `what` is `samples`.
     """
 
     what: str
@@ -344,9 +344,10 @@ class IndexDifference(NamedTuple):
 
 
 def compare_indexes(first: ShardIndex, second: ShardIndex) -> Iterator[IndexDifference]:
-    """Compare two indexes of a shard. Yield a difference in the number of samples, and the first other difference.
+    """Compare two indexes of a shard.
 
-    If only checksums differ, yield all differences.
+    Yield a difference in the number of samples, then the first difference in any other column. If only checksums
+    differ, yield all of them.
     """
     samples = min(len(first), len(second))
     if second.error is not None:

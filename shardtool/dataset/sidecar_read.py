@@ -49,12 +49,12 @@ _FIELD_LEAVES = [f"__fields__.list.element.{name}" for name in ("name", "offset"
 _INDEX_LEAVES = ["__key__", "__offset__", "__size__", *_FIELD_LEAVES]
 _FOOTER_READ_BYTES = 2**14
 _MIN_FIELD_BYTES = 2
-_MAX_SAMPLES_PER_BYTE = 8  # samples, and fields, per byte of sidecar; real sidecars have at most 1
+_MAX_SAMPLES_PER_BYTE = 8  # also limits fields; real sidecars have at most 1
 _SAMPLES_SLACK = 2**16
 _INDEX_BYTES_PER_FIELD = 64
 _INDEX_SLACK_BYTES = 2**24
 _METADATA_SLACK_BYTES = 2**25
-_MAX_BYTES_PER_BYTE = 64  # bytes in memory per byte of sidecar; for metadata, per byte of sidecar and shard
+_MAX_BYTES_PER_BYTE = 64  # memory limit per byte of sidecar; for metadata, per byte of sidecar and shard
 _VERSION_KEY = f"{METADATA_PREFIX}format_version"
 _ARROW_SCHEMA_KEY = "ARROW:schema"  # changes how pyarrow decodes columns; shardtool never writes this metadata
 _MAX_ERROR_LENGTH = 300
@@ -74,17 +74,17 @@ def load_sidecar(path: str) -> bytes:
 
 
 def parse_sidecar(data: bytes, where: str, size: int | None, *, metadata: bool = True) -> ShardIndex:
-    """Parse a sidecar. The shard's `size`, or None if it is missing, limits how much metadata is accepted.
+    """Parse a sidecar. The size of the shard, or None for a missing shard, limits the amount of metadata.
 
     Raises:
         CorruptShard: The sidecar is invalid.
-        MemoryError: Memory ran out. The sidecar may be valid.
+        MemoryError: Memory ran out, which does not mean that the sidecar is invalid.
     """
     facts, footer = _parse_footer(data, where)
     try:
         return _parse_index(data, footer, facts, size or 0, metadata=metadata)
     except MemoryError:
-        raise  # handled first, because pyarrow's MemoryError is also an ArrowException
+        raise  # before the next clause, because pyarrow's MemoryError is an ArrowException
     except (ValueError, KeyError, IndexError, OverflowError, OSError, pa.ArrowException) as error:
         found = printable(str(error))[:_MAX_ERROR_LENGTH].strip().rstrip(".")
         raise CorruptShard(where, f"not a valid sidecar: {found}", remedy=recreate_hint()) from None
@@ -100,14 +100,14 @@ def has_small_metadata(data: bytes, metadata: pa.Table, size: int) -> bool:
 
 
 def max_metadata_bytes(size: int) -> int:
-    """Return how many bytes of decoded metadata are accepted. `size` is the total size of shard and sidecar."""
+    """Return the limit of decoded metadata in bytes. `size` is the total size of shard and sidecar."""
     return _METADATA_SLACK_BYTES + _MAX_BYTES_PER_BYTE * size
 
 
 def parse_shard_sidecar(
     data: bytes, where: str, name: str, size: int | None, entry: ShardEntry | None = None, *, metadata: bool = True
 ) -> ShardIndex:
-    """Parse a sidecar like `parse_sidecar`, and check that it matches its shard and its entry in the dataset file."""
+    """Parse a sidecar, and check that the sidecar matches the shard and the shard's entry in the dataset file."""
     if entry is not None:
         check_listed_sidecar(data, where, entry)
     index = parse_sidecar(data, where, size, metadata=metadata)
@@ -141,7 +141,7 @@ def check_offsets(index: ShardIndex, size: int) -> None:
     Copying such payloads could write more bytes than the shard has.
     """
     if any(np.any(column > size) for column in (index.starts, index.sizes, index.offsets, index.lengths)):
-        # check this first, because the sums below must not overflow
+        # otherwise, the sums below could overflow
         raise ValueError(f"offsets that do not fit a shard of {size:,} bytes")
     ends, stops = index.starts + index.sizes, index.offsets + index.lengths
     if np.any(ends > size) or np.any(ends[:-1] > index.starts[1:]):
@@ -205,7 +205,7 @@ def _check_counts(leaves: Sequence[LeafMemory], own_columns: Sequence[str], rows
     fields = values[_FIELD_LEAVES[0]]
     if any(values[path] != fields for path in _FIELD_LEAVES):
         raise ValueError("columns of unequal length")
-    if rows > limit or fields > limit + rows:  # an empty list of fields counts as one value
+    if rows > limit or fields > limit + rows:  # a sample without fields counts as one value
         raise ValueError(f"{rows:,} samples with {fields:,} fields, more than the sizes of sidecar and shard allow")
 
 
@@ -226,7 +226,7 @@ def _decode_columns(data: bytes, leaves: Sequence[LeafMemory], requested: Sequen
     column_indices = [index for index, part in enumerate(leaves) if part.leaf.top in requested]
     dictionary_columns = [part.leaf.path for part in leaves if part.coded and part.leaf.kind == BYTE_ARRAY]
     reader = _open_parquet(data, read_dictionary=dictionary_columns, page_checksum_verification=True)
-    # pyarrow 26.0.1 cannot read lists from several row groups together
+    # pyarrow 26.0.1 cannot read lists from several row groups in one call
     read = partial(reader.read_row_group, column_indices=column_indices, use_threads=False)
     groups = [read(index) for index in range(reader.num_row_groups)]
     table = pa.concat_tables(groups) if groups else reader.schema_arrow.empty_table().select(requested)
@@ -234,16 +234,13 @@ def _decode_columns(data: bytes, leaves: Sequence[LeafMemory], requested: Sequen
 
 
 def _open_parquet(data: bytes, **options: Any) -> Any:
-    """Return pyarrow's reader for a Parquet file.
-
-    This avoids `pyarrow.parquet`, which also imports all file systems of pyarrow and takes 12 ms.
-    """
+    # `pyarrow.parquet` takes 12 ms to import, because it imports all file systems of pyarrow
     try:
         from pyarrow._parquet import ParquetReader
 
         reader = ParquetReader()
         reader.open(pa.BufferReader(data), **options)
-    except (ImportError, TypeError, AttributeError):  # the module is private, so another version may differ
+    except (ImportError, TypeError, AttributeError):  # `_parquet` is private and may change
         from pyarrow.parquet import ParquetFile
 
         reader = ParquetFile(pa.BufferReader(data), **options).reader
@@ -345,12 +342,12 @@ def _decoded_bytes(array: pa.Array) -> int:
 
 
 def parse_facts(data: bytes, name: str) -> ShardFacts:
-    """Return what the footer of a sidecar records about its shard."""
+    """Return the facts in the footer of a sidecar."""
     return _parse_footer(data, name)[0]
 
 
 def read_sample_count(path: str, name: str, size: int | None) -> tuple[int, ShardFacts]:
-    """Return the sample count, and what the footer of a sidecar records. Raise `OSError` or `CorruptShard`."""
+    """Return the sample count and the facts in a sidecar's footer. Raise `OSError` or `CorruptShard`."""
     facts, footer = _parse_footer(_read_footer_bytes(path), path)
     _check_same_shard(facts, path, name, size)
     return footer.rows, facts

@@ -37,19 +37,19 @@ def _make_schema(nullable: str = "") -> pa.Schema:
 
 SIDECAR_SCHEMA = _make_schema()
 SHARD_COLUMN = pa.field("__shard__", pa.string(), nullable=False)
-OWN_COLUMNS = (*SIDECAR_SCHEMA.names, SHARD_COLUMN.name)  # all other columns are metadata
+OWN_COLUMNS = (*SIDECAR_SCHEMA.names, SHARD_COLUMN.name)  # all others are metadata
 # the checksums are null if a sidecar was created without reading payloads
 SCHEMA_WITHOUT_CRC = _make_schema("crc32c")
 
 
 class TransformFacts(NamedTuple):
-    """What a sidecar records in addition if samples were transformed.
+    """What a sidecar also records if samples were transformed.
 
     Attributes:
         content: The content fingerprint of the shard.
         consumed: Number of processed source samples.
         dropped: Number of samples that `--map` dropped.
-        left_out: The skipped samples, if a later run must not try them again.
+        left_out: The skipped samples. Empty if a later run can try them again.
     """
 
     content: int
@@ -66,7 +66,7 @@ class ShardFacts(NamedTuple):
         crc: CRC-32C of the shard, or None if unknown.
         plan: Hash of the shard's plan, or "" if unknown.
         first: Name of the first shard of the run, or "" if unknown.
-        shards: Minimum number of shards of the run, or None if unknown.
+        shards: Number of shards that the run planned at least, or None if unknown.
     """
 
     name: str
@@ -79,7 +79,7 @@ class ShardFacts(NamedTuple):
 
 
 class ShardTally(NamedTuple):
-    """What a dataset file records about the samples of a shard. `fields` counts the samples with each field."""
+    """What a dataset file records about a shard's samples. `fields` counts the samples with each field."""
 
     samples: int
     first_key: str
@@ -94,7 +94,7 @@ class ShardTally(NamedTuple):
 
 
 def with_shard_column(schema: pa.Schema) -> pa.Schema:
-    """Return a schema with the shard's name after the key, because many sidecars can be read as one table."""
+    """Add a column with the shard's name, for users who read many sidecars as one table."""
     return schema.insert(1, SHARD_COLUMN)
 
 

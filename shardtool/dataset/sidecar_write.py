@@ -45,12 +45,12 @@ def written_index(
     skipped: Sequence[int] = (),
     source_paths: bytes = b"",
 ) -> ShardIndex:
-    """Compute the index of a shard that a worker has written, from the planned content.
+    """Compute the index of a shard that was written from the planned `content`.
 
     Args:
         columns: The metadata of the planned samples.
         skipped: Numbers of the planned samples that were not written.
-        source_paths: The source path of each field, followed by a NUL byte, or b"" without source paths.
+        source_paths: The NUL-terminated source path of each field, or b"" for no such column.
     """
     counts = np.frombuffer(content.counts, np.uint16).astype(np.int64)
     codes, sizes = np.frombuffer(content.codes, np.uint16), np.frombuffer(content.stored_sizes, np.int64)
@@ -105,7 +105,7 @@ def encode_sidecar(index: ShardIndex, shard: ShardFacts) -> tuple[bytes, dict[st
 
 
 def _check_readable(data: bytes, shard: ShardFacts) -> None:
-    """Raise `InvalidRequest` if readers would reject the sidecar. This happens if many samples share a long string."""
+    # readers reject a sidecar if many samples share a long string
     try:
         parse_sidecar(data, sidecar_name(shard.name), shard.size)
     except CorruptShard as error:
@@ -132,7 +132,7 @@ def encode_sidecar_table(table: pa.Table, shard: ShardFacts, version: int = FORM
         facts |= {"dropped": f"{made.dropped}", "skipped": f"{made.skipped}"}
         if made.left_out:
             facts["left_out"] = pack_rows(made.left_out)
-        # protect these facts with a checksum, because the plan does not determine them
+        # `plan` does not determine these facts, so add a checksum
         facts["check"] = f"{crc32c(' '.join(facts.values()).encode()):08x}"
     metadata_columns = table.column_names[len(SIDECAR_SCHEMA) :]
     if version > 1:
@@ -154,7 +154,7 @@ def encode_sidecar_table(table: pa.Table, shard: ShardFacts, version: int = FORM
 
 
 def string_list_column(names: list[bytes], counts: NDArray[np.int64]) -> pa.Array:
-    """Return a column with lists of strings. `counts` has the number of strings in each list."""
+    """Return a column of lists of strings. `counts` is the number of strings in each list."""
     values = bytes_array([quote_name(name).encode() for name in names])
     kind = pa.list_(pa.field("element", pa.string(), nullable=False))
     return pa.ListArray.from_arrays(number_array(part_offsets(counts).astype(np.int32)), values, type=kind)

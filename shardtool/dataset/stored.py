@@ -78,7 +78,7 @@ class StoredShard:
         return lookup.plain_size(self.path)
 
     def scan(self, *, checksum: bool = False) -> ShardScan:
-        """Scan the shard. With `checksum`, read the payloads as well."""
+        """Scan the shard. If `checksum`, also read the payloads."""
         return scan_shard(ShardScanTask(self.path, checksum, self.dots))
 
     def index(self, *, metadata: bool = False) -> ShardIndex:
@@ -98,7 +98,7 @@ class StoredShard:
         except FileNotFoundError:
             return None
         except AccessRefused:
-            # without permission to list, stores deny access to objects that do not exist
+            # a store that forbids listing also denies access to objects that do not exist
             if self.index_folder is None:
                 return None
             raise
@@ -108,7 +108,7 @@ class StoredShard:
             return error
 
     def read_footer(self) -> tuple[int, ShardFacts] | None:
-        """Return the sample count, and what the sidecar's footer records, or None if there is no valid sidecar."""
+        """Return the sample count and the facts in the sidecar's footer, or None if there is no valid sidecar."""
         from shardtool.dataset.sidecar_read import read_sample_count
 
         content = self._read_sidecar(partial(read_sample_count, self.sidecar, self.name, self.size()))
@@ -128,13 +128,13 @@ class StoredDataset:
 
     Attributes:
         shards: The shards, in the order of their names. They need not exist.
-        dataset_file: Path of the dataset file, or None. It may list other shards, too.
+        dataset_file: Path of the dataset file, or None. The file may list other shards, too.
         folder: The folder of the dataset file, or "" for the current folder.
-        has_own_file: Whether shardtool wrote the dataset file, which may be damaged. If so, sidecars are in its
-            folder.
+        has_own_file: Whether shardtool wrote the dataset file, which may be damaged. If so, `folder` contains the
+            sidecars.
         is_whole: Whether the caller named the whole dataset, by its file, folder or complete range. If so, shards
             that the dataset file does not list are ignored.
-        missing: For a range, the first names that neither exist nor are in the dataset file.
+        missing: For a range, the first shards that do not exist and are not in the dataset file.
         unlisted: Paths of shards that the dataset file does not list.
     """
 
@@ -150,7 +150,7 @@ class StoredDataset:
 
     @property
     def index_folder(self) -> str | None:
-        """The folder of all sidecars; None if each sidecar is next to its shard."""
+        """The folder of all sidecars, or None if each sidecar is next to its shard."""
         return self.folder if self.has_own_file else None
 
     @property
@@ -208,7 +208,7 @@ class StoredDataset:
 def make_dataset(
     paths: Sequence[str], file: str | None, folder: str, *, has_own_file: bool, **attributes: Any
 ) -> StoredDataset:
-    """Return a dataset. With `has_own_file`, all sidecars are in `folder`."""
+    """Return a dataset. If `has_own_file`, all sidecars are in `folder`."""
     index_folder = folder if has_own_file else None
     shards = tuple(StoredShard(path, index, index_folder=index_folder) for index, path in enumerate(paths))
     return StoredDataset((), shards, file, folder, has_own_file=has_own_file, **attributes)
@@ -220,7 +220,7 @@ def sidecar_path(shard: str, folder: str | None) -> str:
 
 
 def recorded_dots(dataset: StoredDataset) -> Dots:
-    """Return whether keys end at the first or last dot of member names, according to the keys in the sidecars.
+    """Find out from the keys in the sidecars whether keys end at the first or last dot of member names.
 
     If the last part of any key contains a dot, keys end at the last dot.
     """

@@ -29,7 +29,7 @@ ALL_SHARDS = "all shards of the run, and their dataset file"
 def describe_unfinished(facts: Iterable[ShardFacts | None], sibling_facts: Iterable[ShardFacts] = ()) -> Iterator[str]:
     """Yield a description of each run that planned more shards than exist.
 
-    `facts` is what the sidecars record, or None for a shard without a valid sidecar.
+    `facts` are the facts in the sidecars, or None for a shard without a valid sidecar.
     """
     counts: Counter[str] = Counter()
     planned: dict[str, int] = {}
@@ -48,7 +48,7 @@ def describe_unfinished(facts: Iterable[ShardFacts | None], sibling_facts: Itera
 
 
 def sibling_facts(dataset: StoredDataset) -> list[ShardFacts]:
-    """Return what the sidecars of the other shards in a dataset's folder record."""
+    """Return the facts in the sidecars of other shards in the dataset's folder."""
     named = {base_name(path) for path in dataset.paths if folder_of(path) == dataset.folder}
     others = [name for name in list_folder_names(dataset.folder) if is_shard_name(name) and name not in named]
     return [
@@ -69,7 +69,7 @@ def require_finished(dataset: StoredDataset) -> None:
 
 
 def read_shard_facts(shard: str) -> ShardFacts | None:
-    """Return what the sidecar next to a shard records, or None if there is no valid sidecar."""
+    """Return the facts in the sidecar next to a shard, or None if there is no valid sidecar."""
     path = sidecar_path(shard, None)
     if (data := files.read_optional(path)) is None:
         return None

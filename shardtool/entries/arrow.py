@@ -1,6 +1,6 @@
 """Convert between Arrow arrays and NumPy arrays or bytes without importing pandas.
 
-`pyarrow.array` and `to_numpy` import pandas. The import takes 0.3 s, which is longer than packing 10,000 files.
+`pyarrow.array` and `to_numpy` import pandas. The import takes 0.3 s, longer than packing 10,000 files.
 
 Source: the Arrow columnar format, "Physical memory layout"; pyarrow, `Array.buffers`.
 """
@@ -28,7 +28,7 @@ def number_array(values: NDArray[np.generic]) -> pa.Array:
 
 
 def string_array(data: bytes, lengths: NDArray[np.int64]) -> pa.StringArray:
-    """Split concatenated strings into an Arrow array. `lengths` are their lengths in bytes."""
+    """Split concatenated strings into an Arrow array. `lengths` are the lengths of the strings in bytes."""
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
     return pa.StringArray.from_buffers(len(lengths), pa.py_buffer(offsets), pa.py_buffer(data))
@@ -211,7 +211,7 @@ def to_one_chunk(column: pa.ChunkedArray) -> pa.Array:
 
 
 def compact_table(table: pa.Table) -> pa.Table:
-    """Return a table with one chunk per column. Old columns are freed one by one while they are copied."""
+    """Return a table with one chunk per column. To save memory, each old column is freed after it is copied."""
     names, columns, remaining = table.column_names, [], table.columns[::-1]
     del table
     while remaining:

@@ -1,4 +1,4 @@
-"""Assign numbers to class names, in the byte order of the names or in the order of an existing list."""
+"""Assign numbers to class names."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Classes(NamedTuple):
 
     Attributes:
         names: Class names by field. The key "" stands for all fields.
-        grows: Whether new classes are appended. Otherwise, a new class is an error.
+        grows: Whether `number_classes` appends new classes. Otherwise, a new class is an error.
     """
 
     where: str
@@ -52,9 +52,9 @@ class Classes(NamedTuple):
 def number_classes(
     labels: Collection[bytes], field: str, class_lists: Classes | None
 ) -> tuple[dict[bytes, int], list[str]]:
-    """Return the number of each label, and the class names in the order of their numbers.
+    """Return the class number of each label, and the list of class names.
 
-    Without `class_lists`, labels are numbered in byte order.
+    If `class_lists` is None, labels are numbered in byte order.
     """
     texts = {name: quote_name(name) for name in sorted(labels)}
     names = [] if class_lists is None else class_lists.of(field)
@@ -82,7 +82,7 @@ def is_unicode_text(name: object) -> bool:
 
 
 def recorded_names(names: Sequence[str]) -> list[str]:
-    """Return class names in the form that a dataset file contains (see `quote_name`)."""
+    """Return class names as a dataset file records them (see `quote_name`)."""
     return [quote_name(name.encode()) for name in names]
 
 

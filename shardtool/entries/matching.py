@@ -20,14 +20,14 @@ _NameT = TypeVar("_NameT", str, bytes)
 def field_ids(
     samples: Rows, counts: NDArray[Any], codes: NDArray[Any], names: Iterable[_NameT], ids_by_name: Mapping[_NameT, int]
 ) -> Rows:
-    """Return an id for each row of one of two tables. The same field of the same sample has the same id in both.
+    """Return an id for each row of a table, or -1 for rows that are not compared.
 
-    Rows that are not compared have the id -1.
+    Two tables are compared by calling this function for each. A field of a sample then has the same id in both tables.
 
     Args:
         samples: The id of each sample, or -1 if the sample is only in this table.
         codes: The index in `names` of each row's field.
-        ids_by_name: The id of each field name, for both tables, or -1 if the field is not compared.
+        ids_by_name: The id of each field name, or -1 if the field is not compared. The same for both tables.
     """
     owners, fields = np.repeat(samples, counts), np.array([*(ids_by_name[name] for name in names), -1], np.int64)[codes]
     return np.asarray(np.where((owners < 0) | (fields < 0), -1, owners * (len(ids_by_name) + 1) + fields))
@@ -36,8 +36,8 @@ def field_ids(
 def match_ids(ours: Rows, theirs: Rows) -> tuple[Rows, Rows, Rows, Rows]:
     """Find the common ids of two arrays. Ignore the id -1.
 
-    Return four arrays of indexes: common ids in `ours`, common ids in `theirs` (both sorted by id), ids that are only
-    in `ours`, and ids that are only in `theirs`.
+    Return four arrays of indexes: common ids in `ours`, common ids in `theirs` (both sorted by id), other ids in
+    `ours`, and other ids in `theirs`.
     """
     # `np.intersect1d` and `np.setdiff1d` take ten times as long.
     our_rows, their_rows = _first_positions(ours), _first_positions(theirs)

@@ -26,9 +26,9 @@ def with_column(columns: pa.Table | None, name: str, values: pa.Array) -> pa.Tab
 
 
 def with_number_columns(columns: pa.Table | None, number_columns: Mapping[str, pa.Array | None]) -> pa.Table | None:
-    """Add the columns of number fields. A field is ignored if its column is None or its name is reserved.
+    """Add the columns in `number_columns`, except columns that are None or have a reserved name.
 
-    An existing column of the same name is replaced only if it is numeric.
+    An existing column of the same name is replaced only if the existing column is numeric.
     """
     for name, values in number_columns.items():
         if values is None or name.startswith("__"):
@@ -51,10 +51,7 @@ def is_number_type(kind: pa.DataType) -> bool:
 
 
 def to_class_names(column: pa.ChunkedArray, names: Sequence[str]) -> pa.ChunkedArray:
-    """Replace class numbers by class names, unless the column contains other values.
-
-    A split by label then does not depend on the numbers.
-    """
+    """Replace class numbers by class names, unless the column contains other values."""
     if not names or not pa.types.is_integer(column.type):
         return column
     codes = number_values(to_one_chunk(column))
@@ -72,9 +69,9 @@ def with_split(columns: pa.Table | None, names: tuple[str, ...], split_numbers: 
 def with_measured_columns(
     columns: pa.Table | None, kinds: Iterable[tuple[str, str]], sample_values: Sequence[tuple[object, ...]]
 ) -> pa.Table | None:
-    """Add or replace columns with values, such as image sizes, that were measured while samples were read.
+    """Add or replace columns with values that workers measured, such as image sizes.
 
-    `kinds` has the name and type of each column. `sample_values` has one tuple per sample, with a value per column.
+    `kinds` contains the name and type of each column. `sample_values` contains a tuple of values for each sample.
     """
     for index, (name, kind) in enumerate(kinds):
         column = pa.array([values[index] for values in sample_values], pa.type_for_alias(kind))

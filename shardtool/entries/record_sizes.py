@@ -1,6 +1,6 @@
 """Compute the exact size of every record in a shard before reading any payload.
 
-The head and tail of a payload are the bytes before and after it. A sample's size includes them for all its fields.
+The head of a payload is the bytes before the payload, and the tail is the bytes after the payload.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ TRAILER_SIZE = {"tar": len(tar_write.TRAILER), "tfrecord": 0, "files": 0}
 MAX_SAMPLE_BYTES = {"tar": 2**62, "tfrecord": tfrecord_write.MAX_RECORD_BYTES}
 _CHUNK_ROWS = 2**18
 
-# whether a format stores numbers as numbers, and not as text
+# the other formats store numbers as text
 STORES_NUMBERS = {"tar": False, "tfrecord": True, "files": False}
 
 
 class RecordColumns(NamedTuple):
-    """What determines record sizes. The fields of each sample are sorted by the bytes of their names.
+    """The input of `sample_sizes`. The fields of each sample are sorted by the bytes of their names.
 
     Attributes:
-        first: int64[samples + 1], first row of each sample.
-        stored_sizes: int64[rows], size of each payload in the shard in bytes.
+        first: See `SampleTable`.
+        stored_sizes: int64[rows], bytes of each payload in the shard.
         is_list: bool[rows], whether the payload is an encoded list of TFRecord values. None if there are no lists.
     """
 
@@ -43,7 +43,7 @@ class RecordColumns(NamedTuple):
 
 
 def head_and_tail_sizes(shard_format: str, payloads: RecordColumns) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the number of bytes before and after each payload, as two int64[rows]."""
+    """Return two int64[rows]: the size of the head, and of the tail, of each payload."""
     return _tar_sizes(payloads) if shard_format == "tar" else _tfrecord_sizes(payloads)
 
 
@@ -88,7 +88,7 @@ def _tfrecord_sizes(payloads: RecordColumns) -> tuple[NDArray[np.int64], NDArray
     data = np.add.reduceat(heads + payloads.stored_sizes, starts) + keys
     heads[starts] += tfrecord_write.FRAME_HEAD_BYTES + 1 + _varint_sizes(data)
     tails[lasts] += tfrecord_write.FRAME_TAIL_BYTES
-    # Features are sorted by name, so the key's feature is before the first field whose name is greater.
+    # Features are sorted by name, so `__key__` is before the first field whose name is greater.
     sorts_before_key = np.array([name < tfrecord_write.KEY_FEATURE for name in names] or [False])[payloads.code]
     key_rows = starts + np.add.reduceat(sorts_before_key, starts, dtype=np.int64)
     inside = key_rows <= lasts
@@ -100,7 +100,7 @@ def _tfrecord_sizes(payloads: RecordColumns) -> tuple[NDArray[np.int64], NDArray
 def _feature_sizes(
     name_lengths: NDArray[np.int64] | np.int64, sizes: NDArray[np.int64], is_list: NDArray[np.bool_] | None = None
 ) -> NDArray[np.int64]:
-    # a feature is a name and a list with one value; with `is_list`, the list is already encoded
+    # `sizes` are the sizes of single values, or of encoded lists where `is_list` is true
     total = sizes + 1 + _varint_sizes(sizes)
     if is_list is not None:
         total[is_list] = sizes[is_list]

@@ -40,8 +40,7 @@ class FieldRows:
         kind: uint8[rows]: FILE, LINK, INLINE, SPAN or URL.
         mtime_ns: int64[rows], modification time of the listed file. For a remote object, its version as a number.
         changed_ns: int64[rows], latest status-change time (ctime) of the file and of the folders on its path.
-        paths: The path of each row relative to `SampleTable.root`, or its URL. None means that each path is key + "." +
-            field.
+        paths: The path of each row relative to `SampleTable.root`, or its URL. If None, the path is KEY.FIELD.
     """
 
     code: NDArray[np.uint16]
@@ -53,7 +52,7 @@ class FieldRows:
 
     @classmethod
     def concat(cls, parts: Sequence[FieldRows], codes: Sequence[NDArray[np.uint16]]) -> FieldRows:
-        """Concatenate the rows of several tables, without paths. `codes` has the new `code` column of each part."""
+        """Concatenate tables, and drop their paths. `codes` contains a new `code` column for each table."""
         return cls(
             code=np.concatenate(codes),
             kind=concat_columns([part.kind for part in parts]),
@@ -71,14 +70,14 @@ class FieldRows:
 
 @dataclass(frozen=True, slots=True)
 class FieldSpans:
-    """Locations of payloads that are in shards, archives or a temporary file (rows of kind SPAN).
+    """Locations of the payloads of SPAN rows, which are in shards, archives or a temporary file.
 
     Attributes:
-        files: The files with payloads. Empty if a temporary file is not written yet.
-        file: uint32[samples], index in `files` of the file that contains the sample.
+        files: The files with payloads. Empty if they are not written yet.
+        file: uint32[samples], index in `files` of each sample's file.
         expected: int64[rows], expected CRC-32C of the payload, or -1 if unknown.
         is_list: bool[rows], whether the payload is a TFRecord list that does not have exactly one value.
-        row_file: uint32[rows], index in `files` of each row. None if no sample has rows in several files.
+        row_file: uint32[rows], index in `files` of each row's file. None if no sample has rows in several files.
     """
 
     files: tuple[SpanFile, ...]
@@ -89,11 +88,11 @@ class FieldSpans:
     row_file: NDArray[np.uint32] | None = None
 
     def take(self, samples: NDArray[np.int64], rows: NDArray[np.int64]) -> FieldSpans:
-        """Return the locations for the given samples only. `rows` are the rows of these samples."""
+        """Return the locations for `samples`. `rows` are the rows of these samples."""
         return replace(self.take_rows(rows), file=take_values(self.file, samples))
 
     def take_rows(self, rows: NDArray[np.int64]) -> FieldSpans:
-        """Return the locations of the given rows only. The samples stay the same."""
+        """Return the locations of `rows`, without a change to `file`, which has one item per sample."""
         is_list = None if self.is_list is None else self.is_list[rows]
         row_file, expected = None if self.row_file is None else self.row_file[rows], take_values(self.expected, rows)
         return replace(self, offset=self.offset[rows], expected=expected, is_list=is_list, row_file=row_file)
@@ -106,10 +105,10 @@ class FieldValues(NamedTuple):
     """Values and value types, by field name.
 
     Attributes:
-        inline: The payloads of INLINE rows as text (see `decode_inline_payload`). There is one text per sample, even
-            for samples without the field.
+        inline: The payloads of INLINE rows as text (see `decode_inline_payload`). Samples without the field have a
+            text, too.
         types: The original type of values that are stored as text. Bytes and unknown types are omitted.
-        lists: The value types of fields with TFRecord lists. All rows of such a field are SPAN rows.
+        lists: The value types of fields with TFRecord lists, whose rows are all SPAN rows.
     """
 
     inline: Mapping[str, StringColumn] = _NO_VALUES
@@ -123,7 +122,7 @@ class FieldValues(NamedTuple):
         return number_fields(self.types)
 
     def rename(self, names: Mapping[str, str]) -> FieldValues:
-        """Return the fields in `names`, which maps old names to new names. Drop all other fields."""
+        """Return only the fields in `names`, which maps old names to new names."""
         renamed: list[Any] = [{new: by_name[old] for old, new in names.items() if old in by_name} for by_name in self]
         return FieldValues(*renamed)
 
@@ -133,7 +132,7 @@ class FieldValues(NamedTuple):
         return FieldValues(*selected)
 
     def merge(self, other: FieldValues) -> FieldValues:
-        """Return the fields of both. If both have a field, use the values of `other`."""
+        """Return the fields of both objects. If both have a field, use the values of `other`."""
         merged: list[Any] = [{**mine, **theirs} for mine, theirs in zip(self, other, strict=True)]
         return FieldValues(*merged)
 
@@ -151,7 +150,6 @@ class SampleTable:
     Attributes:
         root: The folder of the relative paths, with a trailing slash.
         first: int64[samples + 1], the first row of each sample.
-        metadata: The metadata columns for sidecars.
         source_paths: Whether the sidecar stores `rows.paths`, because the paths differ from the keys.
         identity: Text that identifies the source if `root` does not.
         folders: For a source of several folders, the folder for each first component of a path.
@@ -179,7 +177,7 @@ class SampleTable:
 
     @property
     def known_spans(self) -> FieldSpans:
-        """The attribute `spans`, which must not be None."""
+        """`spans`, which must not be None."""
         if self.spans is None:
             raise Bug(to_text(self.root), "samples without locations in shards")
         return self.spans
@@ -189,14 +187,14 @@ class SampleTable:
         return to_text(self.keys[sample])
 
     def path(self, row: int) -> bytes:
-        """Return the path of a row relative to `root`, or its URL without secrets, for messages and outputs."""
+        """Return the path of a row relative to `root`, or its URL without secrets."""
         if self.rows.paths is not None:
             path = self.rows.paths.span(row, row + 1)[:-1]
             return redact_url_bytes(path) if self.rows.kind[row] == URL else path
         return self.keys[int(self.owners(row))] + b"." + to_bytes(self.fields[int(self.rows.code[row])])
 
     def paths(self, rows: NDArray[np.int64]) -> list[bytes]:
-        """Return the paths or URLs from which `rows` are read. There must be at least one row."""
+        """Return the paths or URLs, with secrets, of `rows`. There must be at least one row."""
         if self.rows.paths is not None:
             return self.rows.paths.gather(rows)[:-1].split(b"\0")
         endings = [b"." + to_bytes(name) for name in self.fields]
@@ -204,11 +202,11 @@ class SampleTable:
         return [key + endings[code] for key, code in zip(keys, self.rows.code[rows].tolist(), strict=True)]
 
     def file_path(self, row: int) -> bytes:
-        """Return the path of the file that contains a row."""
+        """Return the path of the file from which a row is read."""
         return self.root + resolve_source_path(self.path(row), self.folders)
 
     def files(self) -> tuple[bytes, ...]:
-        """Return some of the files with payloads: the first, middle and last."""
+        """Return the paths of the first, middle and last file with payloads."""
         file_rows = np.flatnonzero(self.rows.kind <= LINK)
         file_rows = file_rows[[0, len(file_rows) // 2, -1]] if len(file_rows) else file_rows
         paths = [self.file_path(row) for row in file_rows.tolist()]
@@ -221,7 +219,7 @@ class SampleTable:
         return np.diff(self.first)
 
     def counts_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the number of fields of each of the given samples."""
+        """Return the number of fields of each of `samples`."""
         return self.first[samples + 1] - self.first[samples]
 
     def code_counts(self) -> list[int]:
@@ -237,18 +235,18 @@ class SampleTable:
         return np.asarray(np.searchsorted(self.first, rows, "right")) - 1
 
     def file_numbers(self, rows: NDArray[np.int64]) -> NDArray[np.uint32]:
-        """Return the index in `known_spans.files` of the file that contains each row."""
+        """Return the index in `spans.files` of each row's file. `spans` must not be None."""
         spans = self.known_spans
         return spans.file[self.owners(rows)] if spans.row_file is None else spans.row_file[rows]
 
     def rows_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the rows of the given samples, in that order."""
+        """Return the rows of `samples`, in that order."""
         starts, counts = self.first[samples], self.counts_of(samples)
         offsets = np.cumsum(counts) - counts
         return np.repeat(starts - offsets, counts) + np.arange(int(counts.sum()), dtype=np.int64)
 
     def take(self, samples: NDArray[np.int64]) -> SampleTable:
-        """Return a table of the given samples, in that order."""
+        """Return a table of `samples`, in that order."""
         rows = self.rows_of(samples)
         return replace(
             self,
@@ -261,11 +259,11 @@ class SampleTable:
         )
 
     def without(self, samples: Collection[int]) -> SampleTable:
-        """Return a table of all samples except the given samples."""
+        """Return a table without these samples."""
         return self.take(np.delete(np.arange(len(self)), [*samples]))
 
     def take_rows(self, rows: NDArray[np.int64]) -> SampleTable:
-        """Return a table with only the given rows. `first` is not updated, so the caller must replace it."""
+        """Return a table with only the given rows. The caller must replace `first`, which is not updated."""
         spans = None if self.spans is None else self.spans.take_rows(rows)
         return replace(self, rows=self.rows.take(rows), spans=spans)
 

@@ -1,4 +1,4 @@
-"""Columns of byte strings without NULs. The strings are stored in one buffer, or computed on demand."""
+"""Columns of byte strings without NULs, stored in one buffer or computed on demand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 _MIN_ARROW_STRINGS = 2**18  # with more strings, Arrow is faster
-_MAX_SLICED_STRINGS = 2**8  # up to this number, single copies are faster
+_MAX_SLICED_STRINGS = 2**8  # up to this number, copying one string at a time is faster
 
 
 class StringColumn(Protocol):
@@ -77,7 +77,7 @@ class PackedStrings:
         return self.data[self.starts[first] : self.starts[last]]
 
     def chunks(self) -> Iterator[tuple[int, list[bytes]]]:
-        """Yield the strings in chunks, each with the position of its first string."""
+        """Yield lists of adjacent strings, each with the position of its first string."""
         for chunk in chunk_slices(len(self)):
             yield chunk.start, self.span(chunk.start, chunk.stop)[:-1].split(b"\0")
 
@@ -91,7 +91,7 @@ class PackedStrings:
         return b"".join([self.data[start:end] for start, end in zip(starts, ends, strict=True)])
 
     def _gather_many(self, positions: NDArray[np.int64]) -> bytes:
-        # Arrow takes a third of the time if the strings are scattered.
+        # Arrow is three times as fast if the strings are not adjacent.
         import pyarrow as pa
 
         data = pa.py_buffer(np.ascontiguousarray(positions))
@@ -125,9 +125,9 @@ class PackedStrings:
 
 
 def hash_strings(texts: Iterable[bytes], person: bytes = b"", seed: int | None = None) -> NDArray[np.uint64]:
-    """Return the 8-byte BLAKE2b hash (RFC 7693) of each string as a number, which is the same on every machine.
+    """Return the 8-byte BLAKE2b hash (RFC 7693) of each string as a number.
 
-    Hashes with different values of `person` are independent. The salt is the hash of `seed`.
+    The hash is the same on every machine. Different values of `person` or `seed` give different hashes.
     """
     salt = b"" if seed is None else blake2b(b"%d" % seed, digest_size=16).digest()
     digests = [blake2b(text, digest_size=8, person=person, salt=salt).digest() for text in texts]

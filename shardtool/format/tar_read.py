@@ -81,9 +81,9 @@ class TarMember(NamedTuple):
 
 
 def iter_members(read: Read, where: str, note: Note = _ignore_note, offset: int = 0) -> Iterator[TarMember]:
-    """Yield the members of a tar in order, starting with the header at `offset`.
+    """Yield the members of a tar, starting with the header at `offset`.
 
-    If tar readers interpret a header differently, call `note` with the offset of the header and the reason.
+    If tar readers interpret a header differently, call `note` with the offset of this header and the reason.
 
     Raises:
         CorruptShard: A block is not a header, or the file ends too early.
@@ -129,9 +129,9 @@ def _check_trailer(read: Read, offset: int, where: str) -> None:
 
 
 def _plain_file_size(block: bytes) -> int:
-    """Return the size in a header of a regular file with a short name, or -1 for other or damaged headers."""
-    # The low half of an Adler-32 checksum is the sum of the bytes plus one. It cannot overflow, because at least half
-    # of the bytes are zero.
+    """Return the size in the header of a regular file with a short name. Return -1 for other headers."""
+    # The low half of an Adler-32 checksum is the sum of the bytes plus one. The sum cannot overflow, because at least
+    # half of the bytes are zero.
     size_text, checksum, tail = block[124:136], block[148:156], block[156:]
     if tail == HEADER_TAIL:
         total = (adler32(block[:148]) & 0xFFFF) + _HEADER_TAIL_SUM
@@ -212,7 +212,7 @@ def _parse_member(read: Read, block: bytes, offset: int, start: int, headers: _E
     size, kind = _parse_size(block, offset, where), block[156:157]
     _note_header(block, size, offset, headers.note)
     is_sparse = kind == _SPARSE_TYPE or any(keyword.startswith(_SPARSE_KEYWORDS) for keyword in headers.pax)
-    if is_sparse:  # the payload is a map followed by the parts of the file that are not zero
+    if is_sparse:  # the payload lists the parts of the file that are not zero, followed by their bytes
         headers.note(offset, "a sparse file; some readers expand it and others read its stored bytes")
     name = headers.pax.get(b"GNU.sparse.name", headers.name(start, b"path", b"L", _parse_name(block)))
     link = headers.name(start, b"linkpath", b"K", block[157:257].partition(b"\0")[0])
@@ -334,9 +334,9 @@ _USTAR, _USTAR_OFFSET = b"ustar", 257
 
 
 def next_header(read: Read, offset: int, first: int, size: int) -> int | None:
-    """Return the offset of the next header after a damaged header at `offset`, or None if there is none.
+    """Return the offset of the first undamaged header after a damaged header at `offset`, or None.
 
-    `first` is the first offset to examine. `size` is the size of the tar, or -1 for a compressed tar.
+    The search starts at the offset `first`. `size` is the size of the tar, or -1 if the tar is compressed.
     """
     stated = _stated_end(bytes(read(offset, TAR_BLOCK_BYTES)), offset) if size >= 0 else None
     if stated is not None:
@@ -357,7 +357,7 @@ def _search_header(read: Read, offset: int, first: int, end: int | None) -> int 
 
 
 def _leads_to(read: Read, offset: int, end: int) -> bool:
-    # the members of a nested tar do not end exactly at `end`
+    # no member of a nested tar ends exactly at `end`
     try:
         for member in iter_members(read, "", offset=offset):
             if member.end >= end:
@@ -389,5 +389,5 @@ def damaged_name(block: bytes) -> bytes:
 
 
 def may_lack_name(name: bytes) -> bool:
-    """Return whether a member's full name may have been in an extended header that was lost."""
+    """Return whether `name` may be a short form of a name in a lost extended header."""
     return len(name) >= 99 or b"?" in name  # noqa: PLR2004 - the field has 100 bytes; tools replace non-ASCII by ?

@@ -36,10 +36,9 @@ _PAX_NAME = b"././@PaxHeader"
 
 
 def put_header(into: memoryview | bytearray, at: int, name: bytes, size: int, padding: int = 0) -> int:
-    """Write `padding` zero bytes and the header blocks of a member to `into`. Return the index after them.
+    """Write `padding` zero bytes and the header blocks of a member to `into`. Return the index after the header.
 
-    `padding` must be below 512. `into` must have space for the padding and for `header_size` bytes. `name` must not
-    contain NUL or end with a slash.
+    `padding` must be below 512, and `name` must not contain NUL or end with a slash.
     """
     if len(name) <= USTAR_NAME_BYTES and size <= MAX_USTAR_SIZE:
         octal = b"%011o\0" % size
@@ -69,7 +68,7 @@ def encode_tar_sample(key: bytes, fields: list[tuple[bytes, bytes | memoryview]]
 
 
 def header_size(name_length: int, size: int, *, splits: bool) -> int:
-    """Return the size of a member's header blocks. `splits` is whether `split_prefix` can split the name."""
+    """Return the size of a member's header blocks. Set `splits` if `split_prefix` can split the name."""
     records = _pax_length(b"size", len(str(size))) if size > MAX_USTAR_SIZE else 0
     if name_length > USTAR_NAME_BYTES and not splits:
         records += _pax_length(b"path", name_length)

@@ -42,8 +42,8 @@ def tfrecord_error(where: str, offset: int, found: str, expected: str = "") -> C
 class TFRecord(NamedTuple):
     """Where a record is in its shard.
 
-    `offset` is the offset of its length field. `data` and `size` are the offset and size of its data, and `crc` is the
-    masked checksum of the data.
+    `offset` is the start of the record. `data`, `size` and `crc` are the offset, size and masked checksum of the
+    record's data.
     """
 
     offset: int
@@ -61,8 +61,8 @@ class ExampleFeature(NamedTuple):
     """A feature of an Example, and where its value is in the shard.
 
     Attributes:
-        is_list: Whether `offset` and `size` are those of the whole list, with tags and lengths. Otherwise, they are
-            those of a single value or of packed numbers.
+        is_list: Whether `offset` and `size` locate a whole list, including tags and lengths. Otherwise, they locate a
+            single value or packed numbers.
     """
 
     name: bytes
@@ -76,7 +76,8 @@ class ExampleFeature(NamedTuple):
 def iter_records(read: Read, where: str, hold: Hold | None = None, offset: int = 0) -> Iterator[TFRecord]:
     """Yield the records of a shard without checking their data (see `check_record_crc`).
 
-    If `read` is sequential, `hold(offset, size)` must keep the bytes of a large record readable until the next call.
+    If `read` is sequential, `hold(offset, size)` must make `read` return the bytes of a large record again, until the
+    next call of `hold`.
 
     Raises:
         CorruptShard: A length does not match its checksum, or the file ends too early.
@@ -119,7 +120,7 @@ def check_record_crc(record: TFRecord, crc: int, where: str) -> None:
 
 
 class LazyBytes:
-    """The data of a large record, which are read in parts when they are indexed."""
+    """The data of a large record. Indexing and slicing read only the necessary bytes."""
 
     def __init__(self, read: Read, record: TFRecord) -> None:
         self._read, self._start, self._size = read, record.data, record.size
@@ -214,7 +215,7 @@ def decode_bytes_list(data: bytes) -> list[bytes]:
 
 
 def decode_single_int(data: bytes | memoryview) -> int | None:
-    """Return the number in a packed int64_list, or None if the list is not one valid varint."""
+    """Return the only number in a packed int64_list. Return None if the list is not one valid varint."""
     try:
         number, end = read_varint(data, 0, len(data))
     except ValueError:
@@ -242,7 +243,7 @@ def _parse_feature(data: Data, first: int, last: int, start: int) -> ExampleFeat
     if kind == "float" and not is_list:
         count = (last - first) // 4
     elif kind == "int64" and not is_list:
-        pieces = range(first, last, BLOCK_BYTES)  # search in pieces, because a list may have 2 GiB
+        pieces = range(first, last, BLOCK_BYTES)  # count in pieces, because a list can take 2 GiB
         count = sum(count_varints(data[start_at : min(start_at + BLOCK_BYTES, last)]) for start_at in pieces)
     return ExampleFeature(name, kind, start + first, last - first, count, is_list)
 
@@ -284,10 +285,10 @@ _PLAUSIBLE_LENGTH = re.compile(rb"(?s)(?=(?!\0{4}).{4}\0{4})")
 
 
 def next_record(read: Read, offset: int, first: int, size: int) -> int | None:
-    """Return the offset of the next record after damage at `offset`, or None if there is none.
+    """Return the offset of the first undamaged record after damage at `offset`, or None.
 
-    A record is recognised by the checksum of its length. `first` is the first offset to examine, which is before
-    `offset` if the previous record may be damaged. `size` is the size of the shard, or -1 for a compressed shard.
+    A record is recognised by the checksum of its length. The search starts at `first`, which is before `offset` if the
+    previous record may be damaged. `size` is the size of the shard, or -1 if the shard is compressed.
     """
     if size >= 0:
         length = int.from_bytes(bytes(read(offset, 8)), "little")

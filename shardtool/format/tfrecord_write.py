@@ -49,7 +49,7 @@ def mask_crc(crc: int) -> int:
 class FeatureHead:
     """Computes the bytes before each payload of one field.
 
-    `kind` is a number type, or None for bytes. With `is_list`, payloads are whole lists, including tags and lengths.
+    `kind` is a number type, or None for bytes. If `is_list`, payloads are whole lists, including tags and lengths.
     """
 
     __slots__ = ("_name", "_tag", "_value")
@@ -99,7 +99,7 @@ def put_frame_tail(into: memoryview | bytearray, at: int, crc: int) -> int:
 
 
 def encode_number(text: bytes, number: NumberType) -> bytes:
-    """Return the bytes of a number, given as text, in a packed list.
+    """Parse a number, and encode it for a packed list.
 
     Raises:
         ValueError: The text is not a number.
@@ -118,7 +118,8 @@ def encode_tfrecord_sample(
 ) -> list[bytes | memoryview]:
     """Return the record of one sample, as a list of parts.
 
-    `fields` must be sorted by the bytes of the names. The payloads of `numbers` must be results of `encode_number`.
+    `fields` must be sorted by the bytes of the names. Payloads of fields in `numbers` must be results of
+    `encode_number`.
     """
     features: list[tuple[bytes, list[bytes | memoryview]]] = [(KEY_FEATURE, [key_feature(key)])]
     features += [(name, [FeatureHead(name, numbers.get(name))(len(data)), data]) for name, data in fields]

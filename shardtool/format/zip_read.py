@@ -1,8 +1,8 @@
 """Parse zip archives. This module opens no file.
 
 It supports stored and deflated members, zip64 and data descriptors. Encrypted members and members with other
-compression methods are listed but not read. Split archives are refused. Members are found only in the central
-directory. Sizes in the zip are compared with the size of the file, and the CRC-32 of members is verified.
+compression methods are listed but not read. Split archives are refused. Members that are not in the central directory
+are ignored.
 
 Source: PKWARE, APPNOTE.TXT 6.3.10.
 """
@@ -31,11 +31,12 @@ _LOCAL_MARK, _CENTRAL_MARK, _DESCRIPTOR_MARK = b"PK\3\4", b"PK\1\2", b"PK\7\10"
 _END_MARK, _ZIP64_END_MARK, _ZIP64_LOCATOR_MARK = b"PK\5\6", b"PK\6\6", b"PK\6\7"
 _MAX_COMMENT_BYTES = 2**16 - 1
 _ENCRYPTED_FLAG, _DESCRIPTOR_FLAG = 1, 8
-_IN_ZIP64, _ZIP64_EXTRA_ID = 2**32 - 1, 1  # the first value means that the number is in the extra field with this id
+_IN_ZIP64 = 2**32 - 1  # the number is in the zip64 extra field
+_ZIP64_EXTRA_ID = 1
 _UNIX_SYSTEM = 3
 _MAX_DEFLATE_RATIO = 1032
 _BLOCK_BYTES = 2**18
-_PACKED_SLACK_BYTES = 2**16  # if the compressed size is unknown, read at most twice the original size plus this
+_PACKED_SLACK_BYTES = 2**16  # if the compressed size is unknown, read at most this plus twice the original size
 _DESCRIPTOR_BYTES = 12
 _HEADER_READ_BYTES = 512
 
@@ -104,7 +105,7 @@ def zip_payload_start(read: Read, member: ZipMember, where: str) -> int:
 
 
 def iter_zip_payload(read: Read, offset: int, size: int, where: str) -> Iterator[bytes]:
-    """Yield the decompressed payload of the member at `offset` in blocks. `size` is the decompressed size.
+    """Yield blocks of the decompressed payload of the member at `offset`. `size` is the decompressed size.
 
     Raises:
         CorruptShard: The member is damaged. The checksum is verified after the last block.

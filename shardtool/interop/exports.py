@@ -30,11 +30,11 @@ class ExportFormat(NamedTuple):
     """A kind of index that another tool reads.
 
     Attributes:
-        suffix: Ending of a shard's index, instead of the shard's ending. "" if shards have no index of their own.
+        suffix: Replaces the shard's ending in the name of the shard's index. "" if the format has no such index.
         folder_file: The file that lists all shards of a folder, or "" if the format has none.
         min_samples: Minimum number of samples per shard that the tool accepts.
         has_hashes: Whether the index contains hashes, which require reading the shard.
-        has_readme: Whether a `README.md` that lists the shards is written, too.
+        has_readme: Whether shardtool also writes a `README.md` that lists the shards.
     """
 
     name: str
@@ -62,7 +62,7 @@ class ExportFormat(NamedTuple):
         return FOLDER_INDEXES[self.name]
 
     def sample_counts(self, data: bytes) -> dict[str, int]:
-        """Return the sample counts by shard in the bytes of a `folder_file`. An invalid count becomes -1."""
+        """Return the sample count of each shard in a `folder_file` with these bytes. Invalid counts become -1."""
         if not data:
             return {}
         try:
@@ -109,13 +109,13 @@ def index_name(shard: str, export: ExportFormat) -> str:
 
 
 def find_index_names(shard: str, names: Collection[str]) -> list[str]:
-    """Return those of `names` that could be an index of the shard."""
+    """Return the `names` that could be an index of the shard."""
     candidates = {index_name(shard, export) for export in EXPORTS.values() if export.suffix}
     return [] if is_compressed_name(shard) else sorted(candidates.intersection(names))
 
 
 def shard_stems(name: str) -> list[str]:
-    """Return the names, without suffix, of all shards whose index could have this file name."""
+    """Return the names, without suffix, of shards whose index could have this file name."""
     return [name.removesuffix(suffix) for suffix in _SUFFIXES if name.endswith(suffix) and name != suffix]
 
 

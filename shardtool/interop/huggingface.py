@@ -65,7 +65,7 @@ def make_readme(splits: Sequence[DatasetFile], existing: Iterable[str]) -> bytes
 
 
 def huggingface_split(split: str) -> str:
-    """Convert a split name to a name that `load_dataset` accepts, with only word characters and dots."""
+    """Convert a split name to a name that `load_dataset` accepts."""
     return split if _SPLIT_NAME.fullmatch(split) else _NON_WORD.sub("_", split)
 
 
@@ -86,7 +86,7 @@ def is_own_readme(data: bytes) -> bool:
 
 
 def readme_shards(data: bytes, names: Iterable[str]) -> set[str]:
-    """Return the files in `names` that our `README.md` lists, and its patterns that match no file."""
+    """Return the files in `names` that shardtool's `README.md` lists, and patterns in it that match no file."""
     shards: set[str] = set()
     for pattern in map(json.loads, _PATH_LINE.findall(data.decode("utf-8", "replace"))):
         matching = {name for name in names if fnmatchcase(name, pattern)}
@@ -110,7 +110,7 @@ def _to_yaml(text: str) -> str:
 
 
 def describe_misreading(names: Iterable[str]) -> str:
-    """Describe how `load_dataset` misreads the tar shards in a folder with these files, or return ""."""
+    """Describe how `load_dataset` misreads a folder with these files. Return "" if it reads all tar shards."""
     considered = [name for name in names if not name.startswith(".") and name not in _IGNORED_FILES and "." in name]
     split_patterns = [rf"(?:^|[-._ 0-9])(?:{'|'.join(words)})[-._ 0-9]" for words in _SPLIT_WORDS]
     splits = [[name for name in considered if re.search(pattern, name)] for pattern in split_patterns]

@@ -71,8 +71,8 @@ class FolderIndexFiles(NamedTuple):
     """Functions for the index files of a folder, which list all splits of a dataset.
 
     Attributes:
-        encode: Returns the bytes of each file by path in the folder, in the order of publication.
-        pairs: Returns pairs of shard name and sample count from the parsed JSON of `ExportFormat.folder_file`.
+        encode: Returns the content of the files, by path in the folder. The order is the order of publication.
+        pairs: Returns the shard names and sample counts in the parsed JSON of `ExportFormat.folder_file`.
         user_file: A file that is never overwritten, because users may edit it. "" if there is none.
     """
 
@@ -86,12 +86,12 @@ def _matches_start(pattern: bytes) -> Callable[[bytes, int], bool]:
 
 
 def _encode_tfrecord_index(shard: IndexedShard) -> bytes:
-    # DALI and the `tfrecord` package read a line `OFFSET SIZE` per record.
+    # a line `OFFSET SIZE` per record
     return b"".join([b"%d %d\n" % sample for sample in shard.sample_spans()])
 
 
 def _encode_dali_index(shard: IndexedShard) -> bytes:
-    """Return the index that `wds2idx` 1.2 writes: a line per sample, with `FIELD OFFSET LENGTH NAME` for each field."""
+    # like `wds2idx` 1.2: a line per sample, with `FIELD OFFSET LENGTH NAME` for each field
     used = {shard.index.names[code].encode() for code in {*shard.index.codes.tolist()}}
     if unsafe := sorted(name for name in used if _WHITESPACE.search(name)):
         found = f"white space in the field {printable(unsafe[0])!r}, which DALI's index cannot name"

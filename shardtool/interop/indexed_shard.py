@@ -27,7 +27,7 @@ _SHA256_BYTES = 32
 
 
 class ShardHashTask(NamedTuple):
-    """A shard to hash. `starts` and `stops` are the int64 bounds of payloads, in file order and without overlap."""
+    """A shard to hash. `starts` and `stops` are int64 offsets of payloads, which are in order and do not overlap."""
 
     path: str
     size: int
@@ -54,7 +54,7 @@ class ShardHashes(NamedTuple):
 
 
 def hash_shard(task: ShardHashTask, report: Callable[[int, int], None]) -> ShardHashes:
-    """Hash a shard. After each block, call `report` with 0 (samples) and the size of the block."""
+    """Hash a shard. After each block, call `report` with a sample count of 0 and the size of the block."""
     starts, stops = (array("q", payload_hash).tolist() for payload_hash in (task.starts, task.stops))
     crc = payload = end = 0
     git_hash, file_hash, payload_hash = sha1(b"blob %d\0" % task.size, usedforsecurity=False), sha256(), sha256()
@@ -122,7 +122,7 @@ class IndexedShard:
 
 _MAX_HEAD_BYTES = 4096
 _MAX_BYTES_PER_FIELD = 1024
-_MAX_ESCAPED_BYTES = 6  # maximum bytes in JSON per byte of a name
+_MAX_ESCAPED_BYTES = 6  # per byte of a name, in JSON
 STANDARD_SPLITS = ("train", "val", "test")  # `energon lint` requires all three splits
 
 

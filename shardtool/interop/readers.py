@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 NUMBER_FIELDS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
 _INTEGER = re.compile(rb"\s*[+-]?[0-9]+\s*")
 _WHITESPACE = tuple(bytes([code]) for code in (*range(1, 33), 127))
-# code, readers, problem (a noun phrase), bytes, pattern: an affected key contains one of the bytes, and the pattern
-# matches the key up to its final NUL
+# code, readers, problem (a noun phrase), bytes, pattern. The pattern matches affected NUL-terminated keys, which all
+# contain one of the bytes.
 _KEY_RULES: tuple[tuple[str, str, str, tuple[bytes, ...], re.Pattern[bytes]], ...] = (
     ("dot-in-key", "webdataset, wids, DALI, energon and Hugging Face datasets end the key at its first dot",
      "key with a dot in the last part", (b".",), re.compile(rb"\.[^\0/]*\0")),
@@ -95,13 +95,13 @@ class NameProblem:
 
 
 class ReaderProblems:
-    """Collects the names in tar shards that readers would misread."""
+    """Collects the problems that readers have with the names in tar shards."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str, str], NameProblem] = {}  # the problems so far, by code and `what`
+        self._problems: dict[tuple[str, str], NameProblem] = {}  # by code and `what`
         self._samples, self._first = 0, b""
         self._fields: Counter[str] = Counter()
-        # a field that not all samples have, the key of a sample with the field, and the key of a sample without it
+        # a field, the key of a sample with this field, and the key of a sample without this field
         self._uneven: tuple[str, bytes, bytes] | None = None
 
     def add(self, entries: SampleTable) -> None:
@@ -121,15 +121,15 @@ class ReaderProblems:
             readers = "wids cannot read members of 8 GiB or more"
             problems.append(NameProblem("large-member", readers, "field", len(large_rows), example, fixable=False))
         for problem in problems:
-            previous = self._found.get((problem.code, problem.what))
+            previous = self._problems.get((problem.code, problem.what))
             merged = replace(previous, count=previous.count + problem.count) if previous else problem
-            self._found[problem.code, problem.what] = merged
+            self._problems[problem.code, problem.what] = merged
         self._add_fields(entries, {name: count for name, count in zip(entries.fields, counts, strict=True) if count})
 
     def add_shard(self, index: ShardIndex, texts: bytes = b"", numbers: Mapping[str, NumberType] | None = None) -> None:
         """Check the names of a shard's samples.
 
-        `texts` contains the NUL-terminated text of each field, or b"" if it is unknown.
+        `texts` contains the NUL-terminated text of each field. If the texts are unknown, it is b"".
         """
         names, code_bytes = index.codes_by_name()
         codes, fields, rows = np.frombuffer(code_bytes, np.uint16), tuple(map(to_text, names)), texts[:-1].split(b"\0")
@@ -166,7 +166,7 @@ class ReaderProblems:
 
     def problems(self) -> list[NameProblem]:
         """Return the problems of all samples so far."""
-        problems = [*self._found.values()]
+        problems = [*self._problems.values()]
         if self._uneven is not None:
             name, having, lacking = self._uneven
             is_rare = 2 * self._fields[name] < self._samples

@@ -22,17 +22,13 @@ if TYPE_CHECKING:
     from shardtool.entries.strings import PackedStrings
 
 
-_HEADROOM = 0.8  # leaves space, because a growing dataset should keep its number of shards
+_HEADROOM = 0.8  # fill new shards only to this share, so a growing dataset can keep its number of shards
 _STEP_DIVISOR = 16
 _MAX_EXHAUSTIVE_SHARDS = 100
 
 
 class HashAssignment:
-    """Assigns samples to shards by the hash of their keys.
-
-    `sizes` are the bytes of each sample in its shard (int64). `bounds` are the limits that the user requested, and
-    `limits` is the capacity of one shard.
-    """
+    """Assigns samples to shards by the hash of their keys. `sizes` are the bytes of each sample in its shard."""
 
     def __init__(
         self, keys: PackedStrings, sizes: NDArray[np.int64], limits: ShardCapacity, bounds: ShardBounds
@@ -46,8 +42,7 @@ class HashAssignment:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], tuple[str, ...]]:
         """Return the samples in shard order, the end of each shard, and notes.
 
-        Without a seed, the samples of a shard are sorted by the bytes of their keys. With a seed, they are sorted by
-        seeded hashes of their keys.
+        The samples of a shard are sorted by key or, if there is a seed, by a seeded hash of the key.
         """
         count, notes = self._choose_count() if requested is None else self._check_requested(requested)
         if seed is None:

@@ -1,7 +1,6 @@
 """Assign samples to shards before a byte is written.
 
-Samples keep their order, are shuffled, or are assigned to shards by the hash of their keys. Sample sizes are known
-before writing, so each shard is an independent task with a known name and size.
+Sample sizes are known before writing, so each shard is an independent task with a known name and size.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
 
 
 DEFAULT_MAX_SIZE = 10**9
-_ESTIMATE_FILL_SHARE = 0.97  # shards are not filled completely, because estimates may be too small
+_ESTIMATE_FILL_SHARE = 0.97  # estimates may be too small, so shards are not filled completely
 
 
 @dataclass(frozen=True)
@@ -54,12 +53,12 @@ class Plan:
     """Samples in shard order, and where the shards end.
 
     Attributes:
-        stored_sizes: int64[rows], payload bytes in the shard. None if they are equal to `entries.rows.size`.
-        order: int64[samples], the sample at each position of the plan. None if samples keep the order of `entries`.
+        stored_sizes: int64[rows], bytes of each payload in the shard. None if equal to `entries.rows.size`.
+        order: int64[samples], the sample at each position. None if the plan has the order of `entries`.
         total: int64[samples + 1], bytes of all samples before each position.
         ends: int64[shards], the position after the last sample of each shard.
-        regions: int64[regions, 2], start and end of each range of the first span file that one read returns. None if
-            each payload is read separately.
+        regions: int64[regions, 2], start and end of each range of the first span file that is read at once. None if
+            payloads are read one by one.
     """
 
     format: str
@@ -88,7 +87,7 @@ class Plan:
         return sizes + TRAILER_SIZE[self.format]
 
     def span(self, shard: int) -> tuple[int, int]:
-        """Return the first position of a shard, and the position after its last."""
+        """Return the first position of a shard, and its end."""
         return (int(self.ends[shard - 1]) if shard else 0), int(self.ends[shard])
 
     def count(self, shard: int) -> int:
@@ -97,7 +96,7 @@ class Plan:
         return last - first
 
     def key_at(self, position: int) -> str:
-        """Return the key of the sample at a position."""
+        """Return the key of the sample at a position of the plan."""
         return self.entries.key(position if self.order is None else int(self.order[position]))
 
     def metadata(self, shard: int) -> pa.Table | None:
@@ -123,12 +122,12 @@ class Plan:
         )
 
     def sample_numbers(self, shard: int) -> NDArray[np.int64]:
-        """Return the sample numbers of a shard, in order."""
+        """Return the index in `entries` of each sample of a shard."""
         first, last = self.span(shard)
         return np.arange(first, last) if self.order is None else self.order[first:last]
 
     def rows(self, shard: int) -> NDArray[np.int64]:
-        """Return the rows in `entries` of a shard's samples."""
+        """Return the rows of a shard's samples."""
         return self.entries.rows_of(self.sample_numbers(shard))
 
 
@@ -144,10 +143,10 @@ def make_plan(
     """Return the plan for `entries`.
 
     Args:
-        pattern: Shard names. If the user sets no other limit and there are enough samples, every name gets a shard.
-            Otherwise, the number of names is the maximum.
+        pattern: Shard names. If the user sets no other limit and there are enough samples, every name is used.
+            Otherwise, the number of names is a maximum.
         samples: Numbers of the samples to pack. None for all.
-        estimate: int64[samples], estimated bytes of each sample, if exact sizes are unknown before writing.
+        estimate: int64[samples], estimated bytes of each sample, if exact sizes are unknown.
     """
     shard_format = pattern.format
     requested = _requested_shards(pattern, bounds, len(entries) if samples is None else len(samples))
@@ -179,7 +178,7 @@ def make_plan(
 
 
 def plan_by_counts(entries: SampleTable, shard_format: str, counts: Sequence[int]) -> Plan:
-    """Return a plan that packs `entries` in their order. `counts` is the number of samples in each shard."""
+    """Return a plan that keeps the order of `entries`. `counts` is the number of samples in each shard."""
     stored, rounded = _stored_number_sizes(entries) if STORES_NUMBERS[shard_format] else (None, ())
     total = cumulative_sizes(_sample_sizes(entries, stored, shard_format))
     return Plan(shard_format, entries, stored, None, total, np.cumsum(counts), notes=rounded)

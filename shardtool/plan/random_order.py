@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 GAMMA, FIRST_FACTOR, SECOND_FACTOR = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
-# up to this size, a permutation ranks random numbers, which is faster and makes all orders equally likely
+# small permutations rank random numbers: this is faster, and all orders are equally likely
 _MAX_RANKED_SIZE = 16
 _ROUNDS = 8
 
@@ -28,7 +28,7 @@ _ROUNDS = 8
 def random_numbers(start: int, count: int) -> NDArray[np.uint64]:
     """Return the first `count` numbers of the random number generator with the state `start`."""
     numbers = np.empty(count, np.uint64)
-    # Process chunks that fit into the CPU cache, because whole arrays would need three full copies.
+    # Chunks fit into the CPU cache. `random_at` would copy the whole array several times.
     for chunk in chunk_slices(count):
         numbers[chunk] = random_at(start, np.arange(chunk.start, chunk.stop, dtype=np.uint64))
     return numbers
@@ -60,13 +60,13 @@ def derive_state(purpose: str, *numbers: int) -> int:
 def permute_positions(
     positions: NDArray[np.int64], size: int, keys: NDArray[np.uint64] | np.uint64
 ) -> NDArray[np.int64]:
-    """Apply a pseudorandom permutation of the numbers below `size` to the given positions.
+    """Return the values of a pseudorandom permutation of the numbers below `size` at the given positions.
 
-    A Feistel network permutes all numbers with as many bits as `size`. Results that are not below `size` are permuted
-    again (cycle walking).
+    A Feistel network permutes all numbers that have at most as many bits as `size - 1`. Numbers of `size` or more are
+    permuted again (cycle walking).
 
     Args:
-        keys: A uint64 key that selects the permutation, or an array with one key per position.
+        keys: The key that selects the permutation, or an array with one key per position.
     """
     if size <= _MAX_RANKED_SIZE:
         return _rank_positions(positions, size, keys)

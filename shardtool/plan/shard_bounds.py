@@ -22,7 +22,7 @@ NO_LIMIT = 2**62
 class ShardBounds(NamedTuple):
     """The limits that the user requested.
 
-    `current_shards` is the number of existing shards. An assignment by hash keeps this number if possible.
+    `current_shards` is the number of existing shards, which an assignment by hash keeps if possible.
     """
 
     max_size: int | None = None
@@ -36,18 +36,18 @@ class ShardBounds(NamedTuple):
 
 
 class RequestedShards(NamedTuple):
-    """The requested number of shards, and the option or pattern that requests it, for messages."""
+    """The requested number of shards. `where` is the option or pattern that requests this number, for messages."""
 
     number: int
     where: str
 
 
 class ShardCapacity(NamedTuple):
-    """The capacity of one shard, computed from the requested `ShardBounds`.
+    """The limits of one shard, computed from `ShardBounds`.
 
     Attributes:
         room: Maximum bytes of a shard's samples, or `NO_LIMIT`.
-        planned: Bytes up to which the plan fills a shard. Less than `room` if sample sizes are estimates.
+        planned: Maximum bytes in the plan. Less than `room` if sample sizes are estimates.
     """
 
     room: int = NO_LIMIT
@@ -68,7 +68,7 @@ def cumulative_sizes(sizes: NDArray[np.int64], order: NDArray[np.int64] | None =
 def cut_shards(
     total: NDArray[np.int64], requested: RequestedShards | None, limits: ShardCapacity, bounds: ShardBounds
 ) -> NDArray[np.int64]:
-    """Return where each shard ends. Cut the requested number of shards, or by default as few as possible."""
+    """Return the end of each shard. Cut the requested number of shards, or as few as possible."""
     runs = ShardRuns(total, limits)
     if requested is None:
         return _cut_fewest(runs, bounds)
@@ -109,7 +109,7 @@ def _cut_fewest(runs: ShardRuns, bounds: ShardBounds) -> NDArray[np.int64]:
 
 
 class ShardRuns:
-    """Cuts a sequence of samples into shards that keep the limits. `total` is the same as in `Plan`."""
+    """Cuts a sequence of samples into shards within the limits. `total` is `Plan.total`."""
 
     def __init__(self, total: NDArray[np.int64], limits: ShardCapacity) -> None:
         self.total, self.room, self.samples = total, limits.planned, len(total) - 1
@@ -124,14 +124,14 @@ class ShardRuns:
         return max(0, min(end - 1, max(first, end - self.max_count)))
 
     def fit(self, ends: NDArray[np.int64]) -> bool:
-        """Return whether shards with these ends are within the limits. A shard with one sample always is."""
+        """Return whether these shards are within the limits. A shard with one sample always is."""
         starts = np.concatenate(([0], ends[:-1]))
         counts = ends - starts
         fits = (self.total[ends] - self.total[starts] <= self.room) & (counts <= self.max_count)
         return bool(np.all(fits | (counts == 1)))
 
     def find_fewest_ends(self) -> NDArray[np.int64]:
-        """Return where the shards end if there are as few as possible."""
+        """Return the ends of as few shards as possible."""
         ends, position = [], 0
         while position < self.samples:
             position = self._last_end(position)
@@ -139,11 +139,11 @@ class ShardRuns:
         return np.array(ends, np.int64)
 
     def divide(self, count: int) -> NDArray[np.int64]:
-        """Return where `count` shards end, whose sizes are as similar as the limits allow.
+        """Return the ends of `count` shards whose sizes are as similar as the limits allow.
 
         `count` must be at least the number of shards that `find_fewest_ends` returns.
         """
-        # earliest[k]: the first start of shard k for which the remaining samples fit into the remaining shards
+        # earliest[k]: if shard k starts here or later, the remaining shards can hold the remaining samples
         earliest = [0] * (count + 1)
         earliest[count] = self.samples
         for shard in range(count - 1, 0, -1):

@@ -1,4 +1,4 @@
-"""Collect the data that a worker needs to write a planned shard, and hash the plan of a shard."""
+"""Collect and hash the data that a worker needs to write a planned shard."""
 
 from __future__ import annotations
 
@@ -113,11 +113,11 @@ def _inline_payloads(entries: SampleTable) -> bytes:
 
 
 def hash_shard_plan(shard_format: str, samples: ShardSamples, work: str = "") -> str:
-    """Return a hash of the keys, fields, sizes and paths in a shard's plan. `work` is a digest of options.
+    """Return a hash of the keys, fields, sizes and paths in a shard's plan, and of `work`, a digest of options.
 
-    The hash does not cover the root and times of the source, so a copy of the source gives the same sidecars.
+    A copy of the source gives the same hash, because the hash ignores the source's root and times.
     """
-    # only names of fields that the shard contains may change the hash
+    # hash only the names of fields that this shard contains
     content = samples.content
     used, codes = _unique_codes(np.frombuffer(content.codes, np.uint16))
     names = b"\0".join(content.fields[code] for code in used)
@@ -134,7 +134,7 @@ def hash_shard_plan(shard_format: str, samples: ShardSamples, work: str = "") ->
 
 
 def hash_columns(prefix: bytes, columns: Iterable[bytes | memoryview]) -> str:
-    """Return a hash of a prefix, and of columns and their lengths."""
+    """Return a hash of the prefix, the columns and their lengths."""
     digest = blake2b(prefix, digest_size=16)
     for column in columns:
         digest.update(b"%d:" % memoryview(column).nbytes)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _SHUFFLE_BUFFER_BYTES = 2**28
 _MAX_BUFFER_SAMPLES = 10_000
-_OPTIONAL_KEY = TfFeature(lacking=True)  # records of some tools have no key
+_OPTIONAL_KEY = TfFeature(is_optional=True)  # records of some tools have no key
 _COMPRESSION_TYPES = {"": "", "gzip": "GZIP"}
 
 
@@ -145,8 +145,8 @@ def _merge_features(parts: Sequence[Mapping[str, TfFeature]]) -> dict[str, TfFea
                 problem = f"{earlier.kind} in one dataset, {feature.kind} in another"
                 raise InvalidRequest(f"the field {name!r}", problem, expected="the same type in all datasets")
             is_list = earlier.is_list or feature.is_list
-            lacking = not is_list and (earlier.lacking or feature.lacking or any(name not in part for part in parts))
-            merged[name] = TfFeature(feature.kind, is_list, lacking)
+            is_optional = earlier.is_optional or feature.is_optional or any(name not in part for part in parts)
+            merged[name] = TfFeature(feature.kind, is_list, not is_list and is_optional)
     return merged
 
 
@@ -325,7 +325,9 @@ def _feature_spec(features: Mapping[str, TfFeature]) -> dict[str, Any]:
     tf, spec = import_library("tensorflow"), dict[str, Any]()
     for name, feature in features.items():
         kind = {"bytes": tf.string, "int64": tf.int64, "float": tf.float32}[feature.kind]
-        single: tuple[Any, ...] = () if feature.is_list else ([], kind, feature.default if feature.lacking else None)
+        single: tuple[Any, ...] = (
+            () if feature.is_list else ([], kind, feature.default if feature.is_optional else None)
+        )
         spec[name] = tf.io.FixedLenFeature(*single) if single else tf.io.VarLenFeature(kind)
     return spec
 

@@ -66,7 +66,7 @@ def _open_datasets(given: Any) -> list[DatasetLike] | None:
     try:
         datasets = expand_datasets(given)
         for item in datasets:
-            find_dataset(item, lacking=True)
+            find_dataset(item, allow_missing=True)
     except InvalidRequest:
         names = list_names("the dataset or its source", given, EXPECTED_DATASET)
         if all(os.path.isdir(item) or is_url(item) or find_archive(item) for item in names):

@@ -154,7 +154,7 @@ class VerifiedDataset:
 
 def read_dataset_file(given: DatasetLike) -> tuple[StoredDataset, Findings]:
     """Open a dataset. Return the dataset, and findings about its dataset file."""
-    dataset, findings = find.find_dataset(given, lacking=True), Findings()
+    dataset, findings = find.find_dataset(given, allow_missing=True), Findings()
     path = dataset.dataset_file
     try:
         if path is not None and parse_shard_names(data := read_small(path)) is None:
