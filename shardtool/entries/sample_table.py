@@ -108,7 +108,7 @@ class FieldValues(NamedTuple):
         inline: The payloads of INLINE rows as text (see `decode_inline_payload`). Samples without the field have a
             text, too.
         types: The original type of values that are stored as text. Bytes and unknown types are omitted.
-        lists: The value types of fields with TFRecord lists, whose rows are all SPAN rows.
+        lists: The value types of fields with TFRecord lists. All rows of such a field are SPAN rows.
     """
 
     inline: Mapping[str, StringColumn] = _NO_VALUES

@@ -124,7 +124,7 @@ class ShardRuns:
         return max(0, min(end - 1, max(first, end - self.max_count)))
 
     def fit(self, ends: NDArray[np.int64]) -> bool:
-        """Return whether these shards are within the limits. A shard with one sample always is."""
+        """Return whether shards with these ends are within the limits. A shard with one sample always is."""
         starts = np.concatenate(([0], ends[:-1]))
         counts = ends - starts
         fits = (self.total[ends] - self.total[starts] <= self.room) & (counts <= self.max_count)

@@ -160,7 +160,7 @@ def test_any_dataset_file_round_trips(text: str, number: int, crc: int) -> None:
         number,
         {text: text},
         {text: [text]},
-        {text: TfFeature("int64", lacking=True)},
+        {text: TfFeature("int64", is_optional=True)},
         RunRecord(made),
         text,
     )

@@ -11,8 +11,8 @@ from shardtool.dataset.features import TfFeature, number_features, tf_features
     ("feature", "text"),
     [
         (TfFeature(), "tf.io.FixedLenFeature([], tf.string)"),
-        (TfFeature(lacking=True), 'tf.io.FixedLenFeature([], tf.string, default_value="")'),
-        (TfFeature("int64", lacking=True), "tf.io.FixedLenFeature([], tf.int64, default_value=-1)"),
+        (TfFeature(is_optional=True), 'tf.io.FixedLenFeature([], tf.string, default_value="")'),
+        (TfFeature("int64", is_optional=True), "tf.io.FixedLenFeature([], tf.int64, default_value=-1)"),
         (TfFeature("float"), "tf.io.FixedLenFeature([], tf.float32)"),
         (TfFeature("float", is_list=True), "tf.io.VarLenFeature(tf.float32)"),
     ],
@@ -29,6 +29,6 @@ def test_a_feature_round_trips(feature: TfFeature, text: str) -> None:
 def test_features_of_samples() -> None:
     """The key is first, then fields by name; a single value that some samples lack has a default, a list has none."""
     features = tf_features({"n": 2, "b": 1, "ids": 1}, {"n": "int64", "ids": "int64"}, 2, ["ids"])
-    expected = [("__key__", TfFeature()), ("b", TfFeature(lacking=True)), ("ids", TfFeature("int64", is_list=True))]
+    expected = [("__key__", TfFeature()), ("b", TfFeature(is_optional=True)), ("ids", TfFeature("int64", is_list=True))]
     assert [*features.items()] == [*expected, ("n", TfFeature("int64"))]
     assert number_features(features) == {"ids": "int64", "n": "int64"}

@@ -55,12 +55,12 @@ def test_features_come_from_the_dataset_file(made: Path) -> None:
 def test_several_datasets(made: Path) -> None:
     """A field that one dataset lacks is optional."""
     found = find_tfrecords([str(made / "a.json"), str(made / "b.json")], None)
-    lacking = TfFeature(lacking=True)
+    optional = TfFeature(is_optional=True)
     assert dict(found.features) == {
         "__key__": _KEY,
-        "cls": TfFeature("int64", lacking=True),
-        "txt": lacking,
-        "bin": lacking,
+        "cls": TfFeature("int64", is_optional=True),
+        "txt": optional,
+        "bin": optional,
     }
     assert found.samples == 4
 
@@ -73,7 +73,7 @@ def test_unlisted_shards_are_scanned(made: Path) -> None:
     found = find_tfrecords(str(made / "packed"), None)
     assert found.packing == "GZIP"
     assert found.samples == 3
-    assert dict(found.features) == {"__key__": TfFeature(lacking=True), "cls": TfFeature("int64"), "txt": _KEY}
+    assert dict(found.features) == {"__key__": TfFeature(is_optional=True), "cls": TfFeature("int64"), "txt": _KEY}
     one = find_tfrecords([str(made / "a-1.tfrecord")], ["txt"])
     with pytest.raises(InvalidRequest, match=r"gz: compressed with gzip, unlike other shards"):
         find_tfrecords([str(made / "packed"), str(made / "a.json")], None)
