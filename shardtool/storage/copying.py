@@ -49,7 +49,7 @@ def copy_verified(
     *,
     keep_mtime: bool = False,
 ) -> DurableFile:
-    """Copy a file, and verify its size and checksum. A local copy is only staged.
+    """Copy a file, and verify its size and checksum. In a local folder, the copy is not published.
 
     The last block is written only after the checksum matches, because a store shows an object once the last byte has
     arrived. `report_bytes` receives the size of each block. `keep_mtime` applies only to local files.

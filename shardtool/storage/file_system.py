@@ -56,7 +56,7 @@ def check_replaceable(path: str | bytes, folder: int | None = None) -> None:
 
 
 def check_entries(full_path: Callable[[str], str], entries: Mapping[str, EntryInfo]) -> None:
-    """Raise `OutputExists` if a file must not replace one of these entries of a folder."""
+    """Raise `OutputExists` if a file must not replace one of the entries."""
     for name in sorted(entries):
         _check_kind(full_path(name), entries[name].special)
 

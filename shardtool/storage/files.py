@@ -119,11 +119,10 @@ class LocalFile(AbstractContextManager["LocalFile"]):
         """Return `length` bytes at `offset`, or fewer at the end of the file."""
         data = os.pread(self._fd, length, offset)
         while len(data) < length and (more := os.pread(self._fd, length - len(data), offset + len(data))):
-            data += more  # repeat, because a network file system may return fewer bytes than requested
+            data += more  # a network file system may return fewer bytes
         return data
 
     def read_into(self, into: memoryview, offset: int) -> int:
-        """Fill `into` with the bytes at `offset`, and return the number of bytes read."""
         total = len(into)
         done = os.preadv(self._fd, (into,), offset)
         while done < total and (count := os.preadv(self._fd, (into[done:],), offset + done)):
@@ -131,11 +130,11 @@ class LocalFile(AbstractContextManager["LocalFile"]):
         return done
 
     def read_parts(self, parts: list[memoryview], offset: int, total: int) -> int:
-        """Fill up to `MAX_IOVEC` buffers with the `total` bytes at `offset`, and return the number of bytes read."""
+        """Fill buffers, at most `MAX_IOVEC`, with `total` bytes from `offset`. Return the number of bytes read."""
         done = os.preadv(self._fd, parts, offset)
         if done == total or not done:
             return done
-        # repeat, because network file systems may return fewer bytes and a system call returns at most 2 GiB
+        # a network file system may return fewer bytes, and a system call returns at most 2 GiB
         before = 0
         for part in parts:
             missing = part[max(0, done - before) :]

@@ -68,7 +68,7 @@ def plain_size(path: str) -> int | None:
 
 
 def plain_sizes(paths: Iterable[str]) -> list[int | None]:
-    """Return the size of each file or object as `plain_size` does, with few requests."""
+    """Return the `plain_size` of each path, with few requests."""
     paths = list(paths)
     folders = [*{folder_of(path) for path in paths}]
     if len(paths) > _MAX_SINGLE_LOOKUPS and len(folders) == 1 and is_url(folders[0]) and not is_web(folders[0]):

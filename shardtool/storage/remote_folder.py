@@ -61,8 +61,7 @@ class RemoteFolder:
     def find_entries(self, names: Iterable[str]) -> dict[str, EntryInfo]:
         """Return the entries in `names` that exist, by name.
 
-        Times are rounded down to seconds, or 0. They never match a recorded time, because the time of an object does
-        not prove that the object is unchanged.
+        Their times never match a recorded time, because an object's time does not prove that the object is unchanged.
         """
         requested = [*names]
         if len(requested) > 1:

@@ -32,7 +32,7 @@ os.register_at_fork(after_in_child=_run_fork_hooks)
 
 
 class ForkLock:
-    """A thread lock that is replaced in a forked child, which must not inherit a locked lock."""
+    """A thread lock. A forked child replaces the lock, which another thread may have locked."""
 
     def __init__(self) -> None:
         self.after_fork()

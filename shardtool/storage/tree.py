@@ -28,9 +28,9 @@ ExistingFile = Literal["error", "overwrite", "keep", "finish"]
 
 
 def are_safe_paths(paths: bytes, longest: int) -> bool:
-    """Check NUL-separated paths, of which the longest has `longest` bytes, with one search.
+    """Check NUL-separated paths with one search. If the result is False, check each path with `path_problem`.
 
-    False means that some path may be unsafe. Check each path with `path_problem`.
+    `longest` is the length of the longest path in bytes.
     """
     return longest <= _MAX_NAME_BYTES and not _UNSAFE_PART.search(paths)
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from shardtool.skipped import SkipCode
 
 
-DecodingLoss = Literal["grey bits", "colour bits", "pages"]  # what decoding discards
+DecodingLoss = Literal["grey bits", "colour bits", "pages"]
 
 # Pillow's limit. An RGB image with this many pixels needs 0.7 GB of memory. Pillow warns at half the limit, but then an
 # A0 scan at 300 dpi (139 million pixels) would not be supported.

@@ -138,7 +138,7 @@ def _unknown_scheme(text: str, scheme: str) -> InvalidRequest:
 
 
 def display_address(text: str) -> str:
-    """Return an address without user, password and query, which may be secret."""
+    """Remove the user, password and query, which may be secret, from an address."""
     return redact_secrets(text)
 
 

@@ -34,7 +34,7 @@ _MAX_HEADER_BYTES = 2**18
 
 
 class PacedSocket(io.RawIOBase):
-    """A raw file object that reads from a socket and writes to it, and requires a minimum speed.
+    """A raw file object for a socket. It enforces a minimum speed.
 
     Methods raise `TransientError` if the server is too slow, and `OSError` if the connection is lost.
 

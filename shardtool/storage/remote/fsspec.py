@@ -1,7 +1,7 @@
 """Read addresses of other schemes, such as `hf://` and `sftp://`, through fsspec.
 
 fsspec has no common file versions, so changes are detected only by size and checksum. Hugging Face datasets are read
-over HTTP instead, because fsspec would read 5 MB more than each range and would not notice replaced files.
+over HTTP, because fsspec would read 5 MB more than each range and would not detect replaced files.
 """
 
 from __future__ import annotations

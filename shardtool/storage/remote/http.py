@@ -245,7 +245,6 @@ class FirstResponse(NamedTuple):
     """The first response of a server.
 
     Attributes:
-        certificate_expiry: When the certificate expires, or None for plain HTTP.
         refused: The error that reading the object would raise, or None.
     """
 

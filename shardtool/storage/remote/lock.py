@@ -71,7 +71,7 @@ class LockHolder(NamedTuple):
         return cls(who, since, token_hex(8), _machine_id(), os.getpid(), _process_start(os.getpid()))
 
     def encode(self, renewals: int = 0) -> bytes:
-        """Return the content of the lock. Each renewal changes it, because stores derive versions from it."""
+        """Return the content of the lock. Each renewal changes the content, because stores derive versions from it."""
         return json.dumps({"shardtool lock": 1, **self._asdict(), "renewals": renewals}).encode() + b"\n"
 
     def has_exited(self) -> bool:
@@ -243,7 +243,7 @@ def _acquire(address: str, holder: LockHolder) -> str:
 def check_conditional_writes(address: str, data: bytes, version: str = "") -> None:
     """Raise `InvalidRequest` if the store ignores the condition of a conditional write.
 
-    The function sends a write that the store should refuse, because the object exists or does not have `version`.
+    The test is a write that the store should refuse, because the object exists or does not have `version`.
     """
     try:
         put_object(address, data, version)

@@ -246,7 +246,7 @@ def _make_s3_store(
 
 
 def key_pair(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the key pair of an environment, in obstore's format."""
+    """Return the S3 key pair of an environment, under obstore's names."""
     key, secret, token = map(environment.get, _KEY_PAIR_VARIABLES)
     return {"access_key_id": key, "secret_access_key": secret, "token": token, "expires_at": None}
 

@@ -54,7 +54,7 @@ def upload(address: str, size: int, fill: Callable[[Upload], Result]) -> Result:
     If the connection is lost, `fill` is called again.
 
     Raises:
-        TruncatedUpload: `fill` wrote too few bytes. The object does not exist.
+        TruncatedUpload: `fill` wrote too few bytes. The object was not created.
     """
     attempts = retry.RetryState(display_address(address))
     while True:

@@ -49,7 +49,7 @@ class CacheCounts:
         return self.hits / total if total else None
 
     def add(self, other: CacheCounts) -> None:
-        """Add the numbers of `other`."""
+        """Add `other` to these counts."""
         for field in fields(CacheCounts):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 

@@ -139,7 +139,7 @@ class CacheContents:
 
 
 def encode_reservation(reserved: int, requested: int) -> bytes:
-    """Return the content of a reservation file, with the process id."""
+    """Return the content of a reservation file, including the process id."""
     return b"%020d %020d %010d\n" % (reserved, requested, os.getpid())
 
 
