@@ -1,9 +1,7 @@
 """Use a dataset as a data source of Ray Data and Ray Train.
 
 Ray's object store contains the reader of the dataset once. The task for a shard contains a reference to the reader, and
-sample numbers. A process opens a dataset once for several tasks.
-
-Only this package and `execute/`, which runs tasks on a cluster, import Ray.
+sample numbers.
 """
 
 from __future__ import annotations

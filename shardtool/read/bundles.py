@@ -89,7 +89,7 @@ def fitted(tokens: int, lengths: Numbers) -> Pieces:
                 room.setdefault(free - length, []).extend(chosen_blocks)
     bundles = np.empty(len(counts), np.int64)
     bundles[np.argsort(-counts, kind="stable")] = blocks
-    order = np.argsort(bundles, kind="stable")  # stable, so that a block keeps the order of its documents
+    order = np.argsort(bundles, kind="stable")  # a block keeps the order of its documents
     return bundles[order], documents[order], starts[order], counts[order]
 
 
@@ -125,7 +125,7 @@ class Bundle(NamedTuple):
 _MIN_BUNDLES_IN_WINDOW = 64  # with fewer bundles per window, blocks are less full and the shuffle is weaker
 _SAMPLES_IN_KIND_WINDOW = 2**17
 _MAX_CACHED_WINDOWS = 4
-_MAX_BUNDLES_IN_EPOCH = 2**40  # bundle number = number of the `BundleOrder` * this + position
+_MAX_BUNDLES_IN_EPOCH = 2**40  # bundle number = `BundleOrder` number * this + position
 _order_numbers = count()
 
 
@@ -134,7 +134,7 @@ class BundleOrder:
 
     def __init__(self, source: BundleReader, options: OrderOptions, first: int) -> None:
         self._source, self.options, self._first = source, options, first
-        # a window contains as many bundles as it would contain single samples
+        # `options.window` counts bundles, but the order of the samples requires a number of samples
         self._samples = source.samples.order(replace(options, window=options.window * source.samples_per_bundle))
         self._step = (
             _SAMPLES_IN_KIND_WINDOW
@@ -254,7 +254,7 @@ class BundleReader:
         self._reader.skip_or_raise(error, self._first_damaged(number), *counts, damaged=damaged)
 
     def read(self, numbers: Numbers, *, on_demand: bool = False) -> Samples:  # noqa: ARG002 - as other readers
-        """Return the bundles with these numbers, built on demand. A damaged sample makes its bundle an error."""
+        """Return the bundles with these numbers, built on demand, or an error for a bundle with a damaged sample."""
         members = self._sample_numbers(numbers)
         unique_members, inverse = np.unique(members, return_inverse=True)
         if len(unique_members) == len(members):
@@ -265,7 +265,7 @@ class BundleReader:
     def with_skip_callback(
         self, bundles: Samples, get_skipped: Callable[[], SkippedSamples]
     ) -> Iterator[Sample | ShardError]:
-        """Add a callback to each batch, which counts skipped samples."""
+        """Add a callback to each batch. `SizeBatches` calls it to count skipped samples."""
 
         def on_skip(error: ShardError, number: int) -> None:
             self._reader.skip_or_raise(error, number, get_skipped(), damaged=False)
@@ -315,7 +315,8 @@ def sample_sizes(
 ) -> Numbers:
     """Return the size of each sample by its number, with 0 for unused samples.
 
-    `shard_sizes` returns the sizes of the samples in a shard. For a negative size, raise InvalidRequest: no `what`.
+    `shard_sizes` returns the sizes of the samples in a shard. If a size is negative, this function raises
+    InvalidRequest, with a message that the sample has no `what`.
     """
     parts = []
     for dataset_reader, view in each_dataset(reader, views):

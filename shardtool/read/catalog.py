@@ -49,10 +49,10 @@ logger = logging.getLogger("shardtool")
 
 @dataclass(frozen=True)
 class Catalog:
-    """The shards of one or several datasets. Unknown texts and mappings are empty.
+    """The shards of one or several datasets. An attribute whose value is unknown is empty.
 
     Attributes:
-        firsts: Number of the first sample of each shard, followed by the number of all samples, int64 [shards + 1].
+        firsts: Number of the first sample of each shard, then the total number of samples, int64 [shards + 1].
         fingerprint: A hash of the sizes, checksums and order of the shards.
         fields: Number of samples that have each field.
         kinds: The type of each numeric TFRecord field.
@@ -60,7 +60,7 @@ class Catalog:
         content: Content fingerprint, independent of order, sharding and format.
         key_ranges: First and last key of each shard.
         parts: The catalog of each dataset if there are several. Then `shared`, `split` and `appends` are empty.
-        shared: Shared memory, with a block for the index of each shard, and one for an index of keys.
+        shared: Shared memory with a block for the index of each shard, and a block for the index of all keys.
         crcs: The CRC-32C of each shard, or -1 if unknown, int64 [shards].
         split: Name of the split, or else of the dataset file or folder.
         listed: Whether shardtool dataset files list all shards.
@@ -186,7 +186,7 @@ def _catalog_of(opened: StoredDataset) -> Catalog:
     entries: Sequence[tuple[int, int, int | None]]  # number of samples, bytes, and CRC-32C of each shard
     if file is None:
         heads = [*map_paths(StoredShard.read_footer, shards, lambda shard: shard.path)]
-        if None in heads:  # scan these shards with the rule for keys that the sidecars of the other shards record
+        if None in heads:  # scan shards without a sidecar with the key rule of the others
             shards = opened.with_dots(recorded_dots(opened)).shards
         counts_by_shard = _scan_shards(
             [shard for shard, head in zip(shards, heads, strict=True) if head is None], shared
@@ -201,7 +201,7 @@ def _catalog_of(opened: StoredDataset) -> Catalog:
         ]
         attributes: dict[str, Any] = {"can_scan": None in heads}
     else:
-        # remove the entries to make pickles smaller, because `firsts` contains the counts
+        # without entries, pickles are smaller; `firsts` contains the counts
         shards = tuple(replace(shard, entry=None) for shard in shards)
         entries = [(shard.samples, shard.size, shard.crc) for shard in file.shards]
         fingerprint_parts = [

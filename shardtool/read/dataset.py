@@ -68,7 +68,7 @@ class Dataset(Streamable[SampleT]):
     reader: SampleReader
     source: CatalogSamples
 
-    if TYPE_CHECKING:  # exact result types of the methods
+    if TYPE_CHECKING:  # narrower result types than in the base class
 
         def decode(
             self, own: Mapping[str, Decoder] | None = None, **options: Unpack[DecodeOptions]
@@ -430,7 +430,7 @@ def open(  # noqa: A001, PLR0913 - its public name and options
 
 
 def _split_texts(shares: Mapping[str, float | str]) -> str:
-    """Format shares as text for `parse_shares`, rounded so that 1 - 0.9 equals 0.1."""
+    # round the shares, so that 1 - 0.9 equals 0.1
     if not isinstance(shares, Mapping):
         raise InvalidRequest("splits", repr(shares), expected="shares such as {'train': 0.9, 'val': 0.1}")
     plain = {name: f"{share:.8f}" if isinstance(share, float) else share for name, share in shares.items()}

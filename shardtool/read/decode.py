@@ -74,12 +74,13 @@ class Decode:
 
     Images (JPEG, PNG, WebP, BMP, GIF, TIFF, PNM) become upright 8-bit RGB:
 
-    - The EXIF orientation is applied. Alpha is dropped, not blended.
+    - Alpha is dropped, not blended.
+
     - Grey becomes three equal channels. Palette indices become colours. Pillow converts CMYK without a colour profile.
     - 16-bit grey is scaled to 8 bits, so 65535 becomes 255. If an image has 12 bits, 4095 becomes 255.
     - 16-bit colours keep the upper eight bits.
     - Float images, signed images, and images with more than 16 bits are rejected.
-    - Only the first frame is decoded. A warning per field and process reports lost frames and bits.
+    - A warning per field and process reports lost frames and bits.
     - An image that is truncated, has more pixels than Pillow accepts (178 million), or may need more than `max_bytes`
       is rejected before memory is allocated.
 
@@ -126,7 +127,7 @@ class Decode:
         return self.on_error == "skip"
 
     def __call__(self, sample: Mapping[str, object], rng: NewRng = seeded_rng) -> dict[str, object]:
-        """Return the decoded sample, or raise SampleFailed.
+        """Return the decoded sample.
 
         Each decoder gets a generator in the same state, so that an image and its mask get the same random crop.
         """

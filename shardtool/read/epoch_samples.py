@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 _BUFFER_BYTES = 2**25
 _MAX_WINDOW_SAMPLES = 1024
-_PARTS_PER_RANK = 128  # so many parts shuffle more thoroughly than a buffer of 5,000 samples
-_COPIED_PARTS_PER_RANK = 32  # fewer, because a cache must hold the shards of all parts
+_PARTS_PER_RANK = 128  # this shuffles more thoroughly than a buffer of 5,000 samples
+_COPIED_PARTS_PER_RANK = 32  # a cache must hold the shards of all parts
 
 
 def window_size(mean_size: int, buffer: int | None, parts: int) -> int:
-    """Return how many samples of a part are shuffled together, by default about 32 MB over all parts."""
+    """Return the number of samples in the shuffle window of a part, by default 32 MB for all parts together."""
     for name, value in (("parts", parts), ("buffer", buffer)):
         if value is not None:
             check_minimum(name, value)
@@ -52,8 +52,8 @@ def parts_window_ranks(
 ) -> tuple[int, int, int]:
     """Choose `parts`, `window` and `ranks` of `OrderOptions`.
 
-    If `parts` is None, the number of parts per rank and their window do not depend on the number of ranks. Otherwise,
-    the whole order does not depend on the number of ranks.
+    If `parts` is given, the order does not depend on the number of ranks. If it is None, only the number of parts per
+    rank and their window do not.
     """
     kinds = (CatalogSamples,) if copies else (CatalogSamples, MixedSamples)
     if parts is not None or not isinstance(source, kinds):
@@ -75,7 +75,7 @@ class CatalogSamples:
 
     @property
     def span(self) -> int:
-        """Upper bound of sample numbers."""
+        """One more than the highest sample number."""
         return len(self.catalog)
 
     @cached_property
@@ -118,7 +118,7 @@ class CatalogSamples:
 
     @cached_property
     def _ascending(self) -> Numbers:
-        """The chosen samples in file order, so that a shuffle depends only on which samples are chosen."""
+        # in file order, so that a shuffle does not depend on the order of `chosen`
         chosen = np.zeros(0, np.int64) if self.chosen is None else self.chosen
         return chosen if (chosen[1:] >= chosen[:-1]).all() else np.sort(chosen)
 
@@ -159,7 +159,10 @@ class MixedSamples:
     def from_counts(
         cls, sources: Sequence[EpochSamples], choose: Sequence[int] | None, repeat: Sequence[float] | None
     ) -> MixedSamples:
-        """Create a mix from the samples or repetitions of each dataset per epoch, rounded above a billion samples."""
+        """Create a mix from the number of samples (`choose`) or repetitions (`repeat`) of each dataset per epoch.
+
+        In epochs of more than about a billion samples, the proportions are rounded.
+        """
         name, times = ("repeat", repeat) if choose is None else ("choose", choose)
         name, times = ("the mix", [1] * len(sources)) if times is None else (name, times)
         _check_numbers(name, times, len(sources))
@@ -173,12 +176,12 @@ class MixedSamples:
 
     @property
     def datasets(self) -> list[int]:
-        """Number of datasets in each source, which can itself be a mix."""
+        """Number of datasets in each source. A source that is a mix can contain several."""
         return [sum(source.datasets) if isinstance(source, MixedSamples) else 1 for source in self.sources]
 
     @property
     def span(self) -> int:
-        """Upper bound of sample numbers."""
+        """One more than the highest sample number."""
         return sum(source.span for source in self.sources)
 
     def length_in(self, _: OrderOptions) -> int:
@@ -206,7 +209,7 @@ class MixedSamples:
                 if (order := orders.get((number, epoch))) is None:
                     if len(orders) > 2 * len(self.sources):
                         orders.clear()
-                    # a seed per dataset, so that datasets of equal size have different orders
+                    # datasets of equal size must have different orders
                     seed = derive_state("mixed", options.seed, number)
                     order = orders[number, epoch] = source.order(replace(options, seed=seed, epoch=epoch))
                 numbers[indexes[is_in_epoch]] = first + order.numbers(source_positions[is_in_epoch])
@@ -214,7 +217,7 @@ class MixedSamples:
         return numbers
 
     def turns(self, options: OrderOptions, positions: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the dataset that each position reads, and how often earlier positions of all epochs read it."""
+        """Return the dataset of each position, and how many samples earlier positions of all epochs read from it."""
         blocks, row = np.unique(positions // _MIX_BLOCK_POSITIONS, return_inverse=True)
         starts, slots = blocks * _MIX_BLOCK_POSITIONS, np.arange(_MIX_BLOCK_POSITIONS)
         sizes = np.minimum(_MIX_BLOCK_POSITIONS, self.length - starts)
@@ -225,7 +228,7 @@ class MixedSamples:
         permuted = permute_windows(
             key, np.repeat(blocks, _MIX_BLOCK_POSITIONS), np.tile(slots, len(blocks)), sizes, _MIX_BLOCK_POSITIONS
         )
-        # slots beyond a block's size belong to no dataset
+        # in the last block of an epoch, slots beyond the end belong to no dataset
         dataset_at = (permuted.reshape(-1, 1, _MIX_BLOCK_POSITIONS) >= ends.T[:, :, None]).sum(axis=1)
         by_dataset = np.argsort(dataset_at, axis=1, kind="stable")
         nth = np.empty_like(by_dataset)

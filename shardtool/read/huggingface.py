@@ -100,7 +100,7 @@ def _require_torchcodec() -> None:
 
 
 def _fingerprint(catalog: Catalog, numbers: Numbers | None, features: object) -> str:
-    """Return a hash of the samples and sidecar files, because columns can change while shards stay the same."""
+    # include the sidecars, because columns can change while shards stay the same
     files = [os.stat(shard.sidecar) for shard in catalog.shards if os.path.exists(shard.sidecar)]
     sidecars = [f"{file.st_size} {file.st_mtime_ns}" for file in files]
     return hash_texts(catalog.fingerprint, "" if numbers is None else numbers.tobytes().hex(), str(features), *sidecars)
@@ -116,7 +116,7 @@ def _feature(datasets: Any, reader: SampleReader, name: str, decode: Decode) -> 
     is_list = name in catalog.lists and content not in _MEDIA_FEATURES
     if name in catalog.classes:
         feature = datasets.ClassLabel(names=catalog.classes[name])
-        is_list = is_list or isinstance(_first_value(reader, name, decode), list)  # such as labels of boxes in JSON
+        is_list = is_list or isinstance(_first_value(reader, name, decode), list)
     elif content in _MEDIA_FEATURES:
         feature = getattr(datasets, _MEDIA_FEATURES[content])()
     elif content == "json" or catalog.types.get(name) == "json":

@@ -81,10 +81,10 @@ class LruCache(Generic[Key, Value]):
 
 
 class IndexStore(LruCache[int, ShardIndex]):
-    """The indexes of a catalog's shards. A pickle does not contain the indexes.
+    """The indexes of a catalog's shards.
 
-    To find a key, the store first searches the shard whose first and last key enclose the key. Then it searches an
-    index of all keys, which contains ascending hashes and sample numbers (12 to 16 bytes per sample).
+    If the key ranges of the shards are known and do not overlap, a key is searched in the shard whose range contains
+    the key. For other keys, an index of all keys is built (12 to 16 bytes per sample).
     """
 
     def __init__(self, catalog: Catalog, on_release: Callable[[], None] = lambda: None) -> None:
@@ -94,7 +94,7 @@ class IndexStore(LruCache[int, ShardIndex]):
             on_release,
         )
         self.catalog, self._tables = catalog, LruCache[int, pa.Table](_INDEX_CACHE_BYTES, lambda index: index.nbytes)
-        # the shared indexes that this process has mapped, and their bytes
+        # shared indexes that this process has mapped, and their total size
         self._mapped, self._mapped_bytes = set[int](), 0
         self._all_keys: tuple[Hashes, NDArray[np.integer]] | None = None
 
@@ -102,7 +102,7 @@ class IndexStore(LruCache[int, ShardIndex]):
         return IndexStore, (self.catalog,)
 
     def index(self, shard: int) -> ShardIndex:
-        """Return the index of a shard. If many shared indexes are mapped, release their memory pages."""
+        """Return the index of a shard. If this process has mapped many shared indexes, release their memory pages."""
         index = self.get(shard, lambda: self._read(shard))
         with self._lock:
             if index.is_shared and shard not in self._mapped:
@@ -249,8 +249,8 @@ def hash_keys(keys: list[bytes]) -> Hashes:
 def read_shard_index(catalog: Catalog, number: int) -> ShardIndex:
     """Return the index of a shard, from its sidecar or a scan, or raise CorruptShard."""
     shard, dataset, size = catalog.shards[number], catalog.dataset(number)[0], int(catalog.sizes[number])
-    if dataset.listed and not is_url(shard.path):  # the first read checks the size of a remote shard
-        actual_size = shard.size()  # None if the shard is missing, which raises a clearer error below
+    if dataset.listed and not is_url(shard.path):  # the size of a remote shard is checked when it is read
+        actual_size = shard.size()  # None if the shard is missing, which is reported below
         if actual_size is not None and actual_size != size:
             expected = f"{size:,}, as the dataset file lists"
             raise CorruptShard(shard.path, f"{actual_size:,} bytes", expected=expected, remedy=_VERIFY_FIX)

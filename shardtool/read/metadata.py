@@ -31,8 +31,8 @@ def queryable_table(
 ) -> pa.Table:
     """Return a table with all columns of a shard that a query (`select.query`) can use.
 
-    If the sidecar lacks one of `columns`, its values are null. A missing label column is omitted if the shard has a
-    field of this name, because the payloads contain the values.
+    If the sidecar lacks one of `columns`, its values are null. If a label column is missing and the shard has a field
+    of this name, the column is omitted, because the payloads contain the values.
     """
     existing = {name: part.metadata.column(name) for name in part.metadata.column_names}
     unknown = {*labels}.intersection(part.names)
@@ -144,7 +144,7 @@ class SelectedShard(NamedTuple):
     rows: NDArray[np.int64]
 
     def raise_damage(self) -> None:
-        """Raise the error that stopped the scan, if any, because later samples are unknown."""
+        """If an error stopped the scan of the shard, raise this error, because the later samples are unknown."""
         if self.shard_index.problems:
             raise self.shard_index.problems[-1]
 

@@ -33,7 +33,7 @@ class MixedDataset(Streamable[SampleT]):
     source: MixedSamples
     reader: MixedReader
 
-    if TYPE_CHECKING:  # exact result types of the methods
+    if TYPE_CHECKING:  # narrower result types than in the base class
 
         def decode(
             self, own: Mapping[str, Decoder] | None = None, **options: Unpack[DecodeOptions]
@@ -50,7 +50,7 @@ class MixedDataset(Streamable[SampleT]):
     def __getitem__(self, which: Sequence[int] | Numbers) -> list[SampleT]: ...
 
     def __getitem__(self, which: int | Sequence[int] | Numbers) -> Any:
-        """Return the sample at a position of an unshuffled epoch, or a list for several positions.
+        """Return the sample at a position of an unshuffled epoch, or a list of samples.
 
         Raises:
             IndexError: A position is out of range.

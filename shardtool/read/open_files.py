@@ -1,8 +1,7 @@
 """Keep shards open, up to a number that depends on the limit of file descriptors.
 
 Threads and forked processes share the file position, so reads use explicit offsets. Shards are not memory-mapped,
-because a mapping kills the process if a file is truncated or a disk fails. On a cold disk, a mapping also reads 200 KB
-for a sample of 14 KB. Compressed shards are unpacked into unnamed temporary files.
+because a mapping kills the process if a file is truncated or a disk fails.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ if TYPE_CHECKING:
 DAMAGE_FIX = "Run `shardtool verify`, or open with on_error='skip' to skip damaged samples."
 _MAX_SHARD_BYTES = 2**62
 _ADVICE_BYTES = 2**17  # some systems read ahead at most this many bytes per call of posix_fadvise
-_ADVICE_BLOCK_BYTES = 2**20  # blocks whose last byte is cached are skipped, because the calls cost 1 us per 64 KB
+_ADVICE_BLOCK_BYTES = 2**20  # skip a block if its last byte is cached, because the calls cost 1 us per 64 KB
 _pread = os.pread
 _MAX_OPEN_SHARDS = 256
-_DESCRIPTORS_PER_SHARD = 4  # use at most one in four file descriptors
+_DESCRIPTORS_PER_SHARD = 4  # use at most a quarter of the file descriptors
 
 
 class OpenFile:
@@ -120,7 +119,7 @@ class OpenFile:
         return self._checksum
 
     def read_ahead(self, starts: Numbers, ends: Numbers) -> None:
-        """Ask the operating system to read these ranges of bytes ahead. They must be in ascending order."""
+        """Ask the operating system to read ascending ranges of bytes ahead."""
         if not len(starts) or not hasattr(os, "posix_fadvise"):
             return
         begins = np.flatnonzero(np.append(True, starts[1:] - ends[:-1] > _ADVICE_BYTES))
@@ -139,7 +138,7 @@ class OpenFile:
 
 
 def read_exactly(fd: int, length: int, offset: int) -> bytes:
-    """Return `length` bytes of a file. This is a hot path, called once per payload.
+    """Return `length` bytes of a file.
 
     Raises:
         OSError: The file cannot be read.

@@ -44,7 +44,7 @@ class ShardCache(Protocol):
     """A cache of whole shards on fast local storage."""
 
     def open(self, shard: StoredShard) -> CachedShard:
-        """Return the copy of a shard in the cache, which is created if necessary."""
+        """Return the cached copy of a shard. If necessary, create the copy."""
 
 
 @runtime_checkable
@@ -62,14 +62,12 @@ class CopyingCache(ShardCache, Protocol):
 class HeldShards(ShardCache, Protocol):
     """Shards that a growing cache keeps while this object exists."""
 
-    def __iter__(self) -> Iterator[str]:
-        """Iterate over the paths of the shards."""
-        ...
+    def __iter__(self) -> Iterator[str]: ...
 
 
 @runtime_checkable
 class GrowingCache(Protocol):
-    """A cache to which other processes (samplers) add new shards."""
+    """A cache to which other processes add new shards."""
 
     def refresh(self) -> HeldShards:
         """Return the shards that are finished so far."""
@@ -82,7 +80,8 @@ class ReadOptions:
 
     Attributes:
         fields: Fields to read, or None for all.
-        storage: Storage options by their key in an address (`call_options`), for other processes.
+        storage: Storage options to register in other processes (see `call_options`), by their key in the address of a
+            shard.
     """
 
     check: bool = False

@@ -1,6 +1,6 @@
 """Compute the order in which an epoch reads the samples.
 
-An order is a pure function from positions to sample numbers. It depends only on the data, the seed and the epoch.
+An order maps positions to sample numbers. It depends only on the data, the seed, the epoch and `OrderOptions`.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class OrderOptions:
         shuffle: `full` puts all samples into one random order.
         parts: Number of parts of the dataset that are read in parallel, a multiple of `ranks`.
         window: Number of samples of a part that are shuffled together.
-        ranks: Number of ranks, each of which reads its own parts. With 0, parts alternate in a fixed order, as in
-            stream states of version 1.
+        ranks: Number of ranks, each of which reads its own parts. With 0, as in stream states of version 1, consecutive
+            positions read from the parts in a fixed order.
     """
 
     shuffle: Shuffle = True
@@ -119,7 +119,8 @@ def _shuffled_samples(options: OrderOptions, starts: Numbers, ends: Numbers, pos
         row_key = derive_state("row", options.seed, options.epoch)
         keys = random_at(row_key, (row * options.ranks + rank).astype(np.uint64))
         permuted_part = permute_positions(turn, options.parts // options.ranks, keys) * options.ranks + rank
-        part = np.where(row < whole, permuted_part, part)  # in the last row, a rank may have fewer parts
+        # do not permute the last row, in which a rank may have fewer parts
+        part = np.where(row < whole, permuted_part, part)
     start, count = part * whole + np.minimum(part, longer_parts), whole + (part < longer_parts)
     window, within = row // options.window, row % options.window
     size = np.minimum(options.window, count - window * options.window)
@@ -135,8 +136,8 @@ def _shuffled_samples(options: OrderOptions, starts: Numbers, ends: Numbers, pos
 def permute_windows(start: int, windows: Numbers, within: Numbers, sizes: Numbers, window: int) -> Numbers:
     """Permute items within their windows. Return the new index of each item in its window, int64 [n].
 
-    `within` contains the current index of each item. `sizes` contains the size of each item's window, which is usually
-    `window`. An index that is not less than this size stays unchanged.
+    `within` contains the index of each item in its window. `sizes` contains the size of this window, usually `window`.
+    Indexes beyond the window stay unchanged.
     """
     keys = random_at(start, windows.astype(np.uint64))
     if (sizes == window).all():

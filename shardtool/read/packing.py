@@ -125,7 +125,7 @@ class BlockMaker:
     pad: int
 
     def __call__(self, bundle: Bundle, samples: list[Sample]) -> Sample:
-        """Return a block. Raise SampleFailed if the length of a document differs from the index."""
+        """Return a block."""
         cuts = zip(samples, bundle.sizes.tolist(), bundle.starts.tolist(), bundle.counts.tolist(), strict=True)
         parts = [self.source.values(sample, size)[first : first + count] for sample, size, first, count in cuts]
         counts = np.append(bundle.counts, self.tokens - bundle.counts.sum())

@@ -45,7 +45,7 @@ class Map:
         object.__setattr__(self, "draws", has_rng_parameter(self.function))
 
     def __call__(self, sample: object, rng: NewRng = seeded_rng) -> object:
-        """Call the function, with a random generator if it has a parameter `rng`."""
+        """Call the function."""
         return self.function(sample, rng=rng()) if self.draws else self.function(sample)
 
 
@@ -98,7 +98,7 @@ class Fields(_FieldStage):
     """Keeps the named fields and the key."""
 
     def __call__(self, sample: dict[str, object]) -> dict[str, object]:
-        """Return a sample with these fields, or raise SampleFailed."""
+        """Return a sample with these fields."""
         if not isinstance(sample, dict):
             self._missing_value(sample, self.names[0])
         kept = {name: sample[name] for name in _RESERVED_FIELDS if name in sample}
@@ -116,7 +116,7 @@ class Tuple(_FieldStage):
         return frozenset(name for names in self.names for name in names.split(";"))
 
     def __call__(self, sample: dict[str, object]) -> tuple[object, ...]:
-        """Return the fields of a sample, or raise SampleFailed."""
+        """Return a tuple of these fields."""
         try:  # three times as fast as a loop over the names
             values = self._get(sample)
         except (KeyError, TypeError, IndexError):
@@ -163,7 +163,7 @@ class Pipeline:
 
     Attributes:
         types: Recorded types of fields, for a `Decode` that is added later.
-        on_error: What this `Decode` does with a sample that cannot be decoded.
+        on_error: What a `Decode` that is added later does with a sample that cannot be decoded.
     """
 
     stages: tuple[Stage | Batch, ...] = ()
@@ -182,7 +182,7 @@ class Pipeline:
         return first.required_fields if isinstance(first, _FieldStage) else None
 
     def then(self, stage: Stage | Batch) -> Pipeline:
-        """Return these stages and one more. If it selects fields, the `Decode` before it decodes only these."""
+        """Return these stages and `stage`. If `stage` selects fields, a `Decode` before it decodes only these."""
         stages = self.stages
         if getattr(stage, "can_skip", False) and any(isinstance(earlier, Batch) for earlier in stages):
             raise InvalidRequest(
@@ -236,10 +236,9 @@ class Pipeline:
         return _run_stages(stages, samples, on_skip, rng_of)
 
     def __getstate__(self) -> dict[str, object]:
-        """Return the state. Raise InvalidRequest if a function cannot be pickled for a spawned process."""
         from multiprocessing.context import get_spawning_popen
 
-        # check only if a process is being spawned, because other picklers, such as cloudpickle, accept any function
+        # check only when a process is being spawned: other picklers, such as cloudpickle, accept any function
         if get_spawning_popen() is not None:
             chains = [stage.by_dataset if isinstance(stage, DatasetPipelines) else ((stage,),) for stage in self.stages]
             for stage in chain.from_iterable(chain.from_iterable(chains)):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _MAX_REASONS = 1000
 _REMOTE_READS = 4
 _FREED_BLOCK_BYTES = 2**24
-_MAX_SAMPLES_READ_SINGLY = 50  # more samples of a shard are faster to read together, with column arithmetic (measured)
+_MAX_SAMPLES_READ_SINGLY = 50  # more samples of a shard are faster to read together (measured)
 
 
 class SkippedSamples:
@@ -42,8 +42,6 @@ class SkippedSamples:
 
     Attributes:
         samples: Number of samples that are damaged, or that a stage dropped.
-        damaged: Number of damaged samples.
-        shards: Number of samples by shard path.
         reasons: Number of samples by reason, for at most a thousand reasons.
     """
 
@@ -75,17 +73,17 @@ class SkippedSamples:
 class SampleReader:
     """Reads one sample of a catalog with `read_one`, or many with `read`.
 
-    A reader can be used in several threads. Its pickle contains no open files.
+    A reader can be used in several threads.
 
     Attributes:
-        mean_size: Mean bytes of a shard per sample, at least 1.
+        mean_size: Mean number of shard bytes per sample, at least 1.
         copies: Whether shards are first copied into a cache.
         concurrent_reads: Recommended number of concurrent calls of `read`.
     """
 
     def __init__(self, catalog: Catalog, options: ReadOptions) -> None:
-        # Freeing a block of 16 MB once makes the C library keep freed memory for reuse. Otherwise, the system maps new
-        # memory for each list of large samples, which takes longer than reading (measured: 50 us for 100 KB).
+        # After a block of 16 MB was freed once, the C library keeps freed memory for reuse. Otherwise, it would request
+        # new memory for each list of large samples, which takes longer than reading them (measured).
         bytes(_FREED_BLOCK_BYTES)
         self.catalog = catalog
         self._open_shards: dict[int, ReadableShard] = {}
@@ -132,7 +130,7 @@ class SampleReader:
         return self.with_options(on_error=on_error)
 
     def with_fields(self, fields: frozenset[str] | None) -> SampleReader:
-        """Return a reader that reads only these fields, or this reader if there are no others.
+        """Return a reader that reads only these fields, or this reader if the samples have no other fields.
 
         If a sample may lack one of the fields, return this reader, because the error message lists all fields.
         """
@@ -200,7 +198,7 @@ class SampleReader:
         return map(self.read_one, numbers.tolist())
 
     def read_one(self, number: int) -> Sample | ShardError:
-        """Return a sample, or its error. This hot path takes 3 us in addition to the read itself."""
+        """Return a sample, or its error. This is a hot path."""
         shard = bisect_right(self._firsts, number) - 1
         row = number - self._firsts[shard]
         if self._plain and shard not in self._broken:
@@ -209,7 +207,7 @@ class SampleReader:
                 if opened.readers is not None:
                     return opened.read_one(row, self._fields)
             except (CorruptShard, OSError, EOFError, ValueError, IndexError):
-                pass  # read the sample again below, to get a complete error
+                pass  # read the sample again, for a complete error
         return self._read_from_shard(shard, np.array([row]))[0]
 
     def open_shard(self, shard: int) -> ReadableShard:
@@ -220,7 +218,7 @@ class SampleReader:
                 raise error.with_traceback(None)
             stored, index = self.catalog.shards[shard], self.store.index(shard)
             is_tar = detect_kind(stored.path).format == "tar"
-            # Without a dataset file, only the record shows whether its bytes are a list or a single value.
+            # Without a dataset file, parse each record, because only the record shows whether its bytes are a list.
             readers = self._readers if self.catalog.dataset(shard)[0].listed and not index.kinds else None
             file = self._files.open(stored, self._sizes[shard] or None)
             lists = frozenset[str]() if is_tar else self.catalog.lists

@@ -1,7 +1,4 @@
-"""Read samples of an open shard: one at a time, many in file order, or many on demand.
-
-When many samples are read, one system call reads several small payloads. Each large payload has its own system call.
-"""
+"""Read samples of an open shard: one at a time, many in file order, or many on demand."""
 
 from __future__ import annotations
 
@@ -39,8 +36,8 @@ if TYPE_CHECKING:
 
 LARGE_SAMPLE_BYTES = 2**12  # larger samples are read one by one, on demand (measured)
 _MAX_SINGLE_READ_BYTES = 2**15  # a sample of up to this size is read by one system call
-_MIN_OWN_READ_BYTES = 2**12  # larger payloads are read by their own system call (measured)
-_MAX_GAP_BYTES = 2**13  # smaller gaps between payloads are read, too, because another system call costs more
+_MIN_OWN_READ_BYTES = 2**12  # larger payloads are read one by one (measured)
+_MAX_GAP_BYTES = 2**13  # reading a smaller gap costs less than another system call
 _MAX_BLOCK_BYTES = 2**18
 _NOT_A_NUMBER = "does not match its feature type"
 _float = Struct("<f")
@@ -62,7 +59,7 @@ def _single_or_list(numbers: Sequence[object]) -> object:
     return numbers[0] if len(numbers) == 1 else numbers
 
 
-# Each function reads one number of a TFRecord from its bytes, or raises ValueError.
+# Each function decodes the numbers of one TFRecord feature, or raises ValueError.
 NUMBER_READERS: Mapping[FeatureType, Callable[[bytes], object]] = {"int64": _read_int, "float": _read_float}
 
 
@@ -86,7 +83,7 @@ def _parse_record(record: bytes, start: int, where: str, lists: frozenset[str]) 
 
 
 class PayloadColumns(NamedTuple):
-    """Payloads in file order. `counts` is their number in each sample. Other columns have one value per payload."""
+    """Payloads in file order. `counts` has a value per sample, the other columns have a value per payload."""
 
     counts: Numbers
     codes: NDArray[np.int32]
@@ -106,7 +103,7 @@ class ReadableShard:
 
     Attributes:
         readers: Functions that decode numeric fields, by field name. None if whole records must be parsed.
-        lists: TFRecord features that are lists in every sample. To read them, records must be parsed.
+        lists: TFRecord features that are lists in every sample. They can be read only by parsing whole records.
         size: Bytes of the file, or 0 if unknown.
         crc: CRC-32C of the file, or -1 if unknown.
         views: Columns of the index as memoryviews, which return single numbers faster than arrays do.
@@ -229,7 +226,7 @@ class _BlockRead:
                     self._record_error(index, _NOT_A_NUMBER)
         width = int(counts[0])
         if (counts == width).all() and (codes.reshape(-1, width or 1) == codes[:width]).all():
-            for index, code in enumerate(codes[:width].tolist()):  # half the time of the loop at the end
+            for index, code in enumerate(codes[:width].tolist()):  # takes half as long as the loop below
                 name = names[code]
                 for sample, value in zip(samples, values[index::width], strict=True):
                     sample[name] = value
@@ -307,7 +304,7 @@ class _BlockRead:
         ))  # fmt: skip
 
     def _check_whole(self) -> None:
-        """Check the whole shard, because a scanned index has no checksums of payloads."""
+        # a scanned index has no checksums of payloads
         expected, file = self._shard.crc, self._shard.file
         if expected < 0:
             raise InvalidRequest(
@@ -388,6 +385,6 @@ def _read_each(
             for name, read in reads:
                 sample[name] = read(sample[name])
         except (OSError, EOFError, ValueError, IndexError):
-            yield read_one(position)  # read the sample again, to get a complete error
+            yield read_one(position)  # for a complete error
         else:
             yield sample

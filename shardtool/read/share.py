@@ -59,7 +59,7 @@ class Share:
         check_choice("ends", self.ends, Ends)
 
     def in_groups(self, groups: int | None) -> Share:
-        """Return the share of this rank's group. Raise InvalidRequest if groups cannot have equal numbers of ranks."""
+        """Return the share of this rank's group, or raise InvalidRequest if the ranks cannot be divided evenly."""
         if groups is None:
             return self
         check_minimum("groups", groups)
@@ -84,7 +84,7 @@ class Share:
     def positions(self, start: int, stop: int, length: int) -> Numbers:
         """Return the positions of this worker from `start` to `stop`, ascending int64 [n].
 
-        With `pad`, a position from `length` on means that position minus `length`.
+        With `pad`, positions can be `length` or more. The caller subtracts `length` from such a position.
         """
         shift = self.origin + self.rank
         first = -(-(start - shift) // self.world_size)
@@ -99,7 +99,10 @@ class Share:
         return self.ends == "pad" or (self.ends == "drop" and (damaged or self.world_size > 1))
 
     def next_position(self, position: int) -> int:
-        """Return the position that all ranks have reached when this rank has read `position`."""
+        """Return the first position that no rank has read after all ranks have read as many samples as this rank.
+
+        `position` is the last position that this rank has read.
+        """
         return position - self.rank + self.world_size
 
 

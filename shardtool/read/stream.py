@@ -1,6 +1,6 @@
 """A stream yields the samples of one rank or worker in a reproducible order, and reads ahead.
 
-The state of a stream is a few numbers. It can be loaded with any number of ranks and workers.
+The state of a stream can be loaded with any number of ranks and workers.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _STATE_FIX = "Pass the unchanged result of `state_dict`."
 class StreamState(NamedTuple):
     """The position of a stream, and the options of its order.
 
-    `position` is the number of samples that all ranks together have read, less than the length of the epoch.
+    `position` is the number of samples of the epoch that all ranks together have read.
     """
 
     fingerprint: str
@@ -136,12 +136,12 @@ def read_ahead(
 
 
 _READ_BYTES = 2**23  # fits into a processor's cache
-_LARGE_READ_BYTES = 2**25  # instead of `_READ_BYTES` for large samples, which are read on demand
+_LARGE_READ_BYTES = 2**25  # replaces `_READ_BYTES` for large samples, which are read on demand
 _MAX_SAMPLES_PER_READ = 2**12
 _STEPS_AHEAD = 2
 _CONCURRENT_ROUNDS = 2  # so that the next read starts before the previous read finishes
-_ROUNDS_PER_READ = 2  # with fewer rounds, there would be many small requests
-_MAX_ROUND_GROWTH = 4  # limits memory if the loaded state was saved by more ranks
+_ROUNDS_PER_READ = 2  # avoids many small requests
+_MAX_ROUND_GROWTH = 4  # a state saved by more ranks has larger rounds, so limit their memory
 _PREFETCH_BYTES = 2**30  # enough to copy a large shard before it is read
 _MAX_PREFETCH_JOBS = 2**8
 
@@ -152,13 +152,11 @@ class SampleSource(PipelineMethods[SampleT]):
     reader: StreamReader
 
     def with_stages(self, stages: Pipeline) -> Self:
-        """Return a copy with other stages. The copy reads only the fields that these stages use."""
         changed = super().with_stages(stages)
         changed.reader = self.reader.with_fields(stages.required_fields)
         return changed
 
     def with_on_error(self, on_error: OnError | None) -> Self:
-        """Return a copy with this `on_error`. None keeps the old value."""
         changed = copy(self)
         if on_error is not None:
             check_choice("on_error", on_error, OnError)
@@ -187,7 +185,7 @@ class Stream(SampleSource[SampleT]):
         skipped: Counts of damaged samples (with `on_error="skip"`) and of samples dropped by stages.
     """
 
-    if TYPE_CHECKING:  # exact result types of the methods
+    if TYPE_CHECKING:  # narrower result types than in the base class
 
         def decode(
             self, own: Mapping[str, Decoder] | None = None, **options: Unpack[DecodeOptions]
@@ -230,7 +228,7 @@ class Stream(SampleSource[SampleT]):
             self._go_to(replace(self._options, epoch=self.next_epoch(self.stages)), 0)
 
     def next_epoch(self, stages: Pipeline) -> int:
-        """Return the epoch that the next iteration reads, which is the current one until it has no more output."""
+        """Return the current epoch or, if it has no more output, the next epoch."""
         remaining = -(-(self.end - self._position - self.share.rank) // self.world_size)
         return self._options.epoch + (self._is_started and stages.count(max(0, remaining)) == 0)
 
@@ -271,7 +269,7 @@ class Stream(SampleSource[SampleT]):
                         self._skip_or_raise(sample, int(numbers[current.taken - 1]), current)
                         if (replacement := self._last_position(current).next_replacement(sample)) is not None:
                             yield replacement
-                del batch, read  # release the samples while waiting for the next samples
+                del batch, read  # release the samples before waiting for the next ones
                 if len(positions):
                     current.start, current.positions = share.next_position(int(positions[-1])), positions[:0]
         current.start = share.end(order.length)
@@ -282,7 +280,6 @@ class Stream(SampleSource[SampleT]):
 
     @property
     def end(self) -> int:
-        """The position at which all ranks stop."""
         return self.share.end(self._source.length_in(self._options))
 
     def set_epoch(self, epoch: int) -> None:
@@ -309,7 +306,7 @@ class Stream(SampleSource[SampleT]):
         return StreamState.at_position(self._source, self._options, position, self.end).to_json()
 
     def worker_stream(self, worker: int, workers: int, batch_size: int, position: int) -> Stream[SampleT]:
-        """Return the stream of one worker, which starts at `position` and reads every `workers`-th batch."""
+        """Return a stream that starts at `position` and reads every `workers`-th batch."""
         share = replace(self.share, worker=worker, workers=workers, batch_size=batch_size, origin=self._position)
         stream = Stream[SampleT](self.reader, self._source, self._options, share)
         stream._pass, stream._max_step = EpochPass(position, self._options, share), self._max_step
@@ -392,7 +389,7 @@ def _mark_padding(batch: Samples, padding: list[bool]) -> Iterator[Sample | Shar
 
 
 class StreamPosition:
-    """A position of a stream, which reads replacements if its sample is skipped."""
+    """A position of a stream. If its sample is skipped, this class reads replacements."""
 
     def __init__(self, stream: Stream, current: EpochPass) -> None:
         self.position, self._number = int(current.positions[current.taken - 1]), int(current.numbers[current.taken - 1])
@@ -410,7 +407,6 @@ class StreamPosition:
         return self.next_replacement(error, damaged=False)
 
     def next_replacement(self, error: ShardError, *, damaged: bool = True) -> Sample | None:
-        """Return the next replacement of a skipped sample, or None."""
         if self._remaining is None:
             self._current.count_empty(error, self._stream.skipped, damaged=damaged)
             is_filled = self._current.share.replaces(damaged=damaged)
@@ -448,7 +444,6 @@ class EpochPass:
         self.last_position: StreamPosition | None = None
 
     def rng(self, stage: int) -> np.random.Generator:
-        """Return the random generator of a stage for the last sample or batch."""
         last = self.positions[self.taken - 1] if len(self.positions) else self.start - 1
         return orders.rng_at(self.options, int(last), stage)
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 class Streamable(SampleSource[SampleT]):
     """Base class of datasets and mixes, with the stages that process each sample."""
 
-    if TYPE_CHECKING:  # exact result types of the methods
+    if TYPE_CHECKING:  # narrower result types than in the base class
 
         def decode(
             self, own: Mapping[str, Decoder] | None = None, **options: Unpack[DecodeOptions]
@@ -57,11 +57,11 @@ class Streamable(SampleSource[SampleT]):
         if not self.source.length:
             return iter(())
         in_order = self.stream(shuffle=False, rank=0, world_size=1, ends="uneven")
-        in_order.skipped.has_warned = True  # no warning about skipped samples, because such a loop often runs a filter
+        in_order.skipped.has_warned = True  # do not warn, because such loops often filter samples
         return iter(in_order)
 
     def count_dropped(self, error: ShardError) -> None:
-        """Count a sample that a stage dropped while a list of samples was read. The base class does not count it."""
+        """Count a sample that a stage dropped while a list of samples was read. By default, do nothing."""
 
     @property
     def fingerprint(self) -> str:

@@ -1,6 +1,6 @@
 """Read TFRecords with `tf.data`, and batches of any dataset with `fit` of Keras.
 
-TensorFlow and Keras are imported when needed. TensorFlow reads TFRecords without Python.
+TensorFlow reads TFRecords without Python.
 """
 
 from __future__ import annotations
@@ -210,7 +210,6 @@ class BatchSequence:
         return stack_samples(self._samples[numbers])
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of the current epoch. With the last batch, the next epoch becomes the current one."""
         epoch, count = self._options.epoch, len(self)
         for number in range(count):
             batch = self[number]

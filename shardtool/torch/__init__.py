@@ -1,7 +1,4 @@
-"""Read shards in PyTorch, with datasets for the `DataLoader`, a loader that uses threads, and a prefetcher to the GPU.
-
-PyTorch is an optional dependency.
-"""
+"""Read shards in PyTorch: datasets for the `DataLoader`, a loader that uses threads, and a prefetcher to the GPU."""
 
 from __future__ import annotations
 

@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from shardtool.values import OnError
 
 
-# classes of accelerate and transformers that divide the samples of a dataset among ranks
+# classes of accelerate and transformers that divide samples among ranks
 _DIVIDING_CALLERS = {"IterableDatasetShard", "DataLoaderDispatcher"}
 
 
 class _ErrorFromText(type):
-    """Metaclass of variants of error classes that PyTorch can create from a text.
+    """Metaclass of error classes that PyTorch can create from a text.
 
-    Without a metaclass that is registered with copyreg, the variants would be pickled by name, which fails.
+    The metaclass is registered with copyreg, because these classes cannot be pickled by name.
     """
 
     @classmethod
@@ -60,7 +60,7 @@ copyreg.pickle(_ErrorFromText, lambda kind: (_ErrorFromText.of, kind.__bases__))
 
 @contextmanager
 def _picklable_errors() -> Iterator[None]:
-    """Preserve the errors of a worker, although PyTorch sends only the class and the text of an error to the parent."""
+    """Preserve the errors of a worker. PyTorch sends only the class and the text of an error to the parent process."""
     try:
         yield
     except PlainError as error:
@@ -170,9 +170,9 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: ignore[misc]
     """Samples as a stream, for a `DataLoader` with the same `batch_size` and any number of workers.
 
-    Each pass reads the current epoch. A complete pass moves to the next epoch. Workers read ahead, so a pass that stops
-    among the last batches may count as complete. `set_epoch` also works with persistent workers. A state can be loaded
-    with any number of ranks and workers.
+    Each pass reads the current epoch. A complete pass moves to the next epoch. Workers read ahead, so a pass that you
+    stop during its last batches may count as complete. `set_epoch` also works with persistent workers. A state can be
+    loaded with any number of ranks and workers.
     """
 
     _tallies: SharedBlocks = field(init=False, repr=False, default_factory=SharedBlocks)
@@ -224,12 +224,12 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
 
     @property
     def skipped(self) -> SkippedSamples:
-        """Counts of skipped samples. While workers run, counts may be 1/16 too low."""
+        """Counts of skipped samples. While workers run, counts can be too low by 1/16."""
         total = SkipCounter.total(self._tallies)
         return max(total, self._reading.skipped if self._reading else total, key=lambda counter: counter.samples)
 
     def _checked_batches(self, samples: Iterator[Any], tally: SkipCounter) -> Iterator[Any]:
-        """Yield samples. Raise InvalidRequest unless the DataLoader, found by its frame, requests `batch_size`."""
+        # the caller's frame shows the batch size of the DataLoader
         (worker, _), group, frame = _worker_number(), self._group, inspect.currentframe()
         with _picklable_errors():
             self._check_batch_size(frame.f_back.f_locals if frame and frame.f_back else {})
@@ -250,7 +250,7 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
                 raise InvalidRequest("batch_size", found, expected="equal values, which workers and states rely on")
 
     def _check_undivided(self, frame: FrameType | None) -> None:
-        """Raise InvalidRequest if the caller would divide the samples of this rank among all ranks again."""
+        """Raise InvalidRequest if the caller, such as Accelerate, would divide this rank's samples again."""
         caller = frame.f_back.f_locals.get("self") if frame and frame.f_back else None
         names = {base.__name__ for base in type(caller).__mro__} & _DIVIDING_CALLERS
         if names and self._stream.world_size > 1:

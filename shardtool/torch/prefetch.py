@@ -38,7 +38,7 @@ _MAX_PIXEL_VALUE = 255.0
 class Normalize:
     """Normalises the images of a batch on their device, with the options of `Prefetcher`.
 
-    A single operation computes in 32 bits, and rounds once. `images` counts the normalised tensors.
+    The result is computed in 32 bits and rounded once to `dtype`. `images` counts the normalised tensors.
     """
 
     mean: ChannelValues | None
@@ -143,7 +143,7 @@ class DirectTransfer:
         self._device, self._change = device, change
 
     def send(self, batch: Any) -> TakeBatch:
-        """Copy the batch, and change its tensors."""
+        """Copy the tensors of a batch, and apply `change` to them."""
         return [change_tensors(batch, self._copy)].pop
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -164,7 +164,7 @@ class StreamTransfer:
         self._reading: list[torch.Tensor] = []  # keeps pinned memory alive until the copy finishes
 
     def send(self, batch: Any) -> TakeBatch:
-        """Enqueue the copies of tensors, then their changes."""
+        """Enqueue the copies of all tensors, then the calls of `change`."""
         caller_stream = torch.cuda.current_stream(self._device)
         with torch.cuda.stream(self._stream):
             moved = change_tensors(batch, lambda tensor: self._move(tensor, caller_stream))
@@ -190,7 +190,7 @@ class StreamTransfer:
             self._stream.wait_stream(caller_stream)
             return _record_use(tensor, self._stream).clone()
         if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-            return tensor  # a tensor on another GPU, or a sparse tensor, is copied when the batch is returned
+            return tensor  # `_receive` copies sparse tensors, and tensors on another GPU
         tensor = tensor if tensor.is_pinned() else tensor.pin_memory()
         self._reading.append(tensor)
         return tensor.to(self._device, non_blocking=True)

@@ -92,7 +92,6 @@ class Loader(StreamOptions):
         self._state = self._stream.state_dict()
 
     def __len__(self) -> int:
-        """Return the number of batches in a whole epoch."""
         return Batch(self.batch_size, self.drop_last).count(len(self._stream))
 
     def __iter__(self) -> Iterator[Any]:
@@ -111,7 +110,7 @@ class Loader(StreamOptions):
         )
         stop, feeder = Event(), ThreadPoolExecutor(1, "shardtool-feed")
         decoders = ThreadPoolExecutor(threads, "shardtool-decode")
-        ending = sys.is_finalizing  # a local name, for use at interpreter exit, when all threads have been joined
+        ending = sys.is_finalizing  # a local name, because Python may delete module variables at interpreter exit
         samples = ((sample, stream.last_position()) for sample in stream)
 
         def state() -> tuple[State, int]:
@@ -283,7 +282,7 @@ class _FieldRows:
         self._pin, self._listed, self._lock = pin, listed, Lock()
         self._values: list[Any] = [None] * count
         self._rows: torch.Tensor | None = None
-        self._array: np.ndarray[Any, Any] | None = None  # a NumPy view of `_rows`
+        self._array: np.ndarray[Any, Any] | None = None
 
     def put(self, row: int, value: Any) -> None:
         if isinstance(value, torch.Tensor):
@@ -302,7 +301,7 @@ class _FieldRows:
                     row_array[row] = array
                     array = _IN_ROW
                 else:
-                    # convert the array, because the other values of the list are also tensors
+                    # all values of the list must be tensors
                     tensor = torch.from_numpy(array.copy())
                     array = tensor.pin_memory() if self._pin else tensor
             value = array

@@ -90,7 +90,7 @@ def stream_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
         return state
     batches = snapshot["_snapshot_step"] + state["_steps_since_snapshot"]
     workers = snapshot["_worker_snapshots"].values()
-    # check the state of every worker, because each worker may have skipped samples
+    # check all workers: `_state_after_batches` raises an error if one has skipped samples
     states = [*filter(None, (_state_after_batches(worker, batches) for worker in workers))]
     return states[0] if states else state
 
@@ -101,7 +101,7 @@ def _state_after_batches(loader: Mapping[str, Any], batches: int) -> dict[str, o
 
 
 SKIP_TALLY_BLOCKS = 256  # if there are more workers, some of them use the same block
-_TALLY_STEP_DIVISOR = 16  # counts are published when they have grown by 1/16, because this takes new shared memory
+_TALLY_STEP_DIVISOR = 16  # each publication takes new shared memory, so wait until counts have grown by 1/16
 
 
 class SkipCounter(SkippedSamples):
@@ -149,9 +149,9 @@ _STARTED, _FINISHED = 1, 2
 
 
 class SharedPassStart:
-    """The epoch and position at which a pass starts, in shared memory. `blocks` provides a lock.
+    """The epoch and position at which a pass starts, in shared memory.
 
-    The first worker of a pass sets them. If all workers finished the last pass, the next epoch starts.
+    The first worker of a pass sets both. If all workers finished the last pass, the next epoch starts.
     """
 
     def __init__(self, blocks: SharedBlocks) -> None:
@@ -167,7 +167,7 @@ class SharedPassStart:
         return epoch, position
 
     def set_start(self, epoch: int, position: int, group: Sequence[int] = (0, 0, 0)) -> None:
-        """Set the epoch and position at which a pass starts. `group` identifies the pass if it has started."""
+        """Set the epoch and position at which a pass starts. `group` identifies a pass that has started."""
         self._now.copy_(torch.tensor([epoch, position, *group]))
         self._workers.zero_()
 
@@ -194,7 +194,7 @@ class SharedPassStart:
             self._workers[worker] = _STARTED
 
     def record_worker_end(self, worker: int, group: Sequence[int]) -> None:
-        """Record that a worker finished its share of the pass `group`."""
+        """Record that a worker finished its share of a pass."""
         with self._blocks.locked():
             if self._now[2:].tolist() == [*group]:
                 self._workers[worker] = _FINISHED

@@ -1,6 +1,6 @@
 """Collect the statistics of a dataset in one pass over its indexes, and inspect some random images and labels.
 
-Memory does not grow with the number of samples. The seed determines which samples are inspected.
+Memory does not grow with the number of samples.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MAX_READ_SAMPLES = 4_000_000  # if there are more samples, only `full` reads all
 _MAX_FIELDS = 1000  # further fields are ignored
 MAX_LABEL_BYTES = 64  # longer payloads are not labels
 _MAX_UNPACKED_BYTES = 2**26
-_MAX_LABEL_READS = 20_000  # maximum number of labels to read because the index lacks their checksums
+_MAX_LABEL_READS = 20_000  # maximum number of labels to read in order to compute missing checksums
 _INDEX_COLUMNS = ("__key__", "__offset__", "__size__", FIELDS_COLUMN)
 NON_LABEL_COLUMNS = ("split", "mode", "width", "height")
 
@@ -62,7 +62,7 @@ class FieldPayloads(NamedTuple):
     crcs: NDArray[np.uint64] | None
 
     def content_ids(self) -> NDArray[np.uint64]:
-        """Return length and CRC-32C of each payload as one number. Equal payloads have the same."""
+        """Combine the length and CRC-32C of each payload in one number. Equal payloads have equal numbers."""
         lengths: NDArray[np.uint64] = self.lengths << np.uint64(32)
         return lengths if self.crcs is None else lengths | self.crcs
 
@@ -149,7 +149,7 @@ class DatasetOverview:
     Attributes:
         counts: Number of samples of each shard that was read, by shard number.
         scanned: Number of shards without a valid sidecar.
-        interleaved: Shards with more samples than keys.
+        interleaved: Scanned shards with repeated keys, with the number of samples and of distinct keys.
         images: Inspected images by field, as the sample's key and (width, height, mode) or an error message.
         label_texts: Label texts that `labels` has read, by field and content id.
     """
@@ -171,7 +171,7 @@ class DatasetOverview:
         self.classes = dataset.file.classes if dataset.file else {}
         self.label_texts: dict[str, dict[int, str]] = {}
         self._chosen: list[tuple[float, int, int, StoredSample]] = []
-        self._all_chosen = False  # whether all samples are inspected
+        self._all_chosen = False
         self._reads_left = _MAX_LABEL_READS
 
     @property
@@ -185,7 +185,7 @@ class DatasetOverview:
         return len(self.counts) < len(self.dataset.shards)
 
     def read(self) -> Iterator[tuple[StoredShard, ShardIndex, dict[str, FieldPayloads]]]:
-        """Read and yield the index of each shard, or of every n-th shard if there are too many samples."""
+        """Yield the index of each shard. If the dataset has too many samples, skip shards at regular intervals."""
         file, step = self.dataset.file, 1
         if file is not None:
             samples = sum(shard.samples for shard in file.shards)
@@ -252,7 +252,7 @@ class DatasetOverview:
     def _checksums(
         self, shard: StoredShard, name: str, offsets: NDArray[np.uint64], lengths: NDArray[np.uint64]
     ) -> NDArray[np.uint64] | None:
-        # return None if there are too many payloads, or if some are too long for labels
+        # do not read many payloads, or payloads that are too long for labels
         is_cheap = len(lengths) <= self._reads_left and lengths.max() <= MAX_LABEL_BYTES
         if not is_cheap or not self.is_label(name) or is_compressed(shard.path):
             return None
@@ -271,7 +271,7 @@ class DatasetOverview:
         max_chosen = self.options.looks
         if max_chosen < 1:
             return
-        if self._all_chosen:  # do not import numpy.random, which takes 8 ms
+        if self._all_chosen:  # avoids the import of numpy.random, which takes 8 ms
             ranks = np.zeros(len(shard_index))
         else:
             ranks = shard_random_numbers(self.options.seed, shard.number, len(shard_index))
@@ -284,7 +284,7 @@ class DatasetOverview:
             push(self._chosen, (rank, shard.number, row, stored_samples(shard, shard_index, np.array([row]), ())[0]))
 
     def inspect_samples(self, *, images: bool = True) -> None:
-        """Read images of the chosen samples, and labels whose checksums the indexes lack."""
+        """Read the images of the chosen samples, and the labels of fields without checksums."""
         has_image_columns = {"width", "height", "mode"} <= {*self.columns} and self.pixels[0].spread().count
         labels = [name for name, tally in self.fields.items() if tally.unknown and self.is_label(name)]
         max_bytes = dict.fromkeys(labels, MAX_LABEL_BYTES)
@@ -319,7 +319,7 @@ class DatasetOverview:
     def labels(self, name: str, max_values: int) -> tuple[Label, ...]:
         """Return a field's most frequent values.
 
-        One payload with each value is read to get its name, which is `?` if reading fails.
+        To get the name of a value, one of its payloads is read. If reading fails, the name is `?`.
         """
         tally = self.fields[name]
         kind, classes = self.kinds.get(name, "bytes"), self.classes.get(name)
@@ -348,7 +348,7 @@ class DatasetOverview:
         return {name: column for name, column in self.columns.items() if name not in (*NON_LABEL_COLUMNS, *self.fields)}
 
     def label_names(self) -> list[str]:
-        """Return the names of labels whose values are all known, the likeliest first."""
+        """Return the names of labels whose values were all counted, the likeliest first."""
         names = [name for name, tally in self.fields.items() if tally.counts.values and not tally.unknown]
         names += [name for name, column in self.label_columns().items() if column.counts.values]
         return sorted(filter(self.is_label, names), key=lambda name: (self.label_rank(name), name))

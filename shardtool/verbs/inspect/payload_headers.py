@@ -1,4 +1,4 @@
-"""Read the shapes and types of arrays, and the sizes and durations of videos, from headers. No payload is decoded.
+"""Read the shapes and types of arrays, and the sizes and durations of videos, from headers.
 
 Formats: NumPy (NEP 1), safetensors, MP4 and QuickTime (ISO/IEC 14496-12), Matroska and WebM (RFC 9559), AVI (RIFF).
 """

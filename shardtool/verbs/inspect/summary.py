@@ -32,7 +32,7 @@ Value = TypeVar("Value")
 
 
 _MAX_EXACT_VALUES = 2**17  # up to this many values, the median is exact
-_BUCKET_BITS = 10  # with more values, only this many leading bits of each are kept, so the median is within 0.2 %
+_BUCKET_BITS = 10  # more values are rounded to this many bits, so the median is within 0.2 %
 _BUCKETS_PER_OCTAVE = 64
 _MAX_DISTINCT_VALUES = 10_000
 _MAX_VALUE_CHARS = 200
@@ -169,7 +169,7 @@ class ColumnValue:
 
 @dataclass(frozen=True, slots=True)
 class ColumnSummary:
-    """The statistics of a metadata column. docs/json.md describes the attributes.
+    """The statistics of a metadata column.
 
     Attributes:
         values: The most frequent values, or none if all values differ.
@@ -203,7 +203,7 @@ class ColumnTally:
         self._kinds: set[str] = set()
 
     def add_type(self, kind: str) -> None:
-        """Add the type of the column in another shard. The type is `null` if all its values there are null."""
+        """Add the type of the column in another shard."""
         self.type = _join_types(self.type, kind)
 
     def add(self, values: pa.ChunkedArray) -> None:
@@ -288,7 +288,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class FieldSummary:
-    """How a field is stored (`kind`), its content type by name, its number of samples, and payload sizes."""
+    """The statistics of a field."""
 
     kind: str
     content: str
@@ -298,7 +298,7 @@ class FieldSummary:
 
 @dataclass(frozen=True, slots=True)
 class ImageSummary:
-    """The sizes and modes of images, after applying the EXIF orientation. docs/json.md describes the attributes."""
+    """The sizes and modes of images, after applying the EXIF orientation."""
 
     source: str
     images: int
@@ -331,7 +331,7 @@ class LabelSummary:
 
 @dataclass(frozen=True, slots=True)
 class StatisticsScope:
-    """The numbers of samples, shards, and shards without a sidecar (`walked`) that the statistics cover."""
+    """The numbers of samples and shards that the statistics cover. `walked` counts shards without a sidecar."""
 
     samples: int
     shards: int

@@ -1,4 +1,4 @@
-"""Write the sidecars of datasets as one Parquet or CSV table. Columns that a shard lacks are null."""
+"""Write the sidecars of datasets as one Parquet or CSV table."""
 
 from __future__ import annotations
 
@@ -32,10 +32,7 @@ _ROW_GROUP_ROWS = 2**16
 def write_table(
     datasets: Sequence[StoredDataset], path: str, *, where: str | None = None, overwrite: bool = False
 ) -> int:
-    """Write one row per sample, with its key, the path of its shard, its location and its metadata.
-
-    Return the number of rows. In CSV, nested values are written as JSON.
-    """
+    """Write the table of `inspect_table`, and return the number of rows."""
     if not path.endswith(TABLE_ENDINGS):
         raise InvalidRequest(cli_name("table"), path, expected=f"a file name ending in {' or '.join(TABLE_ENDINGS)}")
     for dataset in datasets:

@@ -1,7 +1,7 @@
 """Find the boxes and polygons of an image in COCO or YOLO annotations, or in lists of boxes with labels.
 
-Source: https://cocodataset.org/#format-data and https://docs.ultralytics.com/datasets/detect/ (boxes), .../segment/
-(polygons).
+Source: https://cocodataset.org/#format-data, https://docs.ultralytics.com/datasets/detect/ (boxes) and
+https://docs.ultralytics.com/datasets/segment/ (polygons).
 """
 
 from __future__ import annotations
@@ -131,8 +131,8 @@ def _rectangles(
 ) -> list[tuple[float, float, float, float]]:
     """Return left, top, right and bottom of each box as shares of the image, or an empty list if most boxes do not fit.
 
-    Numbers up to 1 are shares, and larger numbers are pixels. A box is left, top, width and height as in COCO, unless
-    more boxes are valid as left, top, right and bottom.
+    If any number is greater than 1, the numbers are pixels, otherwise shares. Boxes are [left, top, width, height] as
+    in COCO or, if more boxes then fit into the image, [left, top, right, bottom].
     """
     if boxes and max(map(max, boxes)) <= 1:
         image = 1, 1

@@ -1,7 +1,7 @@
 """Choose the samples of a page or contact sheet, by a seeded random selection, and find unusual samples.
 
-The selection is spread over labels, so that rare labels are included. Without labels, the selection is spread over
-shards. Unusual samples are the smallest and largest, the widest and tallest image, and duplicates.
+The selection is spread over labels, so that rare labels are included. Unusual samples are the smallest and largest, the
+widest and tallest image, and duplicates.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class UnusualSamples:
         return samples + pairs
 
     def _duplicate_candidates(self) -> list[list[tuple[int, int]]]:
-        # Return shard number and row of the first two samples in each of the largest groups of likely duplicates.
+        # For each of the largest groups of likely duplicates, return the shard number and row of its first two samples.
         ids = np.concatenate([np.zeros(0, np.uint64), *(shard_ids for _, shard_ids in self._content_ids)])
         ends = part_offsets([len(shard_ids) for _, shard_ids in self._content_ids])
         order = np.flatnonzero(repeated(ids))
@@ -174,10 +174,10 @@ def choose_samples(
     default_count: int | None = None,
     collectors: Sequence[Collector] = (),
 ) -> ChosenSamples:
-    """Choose at most `max_samples` samples, spread over the values of a label or, without labels, over shards.
+    """Choose samples that are spread over the values of a label or, without labels, over shards.
 
-    If `default_count` is given, choose only this number, or one sample per value of the label if this is more.
-    `collectors` are called with each index that is read.
+    `default_count` is the number of samples. If there are more label values, one sample per value is chosen, up to
+    `max_samples`. `collectors` are called with each index that is read.
     """
     overview = DatasetOverview(dataset, InspectOptions(seed=seed), Observer())
     spread: set[str] = set()
@@ -226,14 +226,13 @@ def _candidates(
     strata: list[str],
     drawn: tuple[int, int, list[_Candidate]],
 ) -> list[_Candidate]:
-    # `drawn` contains the seed, the maximum number of samples, and the pool so far.
     seed, max_samples, pool = drawn
     priority = shard_random_numbers(seed, shard.number, len(codes))
     order = np.lexsort((priority, codes))
     starts = np.flatnonzero(np.diff(codes[order], prepend=-2))
     rank = np.arange(len(codes)) - np.repeat(starts, np.diff(np.append(starts, len(codes))))
     best = order[np.lexsort((priority[order], rank))][:max_samples]
-    if 0 < max_samples <= len(pool):  # the pool is full, so drop candidates that cannot enter it, which are most
+    if 0 < max_samples <= len(pool):  # if the pool is full, drop most candidates before their samples are read
         priorities_by_stratum = {
             stratum: [candidate[1] for candidate in members]
             for stratum, members in groupby(sorted(pool, key=_CANDIDATE_ORDER), itemgetter(0))
@@ -250,8 +249,8 @@ def _candidates(
 
 
 def _first_candidates(pool: list[_Candidate], max_samples: int) -> list[_Candidate]:
-    # Sort by rank within the stratum, then by random number. Further candidates cannot decrease the rank of a dropped
-    # candidate.
+    # Sort by rank within the stratum, then by random number. Further samples only move a dropped candidate
+    # further down.
     strata = groupby(sorted(pool, key=_CANDIDATE_ORDER), key=itemgetter(0))
     ranked = [(rank, candidate) for _, members in strata for rank, candidate in enumerate(members)]
     ranked.sort(key=lambda ranked_candidate: (ranked_candidate[0], ranked_candidate[1][1], ranked_candidate[1][0]))

@@ -40,7 +40,7 @@ _DATASET_LABEL = "dataset"
 
 
 def all_samples(views: Sequence[DatasetView]) -> list[ShownSample]:
-    """Return the samples of a page, with unusual samples last."""
+    """Return the samples of all views, with unusual samples last."""
     shown = [sample for view in views for sample in view.shown]
     return shown + [sample for view in views for sample in view.unusual_shown]
 
@@ -59,7 +59,7 @@ class LabelSet(NamedTuple):
     """The values of a label or column, the most frequent first.
 
     Attributes:
-        total: Number of samples with a value, or of annotations, as `unit` tells.
+        total: Number of samples with a value, or of annotations. `unit` names what is counted.
     """
 
     name: str

@@ -11,9 +11,9 @@ from shardtool.dataset.payload import content_type
 
 _WAVEFORM_BARS = 80
 _WAVEFORM_HEIGHT = 100
-_EXTENSIBLE = 0xFFFE  # the format is in the extension of the header
+_EXTENSIBLE = 0xFFFE  # the header's extension contains the format
 _AUDIO_FRAME_BYTES = 4  # audio of 8 or 16 bits is cut at a multiple of this size
-_MIN_CLIP_BYTES = 64_000  # if less of a long audio fits, nothing is included
+_MIN_CLIP_BYTES = 64_000  # of a long audio, include at least this much or nothing
 _MAX_MEDIA_BYTES = 1_500_000
 _MEDIA_SIGNATURES = (
     (b"fLaC", "audio/flac"), (b"OggS", "audio/ogg"), (b"ID3", "audio/mpeg"), (b"\xff\xf1", "audio/aac"),
@@ -21,7 +21,7 @@ _MEDIA_SIGNATURES = (
 )  # fmt: skip
 
 
-_MAGIC_AUDIO = 3  # number of the first signatures, which are recognised in fields of any name
+_MAGIC_AUDIO = 3  # the first three signatures are recognised in fields of any name
 
 
 class MediaClip(NamedTuple):
@@ -81,7 +81,7 @@ def wav_peaks(data: bytes, bars: int) -> list[float]:
     if kind is None or size < bits // 8:
         return []
     values = np.frombuffer(data, kind, size // (bits // 8), start)
-    if kind == "V3":  # keep the two upper bytes, which are exact enough
+    if kind == "V3":  # 24-bit samples: drop the lowest byte
         values = np.ascontiguousarray(values.view("u1").reshape(-1, 3)[:, 1:]).view("<i2")[:, 0]
     with np.errstate(invalid="ignore"):  # a float may be a signalling NaN
         amplitudes = np.abs(values.astype(np.float64) - (128 if kind == "u1" else 0))
@@ -112,11 +112,11 @@ class MediaBudget:
         self._per_sample = (total - self._available) / max(samples, 1)
 
     def start_sample(self) -> None:
-        """Make the bytes of the next sample available."""
+        """Add the share of the next sample to the available bytes."""
         self._available += self._per_sample
 
     def take(self, kind: str, length: int) -> int:
-        """Use bytes for a field, and return their number: all, a start that is long enough to hear, or 0."""
+        """Return how many bytes of a field to include: all, those available, or 0 if these are too few to hear."""
         available = min(int(self._available), _MAX_MEDIA_BYTES)
         aligned = available // _AUDIO_FRAME_BYTES * _AUDIO_FRAME_BYTES
         start_bytes = aligned if aligned >= _MIN_CLIP_BYTES and not kind.endswith("/mp4") else 0

@@ -2,7 +2,7 @@
 
 All content of the dataset is treated as hostile. The templates escape the content and show control characters. The
 page's content security policy allows only the page's own script and style sheet, by hash. The page is readable without
-JavaScript. The same files produce the same bytes.
+JavaScript.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from shardtool.transform.thumbnail import Thumbnail
     from shardtool.verbs.inspect.page.samples import ShownSample
 
-    # A label, its number of values, and a row per value: the value, (count, share) for each dataset, and the largest
-    # share.
+    # label, number of values, and for each value: its text, (count, share) by dataset, and its largest share
     _Compared = tuple[str, int, list[tuple[str, list[tuple[int, float]], float]]]
 
 
@@ -155,7 +154,7 @@ def _sample_json(sample: ShownSample) -> dict[str, object]:
 
 
 def _image_json(image: Thumbnail, *, with_data: bool) -> dict[str, object]:
-    # The sample's tile already contains the first image and its overlay.
+    # `with_data` is false for images that the sample's tile already contains
     document: dict[str, object] = {"field": shorten_text(image.field, 200), "full": image.full, "size": image.size}
     document |= {"mode": image.mode, "kind": image.kind, "colours": image.colours[:_MAX_LEGEND_COLOURS]}
     return {**document, "src": image.url} if with_data else document

@@ -1,8 +1,4 @@
-"""Embed the metadata of samples as a table in the page, for filters, sorting and the selection of keys.
-
-The table contains the first samples of each dataset, up to limits of rows and bytes. Samples shown as cards are always
-included.
-"""
+"""Embed the metadata of samples as a table in the page, for filters, sorting and the selection of keys."""
 
 from __future__ import annotations
 
@@ -83,7 +79,7 @@ class RowTable:
         table = table if count == len(shard_index) else table.take(number_array(np.arange(count)))
         columns = {name: _convert(table.column(name), class_names_of(overview.classes, name)) for name in names}
         for name, payloads in fields.items():
-            # a field such as `labels.json` contains lists for the column `labels`
+            # the field `labels.json` has the same values as the column `labels`
             is_column = name in columns or name.rpartition(".")[0] in columns
             if not is_column and payloads.crcs is not None and overview.is_label(name):
                 ids, is_missing = np.zeros(len(shard_index), np.uint64), np.ones(len(shard_index), np.bool_)
@@ -93,7 +89,7 @@ class RowTable:
         size = sum(part.nbytes for column in (keys, *columns.values()) for part in column[1:] if part is not None)
         fitting = count if size <= self._bytes_left else count * self._bytes_left // size
         self._bytes_left -= size
-        if fitting < len(shard_index):  # stop, because the rows must be the first samples without a gap
+        if fitting < len(shard_index):  # the rows must be the first samples without a gap, so add no more
             self._bytes_left = 0
         if fitting:
             self._ranges[shard.path] = self.rows, fitting
@@ -113,7 +109,7 @@ class RowTable:
         self.rows += count
 
     def set_rows(self, samples: Sequence[ShownSample], overview: DatasetOverview) -> None:
-        """Set the row of each shown sample. Add a row for samples beyond the limits."""
+        """Set the row of each sample that is shown as a card. Add rows for samples that the limits excluded."""
         added: dict[tuple[str, int], tuple[int, ShownSample]] = {}
         for sample in samples:
             path, number = sample.chosen.shard.path, sample.chosen.number
@@ -177,7 +173,7 @@ def _are_exact(values: pa.Array) -> bool:
 
 
 def _list_texts(values: pa.Array, class_names: Sequence[str]) -> pa.Array:
-    # Lists of objects, such as conversations, are not converted, which would take seconds. Their lengths are kept.
+    # Lists of objects, such as conversations, are not converted, because this would take seconds.
     import pyarrow.compute as pc
 
     if not is_scalar_type(values.type.value_type):
@@ -214,10 +210,10 @@ def script_json(value: object, *, ascii_only: bool = False) -> str:
 
 
 def rows_json(tables: Sequence[RowTable], overviews: Sequence[DatasetOverview]) -> str:
-    """Return the number of rows, and the columns, as JSON for a script element.
+    """Return the rows as JSON for a script element.
 
-    A column has a name and a kind. The cells are in `values`, or `codes` contains their positions in `names` (-1 for
-    null). Lists also have `lengths`. `keys` contains the keys that differ from their text in the column `key`.
+    A column contains its cells as `values`, or its distinct texts as `names` and the index of each cell's text as
+    `codes` (-1 for null). `keys` contains, by row, the keys that the column `key` shows escaped or cut.
     """
     pairs = [*zip(tables, overviews, strict=True)]
     keys = [key for table in tables for part in table.keys for key in part.to_pylist()]
@@ -288,6 +284,6 @@ def _column_document(parts: Sequence[_Values]) -> dict[str, object]:
 def _numbers(part: _Values) -> list[object]:
     if not part.kind or pt.is_integer(part.values.type):
         return list(part.values.to_pylist())
-    # As text, a 32-bit float has only the digits that it needs. NaN and infinity stay texts, which JSON requires.
+    # Converted through text, 32-bit floats have no extra digits. NaN and infinity stay text, because JSON lacks them.
     texts = part.values.cast(pa.string()).to_pylist()
     return [text if text is None or text.lstrip("-") in ("nan", "inf") else float(text) for text in texts]
