@@ -44,7 +44,7 @@ def datasource(dataset: Dataset, *, fields: Collection[str] | None = None) -> An
 
     A shard becomes one block, or several of at most 128 MB, in shard order. The columns are `__key__` and the fields,
     and with `metadata=True` also the sidecar columns. Fields are stored bytes (`large_binary`) or, for TFRecord
-    numbers, int64 and float32. A missing field is null. The number of rows is known before anything is read.
+    numbers, int64 and float32. A missing field is null.
 
     Args:
         dataset: A dataset or view from `shardtool.open`, with paths that all nodes can read.

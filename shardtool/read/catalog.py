@@ -1,6 +1,6 @@
 """A catalog lists the shards of one or several datasets, with the number of samples in each.
 
-A catalog takes no memory per sample. Shards without a sidecar are scanned once for all processes.
+Shards without a sidecar are scanned once for all processes.
 """
 
 from __future__ import annotations

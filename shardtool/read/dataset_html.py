@@ -1,4 +1,4 @@
-"""Create the HTML that notebooks show for a dataset, with a few small samples, in three seconds and without errors."""
+"""Create the HTML that notebooks show for a dataset and a few small samples, in at most three seconds."""
 
 from __future__ import annotations
 

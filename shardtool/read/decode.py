@@ -75,7 +75,6 @@ class Decode:
     Images (JPEG, PNG, WebP, BMP, GIF, TIFF, PNM) become upright 8-bit RGB:
 
     - Alpha is dropped, not blended.
-
     - Grey becomes three equal channels. Palette indices become colours. Pillow converts CMYK without a colour profile.
     - 16-bit grey is scaled to 8 bits, so 65535 becomes 255. If an image has 12 bits, 4095 becomes 255.
     - 16-bit colours keep the upper eight bits.

@@ -1,8 +1,7 @@
 """The samples of an epoch: all samples of a catalog, some of them, or a weighted mix of several datasets.
 
 Among the first t positions of a mix, the first dataset has its rounded share of t, the second its rounded share of the
-remaining positions, and so on. Each count grows by 0 or 1 per position, and differs from its exact share by less than
-the number of datasets. Within blocks of positions, the datasets are then shuffled.
+remaining positions, and so on. Within blocks of positions, the datasets are then shuffled.
 """
 
 from __future__ import annotations

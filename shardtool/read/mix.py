@@ -79,8 +79,8 @@ def mix(
     """Mix several datasets into one that can be streamed, divided among ranks and resumed.
 
     Each block of 64 samples has the exact proportions. The datasets alternate in random order, even without `shuffle`.
-    When all samples of a dataset have been read, it starts its next epoch, in another order. In the next epoch of the
-    mix, each dataset continues where it stopped. Without options, each sample occurs once per epoch.
+    When all samples of a dataset have been read, it starts its next epoch, in another order. In the next epoch, each
+    dataset continues where it stopped. Without options, each sample occurs once per epoch.
 
     Args:
         datasets: Datasets, views or other mixes. Their stages run before the stages of the mix.

@@ -165,7 +165,7 @@ def _read_blob(blob: RemoteObject, offsets: Sequence[int], lengths: Sequence[int
 
 
 class OpenFiles(LruCache[str, OpenFile]):
-    """The open shards of a catalog. If there are too many, the least recently used shard is closed."""
+    """The open shards of a catalog."""
 
     def __init__(self, cache: ShardCache | None, on_release: Callable[[], None] = lambda: None) -> None:
         super().__init__(_max_open_shards(), on_release=on_release)

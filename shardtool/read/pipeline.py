@@ -132,7 +132,7 @@ class Tuple(_FieldStage):
 
 
 class DatasetPipelines(NamedTuple):
-    """The stages of each dataset of a mix, by dataset number. These stages run before the stages of the mix."""
+    """The stages of each dataset of a mix, by dataset number."""
 
     by_dataset: tuple[tuple[Stage, ...], ...]
 

@@ -93,7 +93,7 @@ class Streamable(SampleSource[SampleT]):
                 With a shuffle, the default is `drop`. Otherwise, it is `pad`, or `uneven` for one rank. For skipped
                 samples, see `Stream`.
             groups: Number of groups of adjacent ranks. All ranks of a group get the same samples, for tensor and
-                sequence parallelism. By default, there are no groups.
+                sequence parallelism.
             on_error: What to do with a sample that is damaged or cannot be decoded: `raise` an error, or `skip` and
                 count the sample. The default is the value passed to `open`.
 
@@ -142,9 +142,8 @@ class Streamable(SampleSource[SampleT]):
             tokens: Tokens per block.
             field: Name of the token field, which is a one-dimensional `.npy`, plain bytes, or a TFRecord list. Required
                 if samples have several fields.
-            by: `first-fit` keeps documents whole. Starting with the longest, each document goes into the fullest block
-                with enough room. Only documents longer than a block are split. `concat` concatenates documents, and
-                cuts the result into blocks.
+            by: `first-fit` keeps documents whole. Only documents longer than a block are split. `concat` concatenates
+                documents, and cuts the result into blocks.
             dtype: Type of tokens stored as plain bytes, such as `uint16`.
             length: Metadata column with the number of tokens. By default, it is computed from the size of the field.
             pad: Token that fills the rest of a block.

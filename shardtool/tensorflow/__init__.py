@@ -1,7 +1,4 @@
-"""Read TFRecords with `tf.data`, and batches of any dataset with `fit` of Keras.
-
-TensorFlow reads TFRecords without Python.
-"""
+"""Read TFRecords with `tf.data`, and batches of any dataset with `fit` of Keras."""
 
 from __future__ import annotations
 

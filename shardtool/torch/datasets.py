@@ -245,7 +245,7 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
             requested = caller["possibly_batched_index"]
             size = len(requested) if isinstance(requested, list) else 1
             self._drop_last[0] = getattr(caller.get("self"), "drop_last", False)
-            if size != self.batch_size:  # `size` is 1 if the DataLoader makes no batches
+            if size != self.batch_size:
                 found = f"{self.batch_size} in the StreamDataset, {size} in the DataLoader"
                 raise InvalidRequest("batch_size", found, expected="equal values, which workers and states rely on")
 

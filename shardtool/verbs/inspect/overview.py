@@ -106,7 +106,7 @@ class FieldTally:
     """The statistics of a field over all shards.
 
     Attributes:
-        counts: Number of payloads by content id. Invalid if `unknown` is true.
+        counts: Number of payloads by content id, if `unknown` is false.
         locations: Shard number and offset of the first payload with each content id.
         unknown: Whether the indexes lack the checksums of some payloads.
         labels: Number of inspected payloads by label, which is a pair of name and class number.

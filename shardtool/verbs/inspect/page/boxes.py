@@ -26,7 +26,7 @@ _MIN_POLYGON_NUMBERS = 6
 _TOLERANCE = 1.02  # annotations often exceed the image by a pixel or a rounding error
 _MAX_COLOURED_CLASS = 2**20
 _MIN_LIGHT = 1400  # a colour is light if the weighted sum of red, green and blue (at most 2,550) is larger
-_MAX_CHARS = 60  # maximum length of a label
+_MAX_LABEL_CHARS = 60
 _MAX_POINTS = 100
 _DRAWN_SIDE = 1000  # the longer side of the image, in the drawing's coordinates
 
@@ -117,7 +117,6 @@ def _box_of(item: Mapping[str, object]) -> object:
 
 
 def _numbers(value: object) -> list[float]:
-    # Return four finite numbers, or an empty list.
     if not isinstance(value, list) or len(value) != _BOX_NUMBERS:
         return []
     # the comparison also excludes NaN
@@ -187,7 +186,7 @@ def _draw(points: Sequence[_Point], label: object, names: Sequence[str], image: 
     width, height = drawing_size(image)
     number = label if isinstance(label, int) and not isinstance(label, bool) else -1
     text = str(label) if isinstance(label, (str, int, float)) else ""
-    text = printable(names[number] if 0 <= number < len(names) else text[:_MAX_CHARS])
+    text = printable(names[number] if 0 <= number < len(names) else text[:_MAX_LABEL_CHARS])
     points = points[:: -(-len(points) // _MAX_POINTS)]
     pixels = [(round(min(max(x, 0), 1) * width), round(min(max(y, 0), 1) * height)) for x, y in points]
     path = "M" + "L".join(f"{x} {y}" for x, y in pixels) + "Z"

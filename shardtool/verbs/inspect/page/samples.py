@@ -47,7 +47,7 @@ _MAX_FIELDS = 40
 _MAX_CLIPS = 2
 _MAX_NAME_CHARS = 120
 _NUMBER_LIST = re.compile(r'\[[^\[\]{}"]*\]')
-_TURN_BYTES = 20  # bytes of a turn in addition to its text
+_TURN_BYTES = 20
 _HEX_BYTES = 32
 MAX_KEY_CHARS = 200
 
