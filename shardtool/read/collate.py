@@ -119,7 +119,7 @@ def _collate_values(values: list[object]) -> NDArray[np.generic] | list[object]:
     if kind in _ARRAY_DTYPES or issubclass(kind, np.number):
         try:
             return np.array(values, _ARRAY_DTYPES.get(kind))
-        except OverflowError:
+        except OverflowError:  # the integer has more than 64 bits
             return values
     return values
 

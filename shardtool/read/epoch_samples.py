@@ -51,8 +51,8 @@ def parts_window_ranks(
 ) -> tuple[int, int, int]:
     """Choose `parts`, `window` and `ranks` of `OrderOptions`.
 
-    If `parts` is given, the order does not depend on the number of ranks. If it is None, only the number of parts per
-    rank and their window do not.
+    If `parts` is given, the order is the same for any number of ranks. Otherwise, only the number of parts per rank and
+    their window are the same.
     """
     kinds = (CatalogSamples,) if copies else (CatalogSamples, MixedSamples)
     if parts is not None or not isinstance(source, kinds):

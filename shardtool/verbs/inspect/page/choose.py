@@ -174,10 +174,10 @@ def choose_samples(
     default_count: int | None = None,
     collectors: Sequence[Collector] = (),
 ) -> ChosenSamples:
-    """Choose samples that are spread over the values of a label or, without labels, over shards.
+    """Choose up to `max_samples` samples, spread over the values of a label or, without labels, over shards.
 
-    `default_count` is the number of samples. If there are more label values, one sample per value is chosen, up to
-    `max_samples`. `collectors` are called with each index that is read.
+    If `default_count` is given, choose only this number of samples or, if there are more label values, one per value.
+    `collectors` are called with each index that is read.
     """
     overview = DatasetOverview(dataset, InspectOptions(seed=seed), Observer())
     spread: set[str] = set()
