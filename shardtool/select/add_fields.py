@@ -51,7 +51,7 @@ class NewField(NamedTuple):
 
 
 def add_fields(entries: SampleTable, new_fields: Sequence[NewField]) -> SampleTable:
-    """Add or replace fields. Existing fields that no sample has are dropped."""
+    """Add or replace fields. Also drop field names that no sample uses."""
     new_fields = [field for field in new_fields if field.has_value.any()]
     if not new_fields:
         return entries
@@ -76,7 +76,7 @@ def add_fields(entries: SampleTable, new_fields: Sequence[NewField]) -> SampleTa
         spans = replace(spans, offset=offset, expected=expected, is_list=is_list, row_file=row_file)
 
     def is_one_type(field: NewField) -> bool:
-        # Samples that keep the existing field may have a value of another type.
+        # A sample without a new value keeps its existing payload, which may be of another type.
         return bool(field.has_value.all()) or field.name not in old_names or values.types.get(field.name) == field.kind
 
     columns = {field.name: field.column for field in new_fields}

@@ -39,9 +39,9 @@ def list_source_paths(entries: SampleTable) -> PackedStrings:
 def drop_empty_samples(
     entries: SampleTable, where: str, found: str, why: str
 ) -> tuple[SampleTable, tuple[Skipped, ...]]:
-    """Drop samples without fields. Return the remaining samples, and the dropped samples as skipped, with reason `why`.
+    """Drop samples without fields. Return the remaining samples, and a `Skipped` for each dropped sample.
 
-    If no sample would remain, raise an error with `where` and `found`.
+    `why` is the reason in each `Skipped`. If all samples are without fields, raise an error with `where` and `found`.
     """
     counts = entries.counts()
     empty = np.flatnonzero(counts == 0)
@@ -75,11 +75,13 @@ def order_rows(
     Return the merged rows, numbered across all tables, and the position of each sample's first row. If several tables
     have the same field of a sample, only the row of the first table is kept.
 
-    `firsts` contains the first row of each sample, and `codes` the field of each row, for each table.
+    Args:
+        firsts: For each table, the first row of each sample.
+        codes: For each table, the field of each row.
     """
     orders, counts = [np.zeros(0, np.int64)], [np.zeros(1, np.int64)]
     part_starts = np.cumsum([0, *map(len, codes)])
-    for samples in chunk_slices(len(firsts[0]) - 1):  # in chunks, to limit memory
+    for samples in chunk_slices(len(firsts[0]) - 1):
         bounds = [first[samples.start : samples.stop + 1] for first in firsts]
         ranges = [slice(bound[0], bound[-1]) for bound in bounds]
         numbered = zip(ranges, part_starts, strict=False)
@@ -112,7 +114,10 @@ def group_sorted(keys: PackedStrings) -> RowGroups:
 
 
 def merge_groups(entries: SampleTable, groups: RowGroups) -> SampleTable:
-    """Merge the samples of each group. Their fields must differ. The metadata of the first sample is kept."""
+    """Merge each group of samples into one sample. It keeps the metadata of the first sample.
+
+    No two samples of a group may have the same field.
+    """
     part = np.repeat(np.arange(len(entries)), entries.counts())
     sample, code = groups.of_row[part], entries.rows.code
     kept = np.flatnonzero((entries.rows.kind != INLINE) | (groups.first[sample] == part))

@@ -1,8 +1,8 @@
 """Find the rows of a table that match a query such as `label == 'dog' and width > 256`.
 
 The query language is a subset of pandas' query language. Python parses a query, but never runs it. An untrusted query
-can therefore only select the wrong rows. Unsupported syntax is an error before any value is read. A comparison with
-null is false, except that `!=` is true. `not` inverts the result.
+can therefore only select the wrong rows. A comparison with null is false, except that `!=` is true. `not` inverts the
+result.
 
 Two features are not in pandas. A class name can be compared with class numbers (`cls == 'cat'`), and lists have
 `.len()` and `.contains()`.
@@ -141,7 +141,7 @@ def match_rows(table: pa.Table, query: str, classes: ClassNames = _NO_CLASSES) -
 def match_partially(
     table: pa.Table, query: str, later_columns: Mapping[str, str], classes: ClassNames = _NO_CLASSES
 ) -> tuple[NDArray[np.int64], ReadCondition | None]:
-    """Evaluate only the conditions of a query (the operands of `and`) that need no other columns than those of `table`.
+    """Evaluate only the conditions of a query (the operands of `and`) whose columns are all in `table`.
 
     Return the matching rows, and the remaining conditions or None.
 
@@ -155,7 +155,7 @@ def match_partially(
             warnings.simplefilter("ignore")
             parsed, table_columns = _parse(query, where, classes), {*table.column_names}
             measured = [(name, kind) for name, kind in later_columns.items() if name not in table_columns]
-            # Evaluate without rows first, so that an error message lists all columns.
+            # First evaluate the query without rows but with all columns, so an error message can list all columns.
             _evaluate(metadata_columns.with_measured_columns(table.slice(0, 0), measured, []), parsed)
             parts = _split_conjunction(parsed.tree)
             later_parts = [part for part in parts if not table_columns.issuperset(parsed.columns(part))]

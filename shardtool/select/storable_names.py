@@ -51,7 +51,10 @@ def has_dotted_keys(keys: PackedStrings) -> bool:
 
 
 def check_storable_names(entries: SampleTable, where: str, *, skip: bool = False) -> None:
-    """Raise an error if a key or field name cannot be stored. If `skip`, suggest skipping these samples."""
+    """Raise an error if a key or field name cannot be stored.
+
+    If `skip` is true, the error also suggests the option that skips these samples.
+    """
     keys, fields = _unsafe_keys(entries.keys), _unsafe_fields(entries)
     bad = [entries.keys[index] for index in keys[:5]] + [to_bytes(name) for name in fields]
     if not bad:
@@ -163,7 +166,7 @@ def make_portable(entries: SampleTable, *, by_key: bool = True) -> SampleTable:
         source_paths=True,
     )
     check_case(renamed)
-    # Lower case may change the order of fields, and encoding may change the order of keys.
+    # Sort again: lower-case field names and percent-encoded keys may have another order than the original names.
     if np.any(np.diff(new_code.astype(np.int64)) < 0):
         by_field = np.lexsort((renamed.rows.code, np.repeat(np.arange(len(renamed)), renamed.counts())))
         renamed = renamed.take_rows(by_field)
@@ -182,7 +185,7 @@ def _portable_keys(keys: PackedStrings, max_bytes: int) -> PackedStrings:
         chunk = keys.span(span.start, span.stop)
         if _UNSAFE_IN_CHUNK.search(chunk) or lengths[span].max() > max_bytes:
             renamed = [_portable_key(key, max_bytes) for key in chunk[:-1].split(b"\0")]
-            # Only hashed keys can become equal, because different keys have different encodings.
+            # Two keys can only become equal if their ends are replaced by hashes.
             hashed = [key for key in renamed if b"~" in key]
             if len(hashed_keys) + len(hashed) > len(hashed_keys.union(hashed)):
                 found = "two long keys become the same key"

@@ -65,7 +65,7 @@ class Table:
         return sum(batch.num_rows for batch in self.batches(self.schema.names[:1]))
 
     def row_counts(self) -> list[tuple[str, int]]:
-        """Return the path and row count of each file. Empty if the table is not several files."""
+        """Return the path and row count of each file, or [] if the table is not stored in several files."""
         return []
 
     def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
@@ -91,7 +91,7 @@ class MemoryTable(Table):
         return self._table.select(columns)
 
     def count(self) -> int:
-        """Return the number of rows, even without columns."""
+        """Return the number of rows, even if the table has no columns."""
         return int(self._table.num_rows)
 
 

@@ -43,7 +43,7 @@ def group_rows(keys: pa.Array) -> RowGroups:
 
 
 def collected_note(rows: int, keys: int, name: str) -> str:
-    """Return a note that rows of the table `name` were collected."""
+    """Return the note about the rows of the table `name` that were collected."""
     return f"{pluralize(rows, 'row')} of {name} collected into lists for {pluralize(keys, 'key')}"
 
 

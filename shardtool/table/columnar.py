@@ -84,7 +84,6 @@ class ParquetTable(_FileTable):
                 yield path, file
 
     def read(self, columns: list[str], _text: Collection[str], /) -> pa.Table:
-        """Return the selected columns."""
         partition_columns = [name for name in columns if any(name in partition for partition in self._partitions)]
         tables = []
         with reading_table(self.location):
@@ -104,12 +103,10 @@ class ParquetTable(_FileTable):
         return table.select(columns)
 
     def count(self) -> int:
-        """Return the number of rows."""
         with reading_table(self.location):
             return sum(file.metadata.num_rows for _, file in self._open_files())
 
     def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        """Yield record batches of the columns."""
         with reading_table(self.location):
             for path, file in self._open_files(pre_buffer=False, buffer_size=_BUFFER_BYTES):
                 missing = [name for name in columns if name not in file.schema_arrow.names]
@@ -119,7 +116,6 @@ class ParquetTable(_FileTable):
         self._check_same()
 
     def iter_struct_field(self, column: str, field: str) -> Iterator[pa.Array]:
-        """Yield the values of one field of a struct column. Other fields are not read."""
         for _, file in self._open_files(pre_buffer=False):
             for group in range(file.num_row_groups):
                 for chunk in file.read_row_group(group, columns=[f"{column}.{field}"], use_threads=False)[0].chunks:
@@ -175,7 +171,6 @@ class ArrowTable(_FileTable):
             yield reader
 
     def read(self, columns: list[str], _text: Collection[str], /) -> pa.Table:
-        """Return the selected columns."""
         if not columns:
             return pa.table({})
         with reading_table(self.location), self._reader(columns) as reader:
@@ -184,7 +179,6 @@ class ArrowTable(_FileTable):
         return table
 
     def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        """Yield record batches of the columns."""
         # Use a memory map, because a batch may be the whole file.
         with reading_table(self.location), self._reader(columns, pa.memory_map) as reader:
             if isinstance(reader, pa.RecordBatchFileReader):

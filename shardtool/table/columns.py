@@ -97,7 +97,7 @@ def check_direction(option: str, pairs: Iterable[tuple[str, str]], names: Collec
 
 
 def check_sidecar_names(location: str, columns: list[str], *, remedy: str) -> None:
-    """Raise an error if a column name starts with two underscores. Sidecars reserve these names."""
+    """Raise an error if a column name starts with two underscores."""
     reserved = [repr(name) for name in columns if name.startswith("__")]
     if reserved:
         found = f"column {format_list(reserved)}: names that start with two underscores are reserved for the sidecar"
@@ -131,7 +131,7 @@ def check_labels(classes: Sequence[str], fields: Sequence[tuple[str, str]]) -> N
 
 MAX_COLUMNS = 10_000  # each column takes space in the sidecar of every shard
 MAX_NESTING = 32  # pyarrow reads up to 100 levels from Parquet, where a list takes up to three levels
-MAX_ROW_BYTES = 2**28  # limits the memory for a row
+MAX_ROW_BYTES = 2**28
 
 
 def check_shape(location: str, schema: pa.Schema) -> None:

@@ -44,7 +44,7 @@ class ConcatenatedTable(Table):
         self.notes = tuple(note for table in self._tables for note in table.notes)
 
     def read(self, columns: list[str], text: Collection[str], /) -> pa.Table:
-        """Read the given columns. If a column is text in one file, it is text in the result."""
+        """Read columns. If a column is text in one file, it is text in the result."""
         tables = self._read_all(columns, text)
         kinds = _types_by_column([table.schema for table in tables])
         if mixed := {name for name in kinds if len(kinds[name]) > 1 and kinds[name] & {"string", "large_string"}}:
@@ -57,20 +57,16 @@ class ConcatenatedTable(Table):
             raise self._types_error([table.schema for table in tables]) from None
 
     def count(self) -> int:
-        """Return the number of rows."""
         return sum(count for _, count in self.row_counts())
 
     def row_counts(self) -> list[tuple[str, int]]:
-        """Return the path and row count of each file."""
         return [(file, table.count()) for file, table in zip(self._files, self._tables, strict=True)]
 
     def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        """Yield all rows as record batches."""
         for table in self._tables:
             yield from table.batches(columns)
 
     def iter_struct_field(self, column: str, field: str) -> Iterator[pa.Array]:
-        """Yield the values of one field of a struct column."""
         for table in self._tables:
             yield from table.iter_struct_field(column, field)
 

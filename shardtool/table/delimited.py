@@ -1,7 +1,6 @@
 """Read CSV, TSV and other delimited text with pyarrow.
 
-Errors name a wrong delimiter, and the rows that have too many or too few values. Row 1 is the first row after the
-header. Empty lines are not counted.
+Empty lines are ignored, and not counted in the row numbers of messages.
 
 The type of a column is inferred from all its values. The following columns are read as text:
 
@@ -48,7 +47,7 @@ _TAIL_BYTES = 64
 _MAX_EXACT_FLOAT = 2.0**53
 _DELIMITER_NAMES = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
 _TAB = "\t"
-_UNQUOTED_DELIMITER = "|"  # quotation marks are plain text with this delimiter, as in LJSpeech
+_UNQUOTED_DELIMITER = "|"  # with this delimiter, quotation marks are ordinary characters, as in LJSpeech
 
 
 class DelimitedTable(Table):

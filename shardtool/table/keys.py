@@ -82,7 +82,7 @@ def _invalid_positions(chunk: pa.Array, lengths: NDArray[np.int64]) -> NDArray[n
 
 
 def may_repeat(keys: PackedStrings) -> bool:
-    """Return whether two keys have the same hash, so that a key may occur more than once."""
+    """Return whether any two keys have the same hash. If not, no key is repeated."""
     sorted_hashes = np.sort(hash_keys(keys))
     return bool(np.any(sorted_hashes[1:] == sorted_hashes[:-1]))
 
@@ -103,7 +103,7 @@ def find_repeated(keys: PackedStrings) -> dict[bytes, list[int]]:
 
 def find_positions(keys: PackedStrings, others: PackedStrings) -> NDArray[np.int64]:
     """Return the position of each key in `others`, or -1 if it is missing. The keys in `others` must be unique."""
-    # Keys are divided into parts by hash, because a hash table of all keys takes twice the memory.
+    # Look up keys in parts, chosen by hash, because one lookup table for all keys takes twice the memory.
     import pyarrow.compute as pc
 
     positions = np.full(len(keys), -1, np.int64)

@@ -1,7 +1,6 @@
 """Convert the values of columns to payloads of fields: texts, class numbers or, if the field ends in npy, arrays.
 
-All code that stores columns as fields uses these functions, and therefore rejects the same values. Nulls are allowed;
-`missing_positions` finds them.
+Nulls are allowed. `missing_positions` finds them.
 """
 
 from __future__ import annotations

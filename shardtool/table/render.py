@@ -52,7 +52,7 @@ class ArrowStrings:
     Attributes:
         render: Function that creates the texts in a slice or at given positions, each followed by NUL.
         positions: The positions of the selected texts, or None for all texts.
-        size: The size of each payload, if all texts are encoded (see `decode_inline_payload`) and have the same size.
+        size: The payload size if all texts are encoded payloads (see `decode_inline_payload`) of the same size, or None.
     """
 
     count: int
@@ -65,7 +65,7 @@ class ArrowStrings:
         return self.count if self.positions is None else len(self.positions)
 
     def take(self, positions: NDArray[np.int64]) -> ArrowStrings:
-        """Return the texts at `positions` without creating them."""
+        """Return an `ArrowStrings` of the texts at `positions`. No text is created yet."""
         return replace(self, positions=positions if self.positions is None else self.positions[positions])
 
     def lengths(self) -> NDArray[np.int64]:

@@ -52,8 +52,7 @@ def reshard(dataset: Datasets, output: OutputNames, options: ReshardOptions, obs
     """Write the samples of one or more datasets into new shards, with sidecars and a dataset file.
 
     Payloads are copied without decoding unless a transform changes them. They are verified by the checksums in the
-    index. If no sample changes, the content fingerprint must stay the same. With `dry_run`, return the plan and write
-    nothing.
+    index. If no sample changes, the content fingerprint must stay the same.
 
     Args:
         dataset: A dataset file, a pattern, a glob, a folder, a list of shards, or a list of these.

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 ResultT = TypeVar("ResultT")
 _RETRY_POLICY = retry.DEFAULT_POLICY._replace(tries=2, max_total_s=5.0, first_answer_s=5.0, speed_window_s=10.0)
-_MAX_LISTED_OBJECTS = 100  # number of objects to list in search of one that is not empty
+_MAX_LISTED_OBJECTS = 100  # maximum number of objects to list until a non-empty object is found
 _NOT_CHECKED = Check("", "unknown", "")
 _EXACT_S = 2  # smaller differences are ignored, because the header `Date` has whole seconds
 _SKEW_S = 300  # stores reject requests if the clocks differ by more than 5 minutes (some: 15)
@@ -91,7 +91,7 @@ def doctor(place: DatasetLike, options: DoctorOptions, observer: Observer) -> Do
 
 
 class _StepFailed(Exception):
-    """A step failed on which later steps depend."""
+    """A failed step that later steps depend on."""
 
 
 class _Steps:
@@ -275,7 +275,7 @@ def _has_conditional_get(place: str, version: str) -> str:
 
 
 def _check_folder(path: str, steps: _Steps) -> None:
-    open_folder(path)  # raises an error for a misspelled address
+    open_folder(path)  # checks the address
     existing, parent = path, paths.folder_of(path.rstrip("/"))
     while existing and not os.path.lexists(existing):
         existing = paths.folder_of(existing.rstrip("/"))
@@ -313,7 +313,7 @@ def _check_locks(path: str) -> str:
 _CONNECTION_STEPS = ("server", "proxy", "certificate", "clock", "credentials")
 _STORE_STEPS = _check_store, (*_CONNECTION_STEPS, "bucket", "list", "read", "write", "conditions", "delete")
 
-_LOCATION_CHECKS = {  # the function and its steps, by kind of location
+_LOCATION_CHECKS = {  # for each kind of location: the function that checks it, and the steps of this function
     **dict.fromkeys(STORES, _STORE_STEPS),
     "web": (_check_web, (*_CONNECTION_STEPS, "read", "ranges", "conditions")),
     "folder": (_check_folder, ("folder", "space", "write", "rename", "locks", "delete")),

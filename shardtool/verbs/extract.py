@@ -63,8 +63,8 @@ _UNFINISHED_NAME = ".extract.unfinished"
 _RESERVED_NAMES = {name.encode() for name in (MANIFEST, METADATA, _UNFINISHED_NAME, f".{_LOCK_NAME}.lock")}
 _LABEL_FIELD = "cls"
 _PATHS_COLUMN = "source_paths"
-_MAX_TASK_SAMPLES, _MAX_TASK_BYTES = 2**12, 2**26  # maximum size of a task if there are few shards
-_MIN_SHARDS_PER_WORKER, _LARGER_TASKS = 3, 2**5  # with at least 3 shards per worker, tasks may be 32 times larger
+_MAX_TASK_SAMPLES, _MAX_TASK_BYTES = 2**12, 2**26  # maximum size of a task
+_MIN_SHARDS_PER_WORKER, _LARGER_TASKS = 3, 2**5  # with enough shards, the maximums are multiplied by this factor
 
 _NAMING_OPTIONS = ("dots", "hidden", "label_from_folder", "portable")
 
@@ -133,7 +133,7 @@ def _list_samples(datasets: Sequence[StoredDataset], options: ExtractOptions, po
     from shardtool.select.duplicate_keys import resolve_duplicate_keys
     from shardtool.source.shards import DatasetSource
 
-    # Skip these labels, because `create` derives them from folder names again.
+    # Do not extract labels that `create` can derive from folder names.
     adds_labels = not options.fields and all(map(_labels_from_folders, datasets))
     fields = f"-{_LABEL_FIELD}" if adds_labels else options.fields
     request = ReshardOptions(where=options.where, keys_from=options.key_list, fields=fields)
@@ -354,7 +354,7 @@ def _check_space(folder: Folder, entries: SampleTable, names: PackedStrings) -> 
     size = int(entries.rows.size.sum())
     try:
         check_space(folder, size, "extracted")
-    except OutputFailed:  # only now subtract existing files, because this reads the size of each file
+    except OutputFailed:  # subtract existing files only if space is short, because this needs the size of each file
         sizes, top = entries.rows.size.tolist(), os.fsencode(folder.path)
         for start, chunk in names.chunks():
             for index, name in enumerate(chunk, start):

@@ -4,10 +4,8 @@ Afterwards, no file of the dataset contains a byte of the removed samples. For e
 added to the list of skipped samples, so `create --resume` and `--append` do not add the sample again. Shards keep their
 names and numbers, even if they become empty.
 
-Either all files are replaced or none. First, all new files are staged. Then the new dataset file is published as a plan
-with the name `.out.replacing`. Now the old dataset file is deleted, the staged files and the new dataset file get their
-final names, and the plan is deleted. If these steps are interrupted, the next run finishes them. Until then, no other
-run can lock the dataset (docs/decisions/024-removing-and-extracting.md).
+Either all files are replaced or none. If the replacement is interrupted, the next run finishes it. Until then, no other
+run can lock the dataset. docs/decisions/024-removing-and-extracting.md describes the steps.
 """
 
 from __future__ import annotations
@@ -163,7 +161,7 @@ def _choose_samples(removals: list[_Removal], options: RemoveOptions, *, finishe
             keys.append(piece.shard_index.keys_with_nul())
             rows.append(piece.rows)
     except InvalidRequest:
-        if finished:  # this run finished an interrupted removal, which removed these samples
+        if finished:  # these samples were already removed, because this run finished an interrupted removal
             return []
         raise
     if options.key_list is not None:
@@ -215,7 +213,6 @@ class _Removal:
         return [shard for shard in self.dataset.shards if shard.number in self.rows]
 
     def removed_hashes(self) -> set[str]:
-        """Return the key hashes of samples that were removed before."""
         return {row.key for row in read_skipped_rows(self.file, self.folder.path) if row.code == "removed"}
 
     @reporting_memory_errors("removing samples")

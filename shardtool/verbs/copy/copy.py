@@ -50,7 +50,7 @@ def copy(dataset: DatasetLike, where: str | os.PathLike[str], options: CopyOptio
     """Copy datasets into a folder, and verify each file by the checksum in the dataset file while copying.
 
     Shards, sidecars, the list of skipped samples, valid indexes of other tools and the dataset file keep their names.
-    Files that already exist with the right bytes are not copied, so the same command continues an interrupted copy.
+    Existing files with the same content are not copied, so the same command continues an interrupted copy.
 
     Args:
         dataset: One or several datasets with a dataset file, as for `verify`.
@@ -165,7 +165,8 @@ def _check_space(target: CopyTarget, pending: Sequence[ShardCopy]) -> None:
 class _Transfer:
     def __init__(self, target: CopyTarget, pending: list[ShardCopy], options: CopyOptions, notes: Notes) -> None:
         self.target, self.pending, self._notes = target, pending, notes
-        self._options, self._refusal = options, ""  # the reason why the store refuses server-side copies
+        self._options = options
+        self._refusal = ""  # if the store refuses server-side copies, the reason
         self._only_adds, pattern = target.only_adds_shards, _shard_pattern(target.source)
         names = () if pattern is None else target.folder.names()
         indexes = StaleIndexes(target.folder, pattern, names, appends=self._only_adds)
@@ -182,7 +183,7 @@ class _Transfer:
             self._publication.withdraw()
         for state, (shard, sidecar) in run_in_threads(self._stage_pair, self._prepare(), self._options, observer):
             read_sidecar = partial(read_dataset_bytes, state.sidecar.path)
-            self._publication.add_staged(state.shard.name, shard, sidecar, read_sidecar, replaces=bool(state.wrong))
+            self._publication.add_staged(state.shard.name, shard, sidecar, read_sidecar, replaces=bool(state.differing))
             observer.advance(state.samples, 0, 1)
             observer.shard(state.shard.name, "copied", state.samples, state.size)
         if self._refusal:
@@ -192,7 +193,7 @@ class _Transfer:
 
     def _prepare(self) -> Iterator[ShardCopy]:
         for state in self.pending:
-            if state.wrong and not self._only_adds:
+            if state.differing and not self._only_adds:
                 self._publication.prepare_shard(state.shard.name)
             yield state
 
@@ -203,11 +204,11 @@ class _Transfer:
     def _stage(
         self, folder: folders.OutputFolder, part: tuple[OriginalFile, bool | None], meter: ByteMeter
     ) -> DurableFile | None:
-        original, is_right = part
-        if is_right:
+        original, matches = part
+        if matches:
             return None
-        # A copy inside a store replaces an existing file before it is verified, which may damage a valid dataset.
-        use_server_copy = is_right is None or not self._only_adds
+        # A server-side copy is verified only after it has replaced the existing file, which may damage a valid dataset.
+        use_server_copy = matches is None or not self._only_adds
         try:
             copied = self._copy_inside_store(folder, original, meter) if use_server_copy else None
             return copied or copying.copy_verified(folder, original, meter.add, keep_mtime=True)

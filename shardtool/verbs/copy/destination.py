@@ -1,7 +1,7 @@
-"""Open a dataset to copy, and find which files at the destination exist, are right, or may be replaced.
+"""Open a dataset to copy, and find the files that already exist at the destination.
 
-Existing files in a folder are read completely. Shards in a store are not read. Such a shard is right if its size, the
-bytes of its sidecar and the MD5 that the store reports are right.
+Existing files in a folder are compared by reading them. A shard in a store is not read. It matches the source if its
+size, its sidecar and the MD5 that the store reports are the same.
 """
 
 from __future__ import annotations
@@ -38,31 +38,31 @@ if TYPE_CHECKING:
 
 
 class ShardCopy(NamedTuple):
-    """A shard and its sidecar, and whether the files with their names at the destination are right.
+    """A shard and its sidecar, and whether the existing files at the destination match them.
 
-    `shard_right` and `sidecar_right` are None if the destination has no such file.
+    `shard_matches` and `sidecar_matches` are None if the destination does not have the file.
     """
 
     shard: OriginalFile
     sidecar: OriginalFile
     samples: int
-    shard_right: bool | None = None
-    sidecar_right: bool | None = None
+    shard_matches: bool | None = None
+    sidecar_matches: bool | None = None
 
     @property
-    def wrong(self) -> list[str]:
-        """The names of the wrong files at the destination."""
-        return [original.name for original, right in self.parts if right is False]
+    def differing(self) -> list[str]:
+        """The names of the files at the destination that do not match."""
+        return [original.name for original, matches in self.parts if matches is False]
 
     @property
     def size(self) -> int:
         """Number of bytes to copy."""
-        return sum(original.size for original, right in self.parts if not right)
+        return sum(original.size for original, matches in self.parts if not matches)
 
     @property
     def parts(self) -> tuple[tuple[OriginalFile, bool | None], tuple[OriginalFile, bool | None]]:
-        """The shard with `shard_right`, and the sidecar with `sidecar_right`."""
-        return (self.shard, self.shard_right), (self.sidecar, self.sidecar_right)
+        """The shard and the sidecar, each with a flag that tells whether the destination matches."""
+        return (self.shard, self.shard_matches), (self.sidecar, self.sidecar_matches)
 
 
 class CopySource(NamedTuple):
@@ -82,17 +82,15 @@ class CopySource(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of the dataset file."""
         return paths.base_name(self.path)
 
     @property
     def old_list(self) -> str:
-        """The name to which a replaced dataset file is renamed until the copy is complete."""
+        """The temporary name of a replaced dataset file until the copy is complete."""
         return old_list_name(self.name.removesuffix(DATASET_SUFFIX))
 
     @property
     def folder(self) -> str:
-        """The folder of the dataset file and the sidecars."""
         return paths.folder_of(self.path)
 
     @property
@@ -110,7 +108,7 @@ class CopySource(NamedTuple):
 
 
 def open_source(given: DatasetLike) -> CopySource:
-    """Open a dataset to copy, and check that all its files exist with the right sizes."""
+    """Open a dataset to copy, and check that all its files exist and have the recorded sizes."""
     dataset = find_dataset(given)
     if dataset.dataset_file is None or not dataset.has_own_file:
         check_not_damaged(dataset)
@@ -156,7 +154,7 @@ class CopyTarget(NamedTuple):
 
     Attributes:
         shard_folder: The folder of the shards, which is `folder` or a subfolder.
-        existing_files: Size and time of existing files of the dataset, by name, in `folder` and in `shard_folder`.
+        existing_files: Size and modification time of each existing file, by name, in `folder` and in `shard_folder`.
         data: The bytes of the existing dataset file, even if an interrupted copy renamed it.
         old: The parsed `data`, or None if it is missing or damaged.
     """
@@ -171,12 +169,11 @@ class CopyTarget(NamedTuple):
 
     @property
     def dataset_file(self) -> str:
-        """The path of the dataset file."""
         return self.folder.full_path(self.source.name)
 
     @property
     def only_adds_shards(self) -> bool:
-        """Whether the source contains all shards of the existing dataset, so that none must be replaced."""
+        """Whether the source contains all shards of the existing dataset."""
         if self.data is None:
             return True
         if self.old is None or self.old.shards_folder != self.source.file.shards_folder:
@@ -247,15 +244,15 @@ def shards_to_copy(target: CopyTarget, options: CopyOptions, notes: Notes) -> li
     states = [compared.get(pair.shard.name, pair) for pair in pairs]
     damaged, others = list[str](), list[str]()
     for state, entry in zip(states, target.source.file.shards, strict=True):
-        (damaged if _entry_content(entry) in listed else others).extend(state.wrong)
+        (damaged if _entry_content(entry) in listed else others).extend(state.differing)
     if others and not options.overwrite:
         found = f"{already_exist_text(len(others), 'file')} with other bytes: {errors.format_list(others, 3)}"
         raise errors.OutputExists(target.folder.path or ".", errors.printable(found), remedy=remedy)
     if damaged:
         state_text = "different from the dataset file there; copied again"
         notes.add(f"{errors.format_list(sorted(damaged), 3)} at the destination: {state_text}")
-    pending = [state for state in states if not (state.shard_right and state.sidecar_right)]
-    return sorted(pending, key=lambda state: bool(state.wrong))
+    pending = [state for state in states if not (state.shard_matches and state.sidecar_matches)]
+    return sorted(pending, key=lambda state: bool(state.differing))
 
 
 def _conflict(target: CopyTarget) -> str:
@@ -274,20 +271,20 @@ def _entry_content(entry: ShardEntry) -> tuple[object, ...]:
 
 
 def _compare_shard(target: CopyTarget, trust: Trust | None, pair: ShardCopy, meter: ByteMeter) -> ShardCopy:
-    sidecar_right = _is_right(target.folder, target.existing_files[0], pair.sidecar, meter)
+    sidecar_matches = _matches_original(target.folder, target.existing_files[0], pair.sidecar, meter)
     info = target.existing_files[1].get(pair.shard.name)
     if info is None or info.size != pair.shard.size:
-        return pair._replace(shard_right=None if info is None else False, sidecar_right=sidecar_right)
-    if sidecar_right and trust and _is_trusted(target, pair.shard, info, trust, meter):
-        right: bool | None = True
-    elif pair.shard.crc is None or (sidecar_right is not None and not target.shard_folder.has_staging):
-        right = bool(sidecar_right) and _is_same_object(target.shard_folder, pair.shard, meter)
-    else:  # compare the bytes even in a store, if an interrupted run copied the shard without its sidecar
-        right = _is_right(target.shard_folder, target.existing_files[1], pair.shard, meter)
-    return pair._replace(shard_right=right, sidecar_right=sidecar_right)
+        return pair._replace(shard_matches=None if info is None else False, sidecar_matches=sidecar_matches)
+    if sidecar_matches and trust and _is_trusted(target, pair.shard, info, trust, meter):
+        matches: bool | None = True
+    elif pair.shard.crc is None or (sidecar_matches is not None and not target.shard_folder.has_staging):
+        matches = bool(sidecar_matches) and _is_same_object(target.shard_folder, pair.shard, meter)
+    else:  # an interrupted run may have copied only the shard to a store, so compare its bytes
+        matches = _matches_original(target.shard_folder, target.existing_files[1], pair.shard, meter)
+    return pair._replace(shard_matches=matches, sidecar_matches=sidecar_matches)
 
 
-def _is_right(
+def _matches_original(
     folder: folders.OutputFolder, existing: Mapping[str, EntryInfo], original: OriginalFile, meter: ByteMeter
 ) -> bool | None:
     info = existing.get(original.name)

@@ -33,7 +33,7 @@ class ByteMeter:
         report: Function that is called with the size of each copied block.
 
     Attributes:
-        stopped: Event that stops all threads at their next block, and requests immediately.
+        stopped: Event that cancels pending requests, and stops each thread before its next block.
     """
 
     def __init__(self, limit: int | None, report: Callable[[int], object] = lambda _: None) -> None:
@@ -68,9 +68,9 @@ class ByteMeter:
 class ThreadCount:
     """Choose how many tasks run concurrently: the `requested` number, or a number adapted to the throughput.
 
-    The adapted number starts at four. Throughput is measured for at least a second, and until as many tasks have
-    finished as run concurrently. If it grew by a fifth since the previous measurement, the number is doubled.
-    Otherwise, the number is halved, and no longer changes.
+    The adapted number starts at four. Each measurement of the throughput takes at least a second. If the throughput
+    grew by a fifth since the previous measurement, the number is doubled. Otherwise, the number is halved, and no
+    longer changes.
     """
 
     def __init__(self, requested: int | None) -> None:
@@ -79,8 +79,8 @@ class ThreadCount:
         self._progress = self._finished = 0
 
     def note(self, size: int, finished: int, now: float) -> None:
-        """Record copied bytes and finished tasks. `now` is the current time (`time.monotonic`)."""
-        self._progress += size + finished  # `finished` is added because a task may copy no bytes
+        """Record copied bytes and finished tasks."""
+        self._progress += size + finished  # count tasks, too, because a task may copy no bytes
         self._finished += finished
         elapsed_s = now - self._started
         if not self._is_adapting or self._finished < self.limit or elapsed_s < _MEASURE_S:
@@ -92,7 +92,7 @@ class ThreadCount:
 
 
 def _threads_for_limit(limit: int | None) -> int | None:
-    # Each thread must be able to copy a block every `_MAX_SILENT_S` within the limit. None means the default.
+    # Use so few threads that each can copy a block every `_MAX_SILENT_S` without exceeding the limit.
     threads = _MAX_THREADS if limit is None else limit * _MAX_SILENT_S // BLOCK_BYTES
     return None if threads >= _MAX_THREADS else min(max(threads, 1), _INITIAL_THREADS)
 

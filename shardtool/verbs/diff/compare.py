@@ -68,13 +68,13 @@ class ComparedSide(NamedTuple):
 
 
 class Uncompared(NamedTuple):
-    """Parts of the samples that are not compared with the source.
+    """Fields and samples that are not compared with the source.
 
     Attributes:
         fields: Fields from a table that is no longer available.
         added: Whether samples that only the source has are ignored.
         keys: Keys (or hashes of keys) of skipped samples, which are ignored if only the source has them.
-        as_numbers: Whether the dataset stores numbers as TFRecord does, not as text.
+        as_numbers: Whether the dataset stores numbers in TFRecord features. Otherwise, it stores them as text.
     """
 
     fields: tuple[str, ...] = ()
@@ -88,7 +88,7 @@ class Uncompared(NamedTuple):
 def dataset_sides(
     first: list[StoredDataset], second: list[StoredDataset], pool: Pool, notes: Notes
 ) -> tuple[ComparedSide, ComparedSide]:
-    """List the samples of two groups of datasets. If only one is TFRecord, its numbers become texts, as in a tar."""
+    """List the samples of two groups of datasets. If only one group is TFRecord, convert its numbers to text."""
     forms = [{shard.format for side_a in datasets for shard in side_a.shards} for datasets in (first, second)]
     same_format = len(forms[0] | forms[1]) == 1
     side_a, side_b = (
@@ -147,7 +147,7 @@ def dataset_and_source(
     )
     splits = np.array([dataset.split for dataset in datasets], np.object_)[split]
     theirs = ComparedSide(listed.entries, splits, listed.entries.values.classes, recorded_source.source)
-    if kept is not stored:  # exclude appended samples that the source contains now
+    if kept is not stored:  # exclude the samples of the source that are only in appended shards
         source_keys = theirs.entries.keys
         in_stored, in_kept = (find_positions(source_keys, side.entries.keys) >= 0 for side in (stored, kept))
         theirs = theirs.take(np.flatnonzero(in_kept | ~in_stored))
@@ -179,10 +179,11 @@ class SideComparison:
         self._rows_a, self._rows_b, self._removed, self._added = match_ids(ours, theirs)
         names = {*map(to_bytes, a.entries.fields), *map(to_bytes, b.entries.fields)}
         self._names = [*map(to_text, sorted(names))]
-        self._width = len(self._names) + 1  # an id is sample * width + field; the last field stands for metadata
+        # The id of a field is sample * width + field. The last field is the metadata.
+        self._width = len(self._names) + 1
 
     def result(self) -> DiffResult:
-        """Return the differences. The caller fills in the names of the sides."""
+        """Return the differences without the names of the sides."""
         a, b = self._a, self._b
         removed, added = self._removed, self._added
         if self._excluded.added:
@@ -290,7 +291,7 @@ def _key_text(side: ComparedSide, sample: int) -> str:
 
 
 def _key_ids(first: PackedStrings, second: PackedStrings) -> tuple[Rows, Rows]:
-    # If a key is repeated on one side, each repetition gets another id.
+    # The n-th sample with a key gets the same id on both sides.
     codes = number_values(pa.concat_arrays([first.array(), second.array()]).dictionary_encode().indices)
     ours, theirs = codes[: len(first)].astype(np.int64), codes[len(first) :].astype(np.int64)
     counts = [_occurrences(side_codes) for side_codes in (ours, theirs)]

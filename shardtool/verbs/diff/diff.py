@@ -39,7 +39,7 @@ def diff(a: DatasetLike, b: object, options: DiffOptions, observer: Observer) ->
         CorruptShard: A dataset file, a sidecar or a shard is damaged.
     """
     started, notes = time.time(), Notes(observer)
-    with start_pool(options) as pool:  # workers are forked before large imports
+    with start_pool(options) as pool:  # fork the workers before importing large modules
         from shardtool.verbs.diff.compare import SideComparison, Uncompared, dataset_and_source, dataset_sides
 
         datasets = [open_dataset(given) for given in expand_datasets(a)]
@@ -59,7 +59,7 @@ def diff(a: DatasetLike, b: object, options: DiffOptions, observer: Observer) ->
 
 
 def _open_datasets(given: Any) -> list[DatasetLike] | None:
-    # Return None if `given` is the source of a dataset: a folder of samples, a manifest or an archive.
+    # Return None if `given` is the source of a dataset.
     several = isinstance(given, list | tuple)
     if not several and is_table(given):
         return None

@@ -71,7 +71,7 @@ def check_numbering(subject: VerifiedDataset) -> Findings:
 
 
 def check_complete(subject: VerifiedDataset) -> Iterator[Finding]:
-    """If the dataset file is missing or damaged, find missing shards by the plan that the sidecars record."""
+    """If the dataset file is missing or damaged, find missing shards with the list of shards in the sidecars."""
     missing = _missing_dataset_file_finding(subject)
     if missing is None and not (subject.file is None and subject.dataset.has_own_file):
         return
@@ -92,10 +92,10 @@ def _names_in_folders(subject: VerifiedDataset, *, needed: bool = False) -> set[
 
 
 def _neighbouring_datasets(subject: VerifiedDataset, names: set[str]) -> dict[str, set[str]]:
-    # Return the shards that each dataset file in the folder lists, if it lists any of the given shards.
+    # Return the shards in each dataset file of the folder that lists at least one of the verified shards.
     unlisted, datasets = {case.name for case in subject.cases}, dict[str, set[str]]()
     if names.isdisjoint(case.sidecar for case in subject.cases):
-        return datasets  # without sidecars, dataset files describe other shards that had the same names
+        return datasets  # without sidecars, the dataset files describe earlier shards of the same names
     for name in sorted(name for name in names if name.endswith(DATASET_SUFFIX)):
         if unlisted & (listed := find.names_listed_by(join(subject.folder, name))):
             unlisted -= listed
@@ -182,10 +182,7 @@ def _check_skipped_list(folder: str, file: DatasetFile) -> Iterator[Finding]:
 
 
 def check_totals(subject: VerifiedDataset, scans: Mapping[int, ShardScan]) -> Findings:
-    """Find duplicate keys, and compare totals and the fingerprint with the dataset file.
-
-    `scans` maps shard numbers to scanned shards.
-    """
+    """Find duplicate keys, and compare totals and the fingerprint with the dataset file."""
     findings = _find_duplicate_keys(subject, scans)
     file, unchecked = subject.file, findings.unchecked
     if file is None:

@@ -26,7 +26,7 @@ KEY_HASH_BYTES = 16
 _INT_FIELDS = frozenset({"cls", "cls2", "index", "inx", "id"})  # webdataset decodes these as integers
 # Larger payloads are not decoded, because decompression can expand a payload a thousandfold.
 MAX_IMAGE_BYTES = 250_000_000  # `transform.image_decode` limits the pixels
-MAX_JSON_BYTES = 8_000_000  # parsed JSON takes up to 22 times the bytes: `[],` becomes a list of 56 bytes and a pointer
+MAX_JSON_BYTES = 8_000_000  # parsed JSON takes up to 22 times the memory, for example for `[],[],[]`
 _MAX_NUMBER_DIGITS = 100
 _WHOLE_NUMBER = re.compile(rb"[+-]?[0-9]+")  # readers call `int` on the text, which fails for 3.5 and 1e3
 _MAX_NUMBER_BYTES = 2**12
@@ -45,10 +45,9 @@ class ShardExamination:
     """The result of examining a shard.
 
     Attributes:
-        scan: The scanned shard, or None if it cannot be opened. After the checks, its columns are dropped.
-        fields: Number of samples with each field. Emptied after the totals are computed, to save memory.
+        scan: The scanned shard, or None if it cannot be opened.
+        fields: Number of samples with each field.
         unrecognised: Number of tar members that do not belong to a sample.
-        hashes: The hashes of the samples' keys.
         content_ids: The 8-byte ids of the samples' content, or b"" if no ids are needed.
         further_counts: Number of further findings by code, which are not in `findings`.
         undecoded: Number of payloads that are too large to decode.
@@ -66,7 +65,7 @@ class ShardExamination:
 
 
 def examine_shard(task: ExamineTask) -> ShardExamination:
-    """Scan a shard, up to its damage if it is damaged, and decode fields if requested."""
+    """Scan a shard, and decode its fields if requested. The scan of a damaged shard ends at the damage."""
     try:
         scan = task.shard.scan(checksum=True)
     except StoreFailed as failed:
@@ -99,7 +98,7 @@ def content_ids(scan: ShardScan, labels: frozenset[str]) -> bytes:
 
 
 class DigestTask(NamedTuple):
-    """Indexes of samples in a shard whose content is compared, and the fields that are not content."""
+    """Samples of a shard to compare by content. `labels` are fields that do not count as content."""
 
     shard: StoredShard
     labels: frozenset[str]

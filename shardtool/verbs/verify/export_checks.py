@@ -1,7 +1,6 @@
 """Compare the index files of other tools, such as DALI, with their shards.
 
-No checksum covers these files. A file with the name of an index, but an unknown format, is reported
-as unchecked.
+No checksum covers these files.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def check_exports(subject: VerifiedDataset, pool: Pool) -> Findings:
     for index, (problems, unknown_names) in pool.map(_compare_exports, iter(tasks.values())):
         findings.add(numbers[index], *problems)
         findings.unchecked += [f"{to_output_name(name)}: not a known index format" for name in unknown_names]
-    if subject.file is not None and subject.is_all:  # an index of the folder can only be compared with all its shards
+    if subject.file is not None and subject.is_all:  # the index of a folder covers all shards
         for export in exports.FOLDER_EXPORTS:
             findings.take(_check_counts(subject.folder, subject.file, export))
         findings.add(-1, *_check_readme(subject, subject.file, names))

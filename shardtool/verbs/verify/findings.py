@@ -166,9 +166,7 @@ class Findings:
     """Findings of one or more checks.
 
     Attributes:
-        listed: Pairs of a shard number (-1 for the whole dataset) and a finding, up to `MAX_LISTED_PER_FILE` for each
-            code and file. `counts` includes further findings.
-        uncompared: Fields that were not compared with the source.
+        listed: Pairs of a shard number (-1 for the whole dataset) and a finding. `counts` includes further findings.
     """
 
     listed: list[tuple[int, Finding]] = field(default_factory=list)
@@ -184,7 +182,7 @@ class Findings:
         self._append_to_listed((number, finding) for finding in findings)
 
     def add_first(self, code: str, number: int, total: int, findings: Iterator[Finding]) -> None:
-        """Add `total` findings with the same code. List only the first of them, and count the others."""
+        """Add `total` findings with the same code. List only the first findings, and count the others."""
         self._append_to_listed((number, finding) for finding in islice(findings, MAX_LISTED_PER_FILE))
         if total:
             self.counts[code] += total

@@ -1,7 +1,7 @@
 """`verify --for`: find names and fields that readers of other tools would misread.
 
-tests/clients/test_targets.py confirms each rule with the reader itself. If every shard has an index for DALI, DALI
-ignores the names of tar members. Otherwise, DALI finds fields by these names.
+tests/clients/test_targets.py confirms each rule with the reader itself. DALI uses the names of tar members only if a
+shard has no index for DALI.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from shardtool.verbs.verify.verified_dataset import VerifiedDataset
 
 
-# These problems are not findings here: they are only worth a note, or `_find_missing_fields` reports them.
+# `_find_missing_fields` reports missing fields. The other problems only need a note.
 _NOTE_ONLY_RULES = ("space-in-key", "meta-field", "text-label", "missing-field")
 _DALI_NAME_RULES = ("dot-in-key", "pax-name")
 _UNCOMPRESSED_ONLY = ("wids", "dali", "energon")

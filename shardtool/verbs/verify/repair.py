@@ -3,11 +3,11 @@
 - A missing, damaged or stale sidecar is rebuilt if its shard has the checksum in the dataset file.
 - A missing or damaged dataset file is rebuilt if every shard has the checksum in its sidecar.
 - Shards are rebuilt only with the source. `create` runs again with the recorded options, and with the user's options
-  (`--map`, `--root`). Nothing is replaced unless the result is exactly what the dataset file lists. For splits,
-  `reshard`, a `--join` table or appended samples, a message names the command to run instead.
+  (`--map`, `--root`). Nothing is replaced unless the result is exactly what the dataset file lists. If the
+  dataset has splits, appended samples or a `--join` table, or `reshard` wrote it, a message names the command to run.
 
-Sidecars are replaced one by one, then the dataset file. Shards are staged, then exchanged. An interrupted run has
-changed nothing, or the next run finishes it.
+Sidecars are replaced one by one, then the dataset file. New shards are staged, then replace the old shards together. If
+the replacement is interrupted, the next run finishes it.
 """
 
 from __future__ import annotations
@@ -87,12 +87,12 @@ def _files_to_rebuild(file: DatasetFile, codes: Mapping[str, Collection[str]]) -
 
 
 def _repeat_options(file: DatasetFile, options: VerifyOptions) -> CreateOptions:
-    # The function to run for `map` comes from the user, never from the dataset file.
+    # Never run a `map` function only because the dataset file names it. The user must pass the function.
     from shardtool.source.recorded_run import recorded_run
 
     run, function = recorded_run(file, options), options.map
     if not isinstance(run.options, CreateOptions):
-        raise TypeError(run.verb)  # only `create` is rerun
+        raise TypeError(run.verb)
     if run.map and function is None:
         found = f"samples created by {run.map}; code is never run because a dataset file names it"
         expected = f"{option_text('map')}, if you trust that code"
@@ -122,7 +122,7 @@ def _repeat_output(file: DatasetFile, dataset: StoredDataset, codes: Collection[
 
 
 class Repair:
-    """Repair a dataset that has findings. `unresolved` lists failed repairs and their reasons."""
+    """Repair a dataset that has findings."""
 
     def __init__(self, subject: VerifiedDataset, options: VerifyOptions) -> None:
         self.subject, self.options = subject, options
@@ -189,7 +189,7 @@ class Repair:
             self.done[-1] += f"; without the columns {format_list(sorted(lost_columns))}, which only the source has"
 
     def _build_sidecar(self, case: ShardCheck, file: DatasetFile) -> tuple[bytes, list[str]]:
-        # Class numbers are the only metadata that a shard contains.
+        # A shard contains no metadata except class numbers.
         from shardtool.dataset.shard_index import scanned_index
         from shardtool.dataset.sidecar_schema import SHARD_COLUMN
         from shardtool.dataset.sidecar_write import encode_sidecar_table

@@ -39,7 +39,7 @@ def check_shard(case: ShardCheck) -> Iterator[Finding]:
     if case.entry is not None and case.size != case.entry.size:
         yield Finding("shard-size", case.name, f"{case.size:,} bytes", f"{case.entry.size:,}{AS_LISTED}")
     if case.examined is None:
-        # Such a size means that the upload was truncated.
+        # The size of a complete tar is a multiple of the block size.
         if case.entry is None and case.name.endswith(".tar") and case.size % TAR_BLOCK_BYTES:
             expected = f"a multiple of {TAR_BLOCK_BYTES}, as for every tar"
             yield Finding("shard-size", case.name, f"{case.size:,} bytes", expected)
@@ -153,7 +153,7 @@ class SidecarFile(NamedTuple):
 
     Attributes:
         data: The bytes of the file, or b"" if it does not exist, cannot be read, or belongs to another tool.
-        facts: The sidecar's description of the shard, or None if the sidecar is missing or damaged.
+        facts: The parsed description of the shard, or None.
     """
 
     data: bytes = b""
@@ -232,7 +232,6 @@ def check_index(case: ShardCheck, sidecar: bytes) -> Iterator[Finding]:
 
 
 def _check_entry(case: ShardCheck) -> Iterator[Finding]:
-    # Compare what the dataset file records: the number of samples, and the first and last key.
     entry, scan = case.entry, case.scan
     if entry is None or scan is None or scan.error is not None:
         return
@@ -247,7 +246,7 @@ def _check_entry(case: ShardCheck) -> Iterator[Finding]:
 
 
 def check_all(case: ShardCheck, sidecar: bytes) -> Iterator[Finding]:
-    """Run all checks of one shard. `sidecar` is the content of its sidecar."""
+    """Run all checks of one shard."""
     yield from check_shard(case)
     yield from _check_sidecar_matches_shard(case)
     yield from _check_content(case)

@@ -56,22 +56,18 @@ class ShardCheck:
 
     @property
     def name(self) -> str:
-        """The name of the shard."""
         return self.shard.name
 
     @property
     def sidecar(self) -> str:
-        """The name of the sidecar."""
         return sidecar_name(self.shard.file_name)
 
     @property
     def entry(self) -> ShardEntry | None:
-        """The shard's entry in the dataset file."""
         return self.shard.entry
 
     @property
     def scan(self) -> ShardScan | None:
-        """The shard's content, or None if it was not read."""
         return None if self.examined is None else self.examined.scan
 
     @property
@@ -91,7 +87,7 @@ class VerifiedDataset:
     """A dataset, and the results of its checks so far.
 
     Attributes:
-        dataset: The dataset. Its `file` is None if the dataset file is missing or damaged.
+        dataset: Its `file` is None if the dataset file is missing or damaged.
         fields: Number of samples with each field, in the shards that were read.
         unresolved: Failed repairs and comparisons, with reasons.
     """
@@ -106,7 +102,6 @@ class VerifiedDataset:
 
     @property
     def file(self) -> DatasetFile | None:
-        """The parsed dataset file, or None."""
         return self.dataset.file
 
     @property
@@ -127,7 +122,7 @@ class VerifiedDataset:
 
     @property
     def read(self) -> list[tuple[int, ShardExamination]]:
-        """The number and the examination of each shard that was read."""
+        """Pairs of a shard number and a `ShardExamination`, for shards that were read."""
         return [(number, case.examined) for number, case in enumerate(self.cases) if case.examined is not None]
 
     @property
@@ -153,7 +148,7 @@ class VerifiedDataset:
 
 
 def read_dataset_file(given: DatasetLike) -> tuple[StoredDataset, Findings]:
-    """Open a dataset. Return the dataset, and findings about its dataset file."""
+    """Open a dataset. Return problems of the dataset file as findings."""
     dataset, findings = find.find_dataset(given, allow_missing=True), Findings()
     path = dataset.dataset_file
     try:

@@ -50,7 +50,7 @@ def verify(dataset: DatasetLike, options: VerifyOptions, observer: Observer) -> 
 
     Args:
         dataset: A dataset file, a shard pattern, a glob, a folder, or shards. For several datasets, pass a list or a
-            name with `{split}`. `Report.datasets` then contains one report per dataset.
+            name with `{split}`.
 
     Raises:
         InvalidRequest: The dataset does not exist, or the options conflict.
@@ -244,7 +244,7 @@ def _run_shard_checks(findings: Findings, number: int, case: ShardCheck) -> None
 
 
 def sampled_shards(cases: Sequence[ShardCheck], options: VerifyOptions) -> list[int]:
-    """Choose the shards to read. Return their numbers. If shards exist, at least one is chosen."""
+    """Return the numbers of the shards to read. If shards exist, return at least one number."""
     existing = [number for number, case in enumerate(cases) if case.size is not None]
     if options.sample is None or not existing:
         return existing
