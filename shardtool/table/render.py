@@ -52,7 +52,7 @@ class ArrowStrings:
     Attributes:
         render: Function that creates the texts in a slice or at given positions, each followed by NUL.
         positions: The positions of the selected texts, or None for all texts.
-        size: The payload size if all texts are encoded payloads (see `decode_inline_payload`) of the same size, or None.
+        size: The payload size if all texts are encoded payloads of one size (see `decode_inline_payload`), or None.
     """
 
     count: int
