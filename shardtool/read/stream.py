@@ -6,7 +6,6 @@ The state of a stream can be loaded with any number of ranks and workers.
 from __future__ import annotations
 
 import logging
-import sys
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
@@ -24,6 +23,7 @@ from shardtool.read.order import OrderOptions
 from shardtool.read.pipeline_methods import PipelineMethods, SampleT
 from shardtool.read.sample_reader import SkippedSamples
 from shardtool.read.shard_read import LARGE_SAMPLE_BYTES
+from shardtool.read.threads import stop_threads
 from shardtool.request.option_checks import check_choice
 from shardtool.units import pluralize
 from shardtool.values import OnError
@@ -120,19 +120,18 @@ def read_ahead(
 
     `jobs` is iterated in the caller's thread. Closing the generator stops the threads.
     """
-    thread = ThreadPoolExecutor(threads, f"shardtool-{name}")
-    ending = sys.is_finalizing  # a local name, because Python may delete module variables at interpreter exit
+    pool = ThreadPoolExecutor(threads, f"shardtool-{name}")
+    stop = stop_threads  # a local name, because Python may delete module variables at interpreter exit
     waiting: deque[tuple[Job, Future[Result]]] = deque()
     try:
         for job in jobs:
-            waiting.append((job, thread.submit(function, job)))
+            waiting.append((job, pool.submit(function, job)))
             if len(waiting) > ahead:
                 yield waiting.popleft()
         while waiting:
             yield waiting.popleft()
     finally:
-        if not ending():
-            thread.shutdown(wait=True, cancel_futures=True)
+        stop(pool, [future for _, future in waiting])
 
 
 _READ_BYTES = 2**23  # fits into a processor's cache

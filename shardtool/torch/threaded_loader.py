@@ -7,7 +7,6 @@ memory only after all copies from this memory have finished.
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy
@@ -23,6 +22,7 @@ from shardtool.execute.local_pool import usable_cores
 from shardtool.read.bucketing import SizeBatches
 from shardtool.read.collate import Batch, check_lists, check_same_fields, join_sample, split_sample
 from shardtool.read.pipeline import Pipeline
+from shardtool.read.threads import may_wait
 from shardtool.request.option_checks import check_minimum
 from shardtool.torch.streaming import StreamOptions
 from shardtool.torch.worker_state import stream_state
@@ -110,7 +110,7 @@ class Loader(StreamOptions):
         )
         stop, feeder = Event(), ThreadPoolExecutor(1, "shardtool-feed")
         decoders = ThreadPoolExecutor(threads, "shardtool-decode")
-        ending = sys.is_finalizing  # a local name, because Python may delete module variables at interpreter exit
+        can_wait = may_wait  # a local name, because Python may delete module variables at interpreter exit
         samples = ((sample, stream.last_position()) for sample in stream)
 
         def state() -> tuple[State, int]:
@@ -136,10 +136,12 @@ class Loader(StreamOptions):
                     yield result.pop()
         finally:
             stop.set()
-            if not ending():
+            for future in pending:
+                future.cancel()
+            if can_wait():
                 feeder.shutdown(cancel_futures=True)
                 decoders.shutdown(cancel_futures=True)
-            samples.close()
+                samples.close()
         self._record_state(this_pass, state())
 
     def _record_state(self, this_pass: object, state: tuple[State, int]) -> None:

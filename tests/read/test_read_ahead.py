@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from itertools import count
 
@@ -45,6 +46,27 @@ def test_a_break_ends_the_thread() -> None:
     for _ in read_ahead(count(), str):
         assert len({*threading.enumerate()} - before) == 1
         break
+    assert {*threading.enumerate()} <= before
+
+
+def test_the_garbage_collector_does_not_wait_for_threads() -> None:
+    """If the collector closes a generator, it cancels the pending jobs; the running job and the threads end later."""
+    before, released, finished = {*threading.enumerate()}, threading.Event(), list[int]()
+
+    def wait(job: int) -> None:
+        released.wait(5)
+        finished.append(job)
+
+    cycle: list[object] = [results := read_ahead(count(), wait, ahead=3)]
+    cycle.append(cycle)
+    next(results)
+    del results, cycle
+    gc.collect()
+    assert finished == []
+    released.set()
+    for thread in {*threading.enumerate()} - before:
+        thread.join(5)
+    assert finished == [0]
     assert {*threading.enumerate()} <= before
 
 

@@ -1,0 +1,49 @@
+"""Stop the threads of a generator, also if the garbage collector closes the generator.
+
+Arguments with an underscore keep values that Python may delete from modules at interpreter exit.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from threading import get_ident
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from concurrent.futures import Future, ThreadPoolExecutor
+    from typing import Any
+
+_collecting: set[int] = set()  # the threads in which the garbage collector runs
+
+
+def _note_collection(phase: str, _info: dict[str, int]) -> None:
+    (_collecting.add if phase == "start" else _collecting.discard)(get_ident())
+
+
+gc.callbacks.append(_note_collection)
+
+
+def may_wait(
+    *,
+    _is_finalizing: Callable[[], bool] = sys.is_finalizing,
+    _get_ident: Callable[[], int] = get_ident,
+    _collecting: set[int] = _collecting,
+) -> bool:
+    """Return whether the current thread may wait for other threads.
+
+    The garbage collector closes abandoned generators, and can interrupt code that holds locks of `threading`. Waiting
+    requires these locks, so it could block forever. At interpreter exit, all threads have already stopped.
+    """
+    return not _is_finalizing() and _get_ident() not in _collecting
+
+
+def stop_threads(
+    pool: ThreadPoolExecutor, futures: Iterable[Future[Any]], *, _may_wait: Callable[[], bool] = may_wait
+) -> None:
+    """Cancel the futures and wait for the threads. If waiting is not allowed, they stop when `pool` is deleted."""
+    for future in futures:
+        future.cancel()
+    if _may_wait():
+        pool.shutdown(cancel_futures=True)
