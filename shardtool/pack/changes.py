@@ -40,7 +40,10 @@ _MAX_CHECKED_SHARDS = 8
 
 
 def count_earlier_shards(output: Destination) -> int | None:
-    """Return the shard count of the earlier run if it assigned samples to shards by hash, else None."""
+    """Return the shard count of the earlier run, or None if that run did not assign samples to shards by hash.
+
+    If the run was not finished, how it assigned samples is unknown, and its shard count is returned.
+    """
     if not output.resumes or output.appends:
         return None
     if (file := _read_dataset_file(output)) is not None:

@@ -125,7 +125,7 @@ class Destination:
         return f"{self.pattern.base}{suffix}.spool"
 
     def discard_staged(self) -> None:
-        """Delete staged files, unless an interrupted exchange needs them. The caller must hold the lock."""
+        """Delete staged files, unless they are needed to finish an interrupted exchange."""
         if self.expected is not None and self.folder.find_entries([replacement_plan_name(self.pattern.base)]):
             return
         self.folder.discard_staged([name for name in self.folder.staged_names() if self.owns(name)])

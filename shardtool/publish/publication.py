@@ -208,7 +208,7 @@ class Publication:
 
 
 def finish_replacement(folder: OutputFolder, base: str) -> None:
-    """Finish an interrupted exchange from its plan. The caller must hold the lock."""
+    """Finish an interrupted exchange. The caller must hold the lock."""
     plan = replacement_plan_name(base)
     if not folder.find_entries([plan]):
         return
@@ -247,7 +247,7 @@ def _list_files(file: DatasetFile) -> dict[str, tuple[int, int | None]]:
 
 def finish_replacements(dataset: object, notes: Notes) -> bool:
     """Finish interrupted exchanges in the folders of a dataset. Return whether an exchange was finished."""
-    # Search the folders for plans, because an interrupted run may have left no dataset file.
+    # Search the folders for replacement plans, because an interrupted run may have deleted the dataset file.
     paths = [
         path
         for path in list_names("the dataset", dataset, EXPECTED_DATASET)
