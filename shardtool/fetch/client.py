@@ -60,7 +60,7 @@ _REFUSED_NETWORKS = [
 ]
 
 _GLOBAL_UNICAST = IPv6Network("2000::/3")
-_REFUSED_IPV6 = tuple(map(IPv6Network, ("2001::/23", "2001:db8::/32", "3fff::/20")))  # protocols, documentation
+_REFUSED_IPV6 = tuple(map(IPv6Network, ("2001::/23", "2001:db8::/32", "3fff::/20")))
 _EMBEDDED_IPV4 = (  # IPv6 ranges that contain an IPv4 address, with the bit offset of the IPv4 address
     (IPv6Network("::ffff:0:0/96"), 0),
     (IPv6Network("64:ff9b::/96"), 0),
@@ -263,7 +263,7 @@ class DownloadClient:
         async with self._session.get(url, allow_redirects=False) as response:
             if (status := response.status) == _OK:
                 return await self._read_body(response, download, limits)
-            if (response.content_length or _PIECE_BYTES) < _PIECE_BYTES:  # read the body to reuse the connection
+            if (response.content_length or _PIECE_BYTES) < _PIECE_BYTES:  # so that the connection can be reused
                 with suppress(aiohttp.ClientError, asyncio.TimeoutError):
                     await response.read()
             if status in _REDIRECT_STATUSES:

@@ -1,8 +1,7 @@
 """Download the files of a shard concurrently and return them in order.
 
 Downloads start in the order in which the files are needed, as far ahead as memory allows. While a host has its
-maximum number of requests, downloads from other hosts start first. The next file in order never waits for other
-files.
+maximum number of requests, downloads from other hosts start first.
 """
 
 from __future__ import annotations
@@ -124,7 +123,7 @@ class HttpFetcher:
         await self._loop.shutdown_default_executor()
 
     async def _replace_urls(self, urls: Sequence[str]) -> None:
-        self._urls, tasks = (), [*self._tasks]  # with no URLs, no new downloads start while these are cancelled
+        self._urls, tasks = (), [*self._tasks]  # without URLs, no download starts while the old ones are cancelled
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

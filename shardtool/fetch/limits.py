@@ -37,7 +37,7 @@ class HostTimes:
         self.start(())
 
     def start(self, hosts: Sequence[str]) -> None:
-        """Start to count the files of a new shard. `hosts` has the host of each file, in download order."""
+        """Start to count the files of a new shard. `hosts` is in download order."""
         self._hosts, self._file_counts, ahead = hosts, Counter(hosts), AHEAD_FACTOR * self._options.connections
         self._remaining = [Counter(hosts[index : index + ahead]) for index in range(0, len(hosts), ahead)]
         if len(self._finished) > _MAX_HOSTS:
@@ -59,10 +59,10 @@ class HostTimes:
         self._remaining[number // (AHEAD_FACTOR * self._options.connections)][host] -= 1
 
     def estimate(self) -> tuple[float, str, int, int, float]:
-        """Return the estimated seconds until all files are complete, and the figures of the slowest host.
+        """Return the last fields of `FetchProgress`: the remaining seconds, and the progress of the slowest host.
 
-        The tuple has the order of the fields of `FetchProgress`. The estimate is the time of the slowest host, or the
-        total time divided by the number of connections if that is longer. This method is thread-safe.
+        The remaining time is the time of the slowest host, or the total time divided by the number of connections,
+        whichever is longer. This method is thread-safe.
         """
         seconds_per_file, seconds = self._seconds_per_file(), defaultdict[str, float](float)
         for counts in self._remaining:
@@ -107,11 +107,7 @@ class _WaitingDownload(NamedTuple):
 
 
 class DownloadLimits:
-    """Limits the downloads of one shard.
-
-    Attributes:
-        head: The number of the URL whose file the caller takes next.
-    """
+    """Limits the downloads of one shard."""
 
     def __init__(self, options: FetchOptions, on_wait: Callable[[], object], times: HostTimes) -> None:
         self._options, self._on_wait, self._times = options, on_wait, times
@@ -164,7 +160,7 @@ class DownloadLimits:
             self._wake(queue[0])
 
     def move_head(self, number: int) -> None:
-        """Make file `number` the head. The downloads of this file and of earlier files stop waiting."""
+        """Set `head` to `number`. The downloads of this file and of earlier files stop waiting."""
         for index in range(self.head, number + 1):
             self._wake(index)
         self.head = number
@@ -202,7 +198,7 @@ class DownloadLimits:
 
 
 class PausableTimeout:
-    """Raises `asyncio.TimeoutError` in its `with` block after `seconds`. Time from `stop` to `start` does not count."""
+    """Raises `asyncio.TimeoutError` in its `with` block after `seconds`. Time from `stop` to `start` is not counted."""
 
     def __init__(self, seconds: float) -> None:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
@@ -216,7 +212,7 @@ class PausableTimeout:
         return self._remaining if self._timer is None else self._end - self._loop.time()
 
     def start(self) -> None:
-        """Start or continue to count time."""
+        """Start or resume counting time."""
         self._end = self._loop.time() + self._remaining
         self._timer = self._loop.call_at(self._end, self._expire)
 

@@ -25,14 +25,9 @@ class FetchOptions:
     """Options for downloads.
 
     Attributes:
-        per_host: Maximum concurrent requests per host, for all workers of a run together. Each task has the limit of
-            one worker.
-        timeout_s: Maximum seconds to wait for a connection, or for more bytes.
-        max_time_s: Maximum seconds per file, including redirects and retries.
+        per_host: Maximum concurrent requests per host. In a task, this is the share of one worker.
         images: Require that a file starts with the signature of an image.
         memory: Maximum bytes of downloaded files in memory.
-        max_failed: Share of a shard's samples that may fail before the run stops.
-        retry_failed: When a run is resumed, rebuild shards that have failed samples.
     """
 
     connections: int = 256
@@ -50,7 +45,7 @@ class FetchOptions:
     retry_failed: bool = False
 
     def identity(self) -> str:
-        """Return a text that contains all options which decide whether a file is accepted."""
+        """Return the options that decide whether a file is accepted, as a text."""
         return f"fetch {self.max_bytes} {self.robots} {self.images}"
 
 

@@ -1,1 +1,1 @@
-"""Sources of samples. A source lists its samples as a table."""
+"""Sources of samples."""

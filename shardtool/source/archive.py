@@ -66,11 +66,11 @@ def _link_problem() -> tuple[SkipCode, str]:
 
 def _zip_members(file: ShardFile | CompressedFile) -> Iterator[_ArchiveMember]:
     ranges = array("q")
-    with ShardFile(file.path) as heads:  # reads the headers of members, so that each reader only moves forward
+    with ShardFile(file.path) as header_file:  # a second reader, so that both readers only move forward
         for member in zip_read.iter_zip_members(file.read, file.size, file.path):
             problem, start = _zip_problem(member), member.offset + len(member.name)
             if not problem:
-                start = zip_read.zip_payload_start(heads.read, member, file.path)
+                start = zip_read.zip_payload_start(header_file.read, member, file.path)
             ranges.extend((member.offset, start + member.packed))
             if not member.name.endswith(b"/"):
                 name = member.name if is_utf8(member.name) else member.name.decode("cp437").encode()

@@ -36,15 +36,14 @@ class Listing:
     """The samples of a source.
 
     Attributes:
-        name: The name of the source, as recorded in the dataset file. It contains no folders of this machine.
+        name: The name of the source for the dataset file, without local folders.
         recorded: Values that the dataset file records in addition to the options.
         digest: The content fingerprint of all samples, or None if unknown.
         stored: The dataset and the shard for each name in `shards`.
-        compressed: Whether some shards are compressed, and can only be read from start to end.
-        later: The part of the query `--where` that workers evaluate, because it needs the content of files.
-        dropped: Fields that are not packed. Their number columns are kept until splits are chosen.
+        compressed: Whether some shards are compressed. A compressed shard can only be read from start to end.
+        later: The conditions of `--where` that workers evaluate, because they depend on the content of files.
+        dropped: Fields that are not packed. Columns with their numbers are kept until splits are chosen.
         classes: Class names by field, including fields that are not packed.
-        joined: The columns that the option `join` added.
     """
 
     entries: SampleTable
@@ -72,7 +71,7 @@ class Listing:
         return {**self.classes, **self.entries.values.classes}
 
     def without_dropped(self) -> Listing:
-        """Return the listing without the number columns of the fields in `dropped`."""
+        """Return the listing without the numbers of the fields in `dropped`."""
         columns = self.entries.metadata
         if columns is None or not self.dropped:
             return self
@@ -94,8 +93,8 @@ class Source(ABC):
 
     Attributes:
         may_skip_names: Whether `--on-error skip` also skips samples whose names cannot be stored in a shard.
-        by_key: Whether samples are sorted by key. If so, they are sorted again when keys are renamed.
-        may_lack_values: Whether a sample may have no value for a field. Otherwise, a missing value is an error.
+        by_key: Whether samples are sorted by key.
+        may_lack_values: Whether a sample may have no value for a field.
     """
 
     may_skip_names: bool = False
@@ -114,7 +113,7 @@ class Source(ABC):
         return listed
 
     def labels(self, listed: Listing, name: str) -> pa.ChunkedArray:
-        """Return the column `name`, by which samples are split. Class numbers are replaced by class names."""
+        """Return the column `name`, with class numbers replaced by class names."""
         from shardtool.entries.metadata_columns import to_class_names
 
         return to_class_names(self.column(listed, name), listed.all_classes.get(name, ()))
@@ -124,9 +123,9 @@ class Source(ABC):
         """Return the column `name`, with one value per sample."""
 
     def write_binary(self, file: Writable) -> None:
-        """Write the payloads that workers cannot read themselves to `file`, in the order of their offsets.
+        """Write the payloads of rows of the kind SPAN to `file`, in the order of their offsets.
 
-        These are the payloads in tables and compressed archives. Their rows have the kind SPAN.
+        Workers cannot read these payloads, because they are in a table or a compressed archive.
         """
         raise Bug(str(file), "a source that is not a table has no binary payloads")
 

@@ -39,7 +39,7 @@ class DuplicateGroups(NamedTuple):
         groups: The samples of each group, sorted by key. Samples that already exist in the output come first. Groups
             are sorted by their first samples.
         sizes: For each group, the content size of one sample in bytes.
-        differ: By sample, the labels and other fields that differ from the first sample of its group.
+        differ: For each sample, the labels and other fields that differ from the first sample of its group.
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -117,7 +117,7 @@ def drop_duplicate_samples(
     read_existing_keys: Callable[[], PackedStrings | None],
 ) -> Listing:
     """If `drop_duplicates` is set, keep only the first sample of each group of duplicates."""
-    # A plan file contains no duplicates.
+    # Duplicates were dropped before the plan file was written.
     if not options.drop_duplicates or getattr(options, "plan", None) is not None:
         return listed
     entries, exists = listed.entries, np.zeros(len(listed.entries), np.bool_)

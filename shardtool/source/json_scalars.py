@@ -1,6 +1,6 @@
 """Read the texts, numbers and booleans at the top level of JSON payloads. A payload can also be one number or text.
 
-Workers return JSON lines, and import neither NumPy nor pyarrow.
+Workers import neither NumPy nor pyarrow.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ReadProblem = tuple[SkipCode, str]
 _MAX_PAYLOAD_BYTES, _MAX_LINE_BYTES = 2**24, 2**20
 MAX_TEXT_LENGTH = 2**15  # longer texts are not metadata: for example, labelme stores images as texts
 _MAX_PLAIN_BYTES = 2**10
-# A text such as 007 does not match, so it stays a text.
+# Texts such as 007 do not match, so they stay texts.
 _JSON_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
 _INTEGER_LIMIT = 2**63
 _KIND_NAMES = {str: "text", int: "number", float: "number", bool: "boolean", list: "list"}
@@ -37,8 +37,8 @@ class JsonScalars(NamedTuple):
 
     Attributes:
         lines: A line with a JSON object for each payload. The object is empty if the payload cannot be read.
-        kinds: By name, the number of values of each type.
-        long: By name, the number of ignored texts that are longer than `MAX_TEXT_LENGTH`.
+        kinds: For each name, the number of values of each type.
+        long: For each name, the number of texts that exceed `MAX_TEXT_LENGTH` and are ignored.
     """
 
     lines: bytes
@@ -54,7 +54,7 @@ def read_scalars(task: tuple[str, FileReads | SpanReads]) -> JsonScalars:
 
 
 def parse_scalars(field: str, payloads: Iterable[bytes | _ReadProblem]) -> JsonScalars:
-    """Return the scalars of payloads. For a payload that could not be read, `payloads` contains the problem."""
+    """Return the scalars of payloads. If a payload could not be read, its item in `payloads` is the problem."""
     lines, kinds, long = [], dict[str, Counter[str]](), Counter[str]()
     failed = list[tuple[int, SkipCode, str]]()
     for index, data in enumerate(payloads):
@@ -74,8 +74,8 @@ def parse_scalars(field: str, payloads: Iterable[bytes | _ReadProblem]) -> JsonS
 
 
 def _parse_payload(field: str, payload: bytes, long: Counter[str]) -> tuple[bytes, dict[str, Scalar]]:
-    # NaN and infinity become null. Unless the field name ends in json, a payload can also be a number or text. Its
-    # column then gets the name of the field.
+    # If the field name does not end in json, a payload can also be one number or text, which is named after the field.
+    # NaN and infinity are replaced by null.
     is_json = payload.lstrip()[:1] == b"{" or field.rpartition(".")[2].lower() == "json"
     values = json.loads(payload) if is_json else {field: _parse_plain(payload)}
     if not isinstance(values, dict):

@@ -70,7 +70,7 @@ def match_keys(
 
 
 def key_list_name(key_list: object) -> str:
-    """Return the name of a list of keys as the dataset file records it, without folders of this machine."""
+    """Return the name of a key list for the dataset file. The name contains no folder."""
     if isinstance(key_list, str | os.PathLike):
         return base_name(real_path(os.fspath(key_list)))
     return type(key_list).__name__ if _is_table_object(key_list) else "keys"
@@ -146,7 +146,7 @@ def _similar_keys(name: bytes, keys: PackedStrings) -> list[str]:
     import pyarrow.compute as pc
 
     array, shortest, longest = keys.array(), 0, len(name)
-    while shortest < longest:  # search for the longest prefix of `name` that a key has
+    while shortest < longest:  # find the longest prefix that `name` shares with a key
         length = (shortest + longest + 1) // 2
         is_shared = pc.any(pc.starts_with(array, name[:length])).as_py()
         shortest, longest = (length, longest) if is_shared else (shortest, length - 1)

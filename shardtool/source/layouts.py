@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from shardtool.entries.sample_table import SampleTable
     from shardtool.source.table_head import Match
 
-SAMPLED_KEYS, _RUN_LENGTH = 512, 16  # adjacent keys are inspected in runs, because they often belong together
+# Runs of adjacent keys are inspected, because adjacent files often belong to one sample.
+SAMPLED_KEYS, _RUN_LENGTH = 512, 16
 _TESTED_KEYS = 64
 _MIN_PARTNER_SHARE = 0.8
 _MIN_GROUP_SHARE = 0.05
@@ -54,7 +55,7 @@ _MEDIA = IMAGE_ENDINGS | _AUDIO | _VIDEO | {"avif", "jxl", "jp2", "heic"}
 _PACKED = {"Parquet": (PARQUET_ENDING,), "JSON-lines": JSON_LINES_ENDINGS, "zip": (".zip",)}
 _PAGES = {"Parquet": "docs/tables.md", "JSON-lines": "docs/tables.md", "zip": "docs/sources.md"}
 _ROWS = "packs their rows"
-_TRANSCRIPTS = "trans.txt"  # the extension of LibriSpeech's tables, which have one line per audio clip
+_TRANSCRIPTS = "trans.txt"  # LibriSpeech tables with one line per audio clip
 
 
 class Advice(NamedTuple):
@@ -112,9 +113,9 @@ class _Tree(NamedTuple):
 
 
 def find_layout(entries: SampleTable, source: str, *, is_archive: bool = False) -> Advice | None:
-    """Return advice if files with different keys probably belong to the same samples.
+    """Return advice if files that probably belong to one sample have different keys.
 
-    `source` is the folder as the user wrote it. For an archive, the advice does not use folders as sources.
+    `source` is the folder as the user wrote it. For an archive, only suffixes of file names are checked.
     """
     count = len(entries)
     if count < 2:  # noqa: PLR2004 - a pair
@@ -247,7 +248,7 @@ def _folders_in(tree: _Tree, parent: _Folder) -> list[_Folder]:
                 return []
             continue
         path = parent.path + name + b"/"
-        end = bisect_left(tree.keys, path[:-1] + b"0", sample, parent.high)  # the first key after the folder
+        end = bisect_left(tree.keys, path[:-1] + b"0", sample, parent.high)  # "0" is the byte after "/"
         folders.append(_Folder(path, sample, end))
         if len(folders) > _MAX_FOLDERS:
             return []

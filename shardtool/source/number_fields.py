@@ -41,7 +41,7 @@ class NumberFields(NamedTuple):
     notes: tuple[str, ...]
 
     def columns(self, parts: Sequence[SourceShard]) -> dict[str, PackedStrings]:
-        """Return one text per sample, by field. The text is empty if the sample has no number in the field."""
+        """Return the texts of all samples for each field. A missing number is an empty text."""
         names = dict.fromkeys(name for texts in self.texts for name in texts)
         part_texts = [*zip(parts, self.texts, strict=True)]
         return {
@@ -50,7 +50,7 @@ class NumberFields(NamedTuple):
         }
 
     def damaged(self, parts: Sequence[SourceShard]) -> list[tuple[int, str]]:
-        """Return the number of each sample with a damaged value, and the name of its shard."""
+        """Return the index and the shard name of each sample with a damaged number."""
         damaged, first = dict[int, str](), 0
         for part, fields in zip(parts, self.texts, strict=True):
             for name, texts in fields.items():

@@ -34,7 +34,7 @@ class NumberField(NamedTuple):
     """The values of one field in one shard.
 
     Attributes:
-        number: The type of the numbers. In a tar shard, the type to which the texts may be converted.
+        number: The type of the numbers. In a tar shard, the type of number that the texts may represent.
         stored: Whether the shard stores numbers and not texts.
     """
 
@@ -47,7 +47,7 @@ class NumberField(NamedTuple):
 
 
 class NumberTask(NamedTuple):
-    """The fields to read from a shard. A damaged number is an error or, with `salvage`, recorded in the result."""
+    """The fields to read from a shard. If `salvage` is true, damaged numbers are recorded and not raised as errors."""
 
     file: SpanFile
     fields: tuple[NumberField, ...]
@@ -61,7 +61,7 @@ class NumberTexts:
     Attributes:
         data: The texts in order, each followed by NUL. Empty if `changed` is above 0.
         changed: The number of texts that would change if they were stored as numbers.
-        rounded: How many of these texts are numbers, which a float would round.
+        rounded: The number of texts that a float would round.
     """
 
     data: bytes = b""
@@ -130,7 +130,8 @@ def float_text(data: bytes) -> bytes | None:
         return b"%a" % value
     for digits in _FLOAT_DIGITS if abs(value) >= _MIN_NORMAL_FLOAT else range(1, 10):
         text = f"{value:.{digits - 1}e}"
-        # Above a power of two, floats are twice as far apart as below. Also try the next decimal away from zero.
+        # Just below a power of two, floats are closer together. A decimal that was rounded down may be a different
+        # float, so also try the next decimal away from zero.
         if data[:2] == b"\0\0" and struct.pack("<f", float(text)) != data:
             mantissa, exponent = text.replace(".", "").split("e")
             text = f"{int(mantissa) + (1 if value > 0 else -1)}e{int(exponent) - digits + 1}"

@@ -1,4 +1,4 @@
-"""Open a source. The modules for manifests, plan files and datasets are imported when needed."""
+"""Open a source of any kind."""
 
 from __future__ import annotations
 

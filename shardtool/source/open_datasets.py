@@ -44,7 +44,7 @@ def open_datasets(
         elif dataset.dataset_file is None:
             _check_one_dataset(dataset)
         record_types: Mapping[str, NumberType] | None = None
-        # `index` runs on shards of other tools, in which only a scan can find lists
+        # `index` also runs on shards of other tools. Only a scan can find lists in such shards.
         is_ours = file is not None and file.made.verb != "index"
         if file is not None and is_ours and not any(feature.is_list for feature in file.features.values()):
             record_types = number_features(file.features)
@@ -181,7 +181,7 @@ def _metadata_conflict(
         holders = [part for part in parts if name in part.index.metadata.column_names]
         columns = [part.index.metadata.select([name]) for part in holders]
         try:
-            # Values may also conflict. For example, large whole numbers do not fit into floats.
+            # Compare values as well as types, because large whole numbers do not fit into floats.
             pa.concat_tables(columns, promote_options="permissive")
         except MemoryError:
             raise
@@ -197,12 +197,12 @@ def _metadata_conflict(
 
 
 def merge_fingerprints(datasets: Sequence[StoredDataset]) -> int | None:
-    """Return the sum of the datasets' fingerprints, or None if a fingerprint may not match the samples."""
+    """Return the fingerprint of all samples, or None if the fingerprints of the datasets do not determine it."""
     files = [dataset.file for dataset in datasets if dataset.file is not None and not dataset.file.part_of]
     for file in files:
         kinds = {*number_features(file.features).values()}
         may_map = any("map" in run.options for run in (file.made, *file.made.appended))
-        # The fingerprint may cover texts that cannot be recreated from the stored numbers.
+        # The fingerprint may come from texts that the stored numbers do not reproduce.
         if "float" in kinds or (kinds and may_map):
             return None
     return sum_fingerprints(file.fingerprint for file in files) if len(files) == len(datasets) else None

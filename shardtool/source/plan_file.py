@@ -76,7 +76,7 @@ class PlannedSource(Source):
 
 _METADATA_KEY, _VERSION = "shardtool.plan", 1
 _METADATA_FORM = re.compile(r"([0-9]{1,9}) crc32c:([0-9a-f]{8}) (.*)", re.ASCII | re.DOTALL)
-# All columns together may need the first number of bytes, plus the second number for each byte of the file.
+# The memory limit for all columns: a fixed part, and a part for each byte of the file.
 _BASE_MEMORY_BYTES, _MEMORY_BYTES_PER_FILE_BYTE = 2**26, 256
 _METADATA_TYPES: dict[str, type] = {
     "name": str, "notes": list, "recorded": dict, "skipped": list, "by_key": bool, "fields": list, "inline": list,
@@ -96,7 +96,7 @@ def write_plan(
 ) -> int:
     """Write a plan file, and return its size in bytes.
 
-    Samples are split by `split_values`. `by_key` means that samples are sorted by key.
+    Samples are split by `split_values`.
     """
     entries = listed.entries
     if entries.spans is not None and not entries.spans.files:
@@ -126,7 +126,7 @@ def write_plan(
         target = pa.PythonFile(file, "w")
         try:
             schema_metadata = {_METADATA_KEY: f"{_VERSION} crc32c:{crc32c(metadata.encode()):08x} {metadata}"}
-            # Without dictionaries, page sizes show how much memory a reader needs.
+            # Without dictionary encoding, page sizes show how much memory a reader needs.
             with pq.ParquetWriter(
                 target,
                 entries_schema(entries, split_values).with_metadata(schema_metadata),

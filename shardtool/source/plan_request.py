@@ -37,7 +37,7 @@ class PlanRequest(NamedTuple):
     Attributes:
         stamps: Size and modification time of each manifest or archive.
         root: The folder to which paths are relative, with a final slash.
-        folders: If there are several source folders, each folder by the first component of its paths.
+        folders: If there are several source folders, the folder for each first component of a path.
         identity: Identifies the source on this machine. Empty if `root` identifies the source.
     """
 

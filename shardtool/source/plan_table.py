@@ -37,7 +37,6 @@ def plan_schema(inline: int, split_type: pa.DataType | None, *, paths: bool, spa
     """Return the schema of a plan file without its metadata columns.
 
     `inline` is the number of fields whose payloads are in the plan. Without `paths`, each path is key + "." + field.
-    `spans` adds the offset and CRC-32C of each payload.
     """
     type_names = {**_FIELD_TYPES, **(_SPAN_TYPES if spans else {})}
     field_types = {name: pa.type_for_alias(kind) for name, kind in type_names.items()}
@@ -50,7 +49,7 @@ def plan_schema(inline: int, split_type: pa.DataType | None, *, paths: bool, spa
 
 
 def entries_schema(entries: SampleTable, split_values: pa.ChunkedArray | None) -> pa.Schema:
-    """Return the schema of the plan file for `entries`, including metadata columns."""
+    """Return the schema of the plan file for `entries`."""
     split_type, metadata = None if split_values is None else split_values.type, entries.metadata
     paths, spans = entries.rows.paths is not None, entries.spans is not None
     schema = plan_schema(len(entries.values.inline), split_type, paths=paths, spans=spans)
@@ -98,7 +97,7 @@ def read_entries(
 ) -> SampleTable:
     """Return the samples of a plan file. The caller must check beforehand how much memory the columns need.
 
-    `schema` comes from `plan_schema`. `values` must name the fields whose payloads are in the plan.
+    `schema` comes from `plan_schema`. The names in `values.inline` are the fields whose payloads the plan contains.
 
     Raises:
         ValueError: The rows are invalid.
@@ -164,7 +163,7 @@ def _read_fields(
 def _check_entries(entries: SampleTable) -> None:
     rows, counts, spans = entries.rows, entries.counts(), entries.spans
     min_kind, max_kind = (FILE, INLINE) if spans is None else (INLINE, SPAN)
-    forbidden = {*(b"\0" if rows.paths is not None else b"/\0")}  # without paths, the field name is part of the path
+    forbidden = {*(b"\0" if rows.paths is not None else b"/\0")}  # without stored paths, a path is key + "." + field
     has_bad_size = rows.size.min(initial=0) < 0 or rows.size.max(initial=0) > _MAX_PAYLOAD_BYTES
     has_bad_kind = rows.kind.min(initial=min_kind) < min_kind or rows.kind.max(initial=min_kind) > max_kind
     for is_invalid, problem in (

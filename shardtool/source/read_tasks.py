@@ -1,4 +1,4 @@
-"""Divide the payloads to read into tasks for workers. Workers import this module without NumPy and pyarrow."""
+"""Divide the payloads to read into tasks for workers. Workers import neither NumPy nor pyarrow."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FILES_PER_TASK = 1000
 
 
 class FileReads(NamedTuple):
-    """Files to read. In `links`, the byte of a link is 1. `reads` is the number of files to read in parallel."""
+    """Files to read. A byte in `links` is 1 if the path is a link. `reads` is the number of parallel reads."""
 
     paths: tuple[bytes, ...]
     links: bytes
@@ -47,7 +47,7 @@ class SpanReads(NamedTuple):
 def payload_tasks(
     entries: SampleTable, rows: Rows, *, reads: int = 1, max_files: int = FILES_PER_TASK
 ) -> list[tuple[Rows, FileReads | SpanReads]]:
-    """Divide `rows` into tasks of at most `max_files` files. Return each task with its indices in `rows`."""
+    """Divide `rows` into tasks of at most `max_files` files. Return each task with its positions in `rows`."""
     import numpy as np
 
     kinds = entries.rows.kind[rows]
@@ -79,7 +79,7 @@ def _span_tasks(entries: SampleTable, rows: Rows, indices: Rows) -> Iterator[tup
 
 _MAX_PROBED_FILES, _MAX_PROBE_SECONDS = 12, 1.0
 _MAX_PROBED_ROWS = 256
-_PROBE_STRIDE = 2_654_435_761  # a prime, so that the probed files have different fields and folders
+_PROBE_STRIDE = 2_654_435_761  # a prime, so that the probed files are spread over fields and folders
 _PROBE_BYTES = 4096
 _SLOW_OPEN_SECONDS = 0.5e-3  # ten times the cost of starting a thread
 _MAX_READS_PER_WORKER = 16
@@ -88,7 +88,7 @@ _REMOTE_READS = 32
 
 
 def choose_parallel_reads(entries: SampleTable, tasks: int) -> tuple[int, str]:
-    """Return the number of parallel reads per worker, and the reason as a text if opening files is slow."""
+    """Return the number of parallel reads per worker, and a message if opening files is slow."""
     if entries.is_remote:
         return _REMOTE_READS, ""
     open_seconds = measure_open_seconds(entries)

@@ -1,7 +1,7 @@
-"""The run that a dataset file records, whose options are used to list the source again.
+"""The run that a dataset file records. Its options are used to list the source again.
 
 Dataset files are untrusted. Only recorded options in `REPEATABLE_OPTIONS` are used. Recorded code, paths and URLs are
-never used, so the user must pass them again. Only the table of `--join` is also searched for by name.
+never used, so the user must pass them again.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _SOURCE_OPTIONS = ("root", "allow_outside", "symlinks", "map", "join")
 
 @contextmanager
 def verify_options_in_errors(source: object, join: object, remedy: str) -> Iterator[None]:
-    """Rewrite errors about a source, so that they name only options of `verify` and `diff`.
+    """Change the errors of a source so that they name only options of `verify` and `diff`.
 
-    `remedy` replaces the advice in an error, unless the advice names an option such as `root`.
+    `remedy` replaces the advice of an error, unless the advice names an option that `verify` and `diff` have.
     """
     try:
         yield
@@ -85,11 +85,11 @@ class RecordedRun(NamedTuple):
     """The recorded run, without the options that cannot be repeated.
 
     Attributes:
-        table: The path of the `--join` table that `find_table` found, or the recorded name if it found none.
-        made_fields: Fields that may come from columns of a table that was not found.
+        table: The path of the `--join` table, or its recorded name if no table was found.
+        made_fields: Fields that the run may have created from the missing table.
         selecting_options: Options that cannot select the same samples again.
-        without_table: The run as if `find_table` had found no table.
-        table_problem: Why the table that `find_table` found cannot be used.
+        without_table: The run to use if the found table cannot be joined.
+        table_problem: Why the found table cannot be joined.
     """
 
     verb: str
@@ -122,7 +122,7 @@ class RecordedRun(NamedTuple):
         return f"{self.table}, {lost}"
 
     def unchecked(self) -> Iterator[str]:
-        """Describe what cannot be compared with the source without the table or the list of keys."""
+        """Describe what cannot be compared with the source, because the table or the list of keys is missing."""
         if self.made_fields:
             what = f"{'field' if len(self.made_fields) == 1 else 'fields'} {format_list([*self.made_fields])}"
             yield f"{what} against the source: created with {option_text('join')} {self._missing_table_text}"
@@ -190,7 +190,7 @@ def _build_run(
         if name := next((name for name in SOURCE_OPTIONS if getattr(user_options, name, None)), ""):
             problem = "the dataset was created by reshard"
             raise InvalidRequest(option_text(name), problem, expected="a dataset of `create`")
-        recorded.pop("dots", None)  # not an option of `reshard`, which detected the value in its source
+        recorded.pop("dots", None)  # not an option of `reshard`, which detects the value
     kind = ReshardOptions if verb == "reshard" else CreateOptions
     if table is None:
         found, table_state = _without_table(recorded, kind)
@@ -198,7 +198,7 @@ def _build_run(
         del recorded["join"]
         found, table_state = {**_valid_options(recorded, kind), "join": table}, {}
     if file is not None and file.appends and not has_appended_sources(file) and not table_state:
-        # these options selected from fewer samples, so they cannot be repeated
+        # the source has grown since these options selected samples, so the selection cannot be repeated
         selecting = [name for name in ("head", "per_class") if found.pop(name, None) is not None]
         table_state = {"selecting_options": tuple(map(option_text, selecting))}
         found.pop("of", None)
@@ -209,7 +209,7 @@ def _build_run(
 
 
 def _without_table(recorded: dict[str, Any], kind: type[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    # The second dictionary contains attributes of `RecordedRun` that describe an unavailable table.
+    # Return the options that work without the table, and attributes of `RecordedRun` that describe what is missing.
     table, valid = recorded.pop("join", ""), _valid_options(recorded, kind)
     if table == "":
         return valid, {}
@@ -219,7 +219,7 @@ def _without_table(recorded: dict[str, Any], kind: type[Any]) -> tuple[dict[str,
     selecting = [name for name in _SELECTING_OPTIONS if name in valid and (name != "head" or "sort_by" in valid)]
     if selecting:
         valid = {name: value for name, value in valid.items() if name not in _COLUMN_OPTIONS}
-        if kind is ReshardOptions:  # without the table, several samples may have the same key
+        if kind is ReshardOptions:  # the removed options may have excluded samples with the same key
             valid["on_duplicate"] = "first"
     made_fields = tuple(field for field, _ in parse_pairs("field", values))
     state = {"table": printable(str(table))[:80], "made_fields": made_fields}

@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 
 
 class RecordedSource:
-    """The source of a recorded run, in its current state.
+    """The current source of a recorded run.
 
-    `datasets` are the datasets that the run created, which may be only some of its splits. If the table that
-    `find_table` found cannot be joined, `run` is replaced by `run.without_table`.
+    `datasets` are the datasets that the run created, or some of its splits. If the table that was found cannot be
+    joined, `run.without_table` replaces `run`.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class RecordedSource:
         return splits if split_options.stratify or _have_grown(splits) else []
 
     def list_samples(self, pool: Pool, observer: Observer) -> tuple[Listing, Rows]:
-        """Return the samples that belong to the datasets, and the index of each sample's dataset."""
+        """Return the samples of the source that belong in the datasets, and the index of each sample's dataset."""
         try:
             return self._list_samples(pool, observer)
         except InvalidRequest as error:

@@ -1,7 +1,7 @@
 """List a folder in worker processes. No file is opened.
 
 The parent process lists the top of the tree until there is enough work for all workers. Samples are sorted by the bytes
-of key and field. NumPy is not imported, to save time.
+of key and field. Workers do not import NumPy.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def make_scan_tasks(root: bytes, rules: ScanRules, parts: int, top: ScanPart) ->
     """
     changed = max(os.lstat(root.rstrip(b"/") or b"/").st_ctime_ns, os.stat(root).st_ctime_ns)
     items = [ScanItem(b"", None, changed)]
-    for _ in range(4):  # below four levels, one worker lists a whole subtree
+    for _ in range(4):  # folders below the fourth level are not divided among workers
         if len(items) >= parts or not any(item.names is None for item in items):
             break
         parts_of_items = [[item] if item.names else _expand_folder(root, rules, item, top) for item in items]
@@ -188,7 +188,7 @@ def _link_problem(
     root: bytes, rules: ScanRules, prefix: bytes, path: bytes, target: bytes
 ) -> tuple[SkipCode, str] | None:
     if rules.symlinks == "inside" and not _is_below(target, os.path.realpath(root)):
-        where = printable(os.readlink(path))  # not `target`, which contains folders of this machine
+        where = printable(os.readlink(path))  # not `target`, which is an absolute path
         remedy = f"{cli_option('symlinks', 'follow')} packs it, skip ignores it"
         return "link-outside", f"a link out of the source, to {where}; {remedy}"
     try:

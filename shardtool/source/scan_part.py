@@ -78,12 +78,12 @@ class ScanRules:
 
 def _compile_glob(text: str) -> tuple[bool, re.Pattern[bytes]]:
     # `*` also matches slashes, like `**` in gitignore.
-    whole = "/" in text.rstrip("/")
-    return whole, re.compile(os.fsencode(translate(text.removeprefix("./"))), re.DOTALL)
+    is_path = "/" in text.rstrip("/")
+    return is_path, re.compile(os.fsencode(translate(text.removeprefix("./"))), re.DOTALL)
 
 
 def _matches(globs: list[tuple[bool, re.Pattern[bytes]]], prefix: bytes, name: bytes) -> bool:
-    return any(pattern.match(prefix + name if whole else name) for whole, pattern in globs)
+    return any(pattern.match(prefix + name if is_path else name) for is_path, pattern in globs)
 
 
 def _is_output(pattern: ShardPattern, name: bytes) -> bool:
@@ -102,7 +102,7 @@ ALWAYS_CHANGED = 2**62  # change time of files whose changes cannot be detected,
 
 @dataclass
 class ScanPart:
-    """A part of the listed samples as columns. For their meaning, see `SampleTable`."""
+    """The samples that one task has listed, as columns like those of `SampleTable`."""
 
     fields: dict[bytes, int] = field(default_factory=dict)
     keys: list[bytes] = field(default_factory=list)
@@ -116,7 +116,7 @@ class ScanPart:
     system_files: Counter[bytes] = field(default_factory=Counter)
 
     def join_keys(self) -> ScanPart:
-        """Join the keys into one buffer, which is faster to send between processes."""
+        """Join the keys into one buffer, because many small objects are slow to send to another process."""
         self.keys = [b"".join([key + b"\0" for key in self.keys])]
         return self
 
@@ -157,9 +157,9 @@ _SORT_CHUNK_FILES = 2**16
 def resolve_folder(
     known: dict[bytes, Property], folder: bytes, derive: Callable[[Property, bytes], Property]
 ) -> Property:
-    """Return a property of a folder, which `derive` computes from the property of the parent folder.
+    """Return a property of a folder. `derive` computes the property from the parent's property and the path.
 
-    `known` stores the computed properties. A folder path is empty or ends in a slash.
+    `known` caches the properties. A folder path is empty or ends in a slash.
     """
     unresolved = []
     while folder not in known:
@@ -202,13 +202,13 @@ class FileCollector:
         return parent + split[0], split[1]
 
     def add(self, name: tuple[bytes, bytes], size: int, second: int, third: int) -> None:
-        """Add a file with its key, field and size, and two more numbers that `in_order` returns."""
+        """Add a file. `name` is its key and field. `in_order` returns the three numbers."""
         self._names += b"%b\0%b\0" % name
         self._starts.append(len(self._names))
         self._numbers.extend((size, second, third))
 
     def in_order(self, where: str) -> NDArray[np.int64]:
-        """Sort the files by key, move them to `part`, and return their numbers as int64[3, files].
+        """Sort the files by key, and move them to `part`. Return the numbers passed to `add` as int64[3, files].
 
         Empty objects that represent folders are ignored.
         """

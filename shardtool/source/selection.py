@@ -1,4 +1,4 @@
-"""Select fields, columns and samples. The order of these steps is the same for folders and datasets."""
+"""Select fields, columns and samples."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def join_and_filter(listed: Listing, options: SelectingOptions, *, may_lack_valu
 
 
 def add_field_columns(table: pa.Table, values: Iterable[tuple[str, str]]) -> pa.Table:
-    """Add each column again under the name of its field, so that queries can use both names."""
+    """Add each column again under the name of its field. Queries can then use either name."""
     for name, column in values:
         if name not in table.column_names and column in table.column_names:
             table = table.append_column(name, table.column(column))
@@ -149,7 +149,7 @@ def rename_listed_keys(
     *,
     by_key: bool = False,
 ) -> Listing:
-    """Rename keys with `rename_keys`. With `by_key`, sort the samples by their new keys.
+    """Rename keys with `rename_keys`. If `by_key` is true, sort the samples by their new keys.
 
     `column_of` returns the column of new keys. By default, this is a metadata column.
     """

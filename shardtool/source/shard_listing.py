@@ -1,7 +1,7 @@
 """List the samples of datasets in the order of their shards.
 
-A listing contains the offset of each payload, and the text of each number in a TFRecord. Offsets are read from
-sidecars. If a shard has no sidecar, a worker scans the shard.
+A listing contains the offset of each payload, and each number in a TFRecord as a text. Offsets are read from sidecars.
+If a shard has no sidecar, a worker scans the shard.
 """
 
 from __future__ import annotations
@@ -76,14 +76,14 @@ def list_datasets(  # noqa: PLR0913 - keyword options
 ) -> Listing:
     """Return the samples of datasets.
 
-    `Listing.recorded` sets `dots` to `last` if the keys of a dataset end at the last dot, or if the last part of a key
-    contains a dot.
+    If the last part of a key contains a dot, or if a dataset has the option `--dots last`, `Listing.recorded` contains
+    this option.
 
     Args:
         only: The fields to pack. If empty, all fields are packed. Other fields are not checked.
         without: Fields that are not packed and not checked.
         salvage: Whether to skip damaged numbers, and damaged parts of shards without an index.
-        as_stored: Whether to list numbers as stored, not as texts. There are then no checks and no class names.
+        as_stored: Whether to list numbers as stored, not as texts. Fields are then not checked, and have no classes.
     """
 
     def is_wanted(name: str) -> bool:
@@ -156,7 +156,8 @@ def _list_shards(
     for index in to_scan:
         shard, continues = shards[index], salvage and index not in with_index
         tasks.append(ShardScanTask(shard.path, shard.format == "tfrecord", shard.stored.dots, continues))
-    pool.check([shard.path for shard in shards])  # even without scans, because workers also read numbers
+    # Check access even if no shard is scanned, because workers also read numbers.
+    pool.check([shard.path for shard in shards])
     for number, scan in pool.map(scan_shard, tasks):
         index = to_scan[number]
         parts[index] = source_shard.apply_scan(parts[index], scan, has_index=index in with_index)

@@ -96,7 +96,7 @@ class DatasetSource(Source):
         return listed
 
     def column(self, listed: Listing, name: str) -> pa.ChunkedArray:
-        """Return a column of the sidecars, or one of `key`, `shard`, `size` and `fields`."""
+        """Return a metadata column, or one of `key`, `shard`, `size` and `fields`."""
         table = sample_table.make_sample_table(listed.entries, listed.shards)
         try:
             return sample_table.table_column(table, name, listed.where)
@@ -151,7 +151,7 @@ class DatasetSource(Source):
 
     def _without_duplicates(self, listed: Listing, existing_keys: PackedStrings | None) -> Listing:
         old_entries, rule = listed.entries, self._options.on_duplicate
-        # Errors show paths, because two shards may have the same name. `out.skipped` must not contain paths.
+        # Errors show paths, because two shards may have the same name. The list of skipped samples shows names only.
         names = [to_text(file.path) for file in old_entries.known_spans.files] if rule == "error" else listed.shards
         entries, skipped, note = duplicate_keys.resolve_duplicate_keys(
             old_entries, rule, names, existing_keys, where=listed.where

@@ -1,4 +1,4 @@
-"""Raise errors for sources that cannot be packed as requested. The messages explain what to use instead."""
+"""Raise errors for sources that cannot be packed as requested."""
 
 from __future__ import annotations
 
@@ -36,8 +36,7 @@ _MAX_PROBED_SHARDS = 8
 def shards_note(entries: SampleTable, *, named: bool) -> str:
     """Return a note if a folder contains shards, or an empty text.
 
-    Raise an error if the shards belong to a dataset or are the only files. With `named`, the user selected the files,
-    so there is no error.
+    If the shards belong to a dataset or are the only files, raise an error, unless the user selected them (`named`).
     """
     counts = entries.code_counts()
     codes = [code for code, field in enumerate(entries.fields) if counts[code] and is_shard_name(f"x.{field}")]
@@ -111,7 +110,7 @@ def _check_address(source: str) -> None:
 
 
 def check_archive(path: str) -> None:
-    """Raise an error if an archive has a sidecar, because it is then a shard."""
+    """Raise an error if an archive is a shard, because it has a sidecar."""
     folder, name = os.path.split(path)
     if parse_shard_name(name) and os.path.isfile(os.path.join(folder, sidecar_name(name))):
         raise InvalidRequest(path, "a shard", expected=EXPECTED_FOLDER, remedy=f"{_reshard_advice()}.")

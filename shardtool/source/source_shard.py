@@ -44,7 +44,7 @@ _REPLACE_ADVICE = "Get the file again, or recreate it from its source."
 
 
 class ExaminedFiles:
-    """The files that a run has examined. `changed_ns` is their latest change in nanoseconds since 1970."""
+    """The files that a run has examined. `changed_ns` is their latest change."""
 
     def __init__(self) -> None:
         self.changed_ns = 0
@@ -70,8 +70,8 @@ class SourceShard:
 
     Attributes:
         kinds: The type of each field that is not bytes. In a tar, this is the type that the texts represent. None if
-            the types are known only after a scan.
-        conflicts: By field, the first scanned feature with several values, or with another type than before.
+            the shard must be scanned to find the types.
+        conflicts: By field, the first scanned feature that is a list or changes its type.
         is_list: For each row, whether the payload is a whole TFRecord list.
         regrouped: The number of samples whose fields were not adjacent.
     """
@@ -142,7 +142,7 @@ def read_sidecar_bytes(shard: SourceShard) -> tuple[FileInfo, bytes] | CorruptSh
     except OSError as error:
         found = f"cannot be read: {os_error_text(error)}"
     except AccessRefused:
-        if stored.entry is None:  # stores that forbid listing also refuse access to missing objects
+        if stored.entry is None:  # a store that forbids listing may refuse access because the object is missing
             return None
         raise
     return CorruptShard(path, found, expected=f"the sidecar of {stored.name}", remedy=_verify_advice())
@@ -223,7 +223,7 @@ def _narrow_column(column: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _merge_interleaved(part: SourceShard) -> SourceShard:
-    # A tar may contain all images first and then all labels. If a sample has a field twice, change nothing.
+    # A tar may contain all images first and then all labels. Do not merge fields if a sample has a field twice.
     index = part.index
     keys = index.all_keys()
     number_of = {key: number for number, key in enumerate(dict.fromkeys(keys))}

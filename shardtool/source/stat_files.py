@@ -1,4 +1,4 @@
-"""Check the files of a manifest in workers. No file is opened, and neither NumPy nor pyarrow is imported."""
+"""Check the files of a manifest in workers. No file is opened. Workers import neither NumPy nor pyarrow."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class StatResult(NamedTuple):
 
     Attributes:
         kinds: FILE or LINK for each path.
-        facts: int64[paths, 4]. The columns are the size in bytes, the modification time and the latest change of path
-            and file in nanoseconds, and the index of the problem plus one, or 0 without a problem.
-        problems: The distinct problems, as pairs of reason code and message.
+        facts: int64[paths, 4]. The columns are the size in bytes, the modification time and the latest change of the
+            file or a folder in nanoseconds, and the number of the problem, or 0.
+        problems: Pairs of reason code and message. The first problem has the number 1.
     """
 
     kinds: bytes

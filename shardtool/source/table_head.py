@@ -30,7 +30,7 @@ _HEAD_ROWS = 32
 _MIN_MATCH_SHARE = 0.5
 _DELIMITERS = (",", "\t", ";", "|")
 _NAMES_COCO = re.compile(r'"file_name"\s*:\s*"([^"\\]+)"')
-_ANNOTATIONS = {"bbox": "boxes", "category_id": "labels", "caption": "captions"}  # column, by COCO's key
+_ANNOTATION_COLUMNS = {"bbox": "boxes", "category_id": "labels", "caption": "captions"}
 _TEXT_NAMES = ("text", "txt", "caption", "content", "prompt", "sentence", "transcript", "transcription")
 
 
@@ -38,7 +38,7 @@ class TableHead(NamedTuple):
     """The first rows of a table.
 
     Attributes:
-        forms: Options to read the table in different ways, the usual one first, each with the resulting rows.
+        forms: Ways to read the table, the usual one first. Each is a pair of options and rows.
         annotations: The columns of annotations, if the table is a COCO file.
     """
 
@@ -47,7 +47,7 @@ class TableHead(NamedTuple):
 
 
 class Match(NamedTuple):
-    """The options of `create` for a table and its files. The table is the source, or is joined to the files."""
+    """The options of `create` that pack a table with its files. The table is the source, or it is joined."""
 
     options: dict[str, object]
     as_source: bool
@@ -56,7 +56,7 @@ class Match(NamedTuple):
 def read_table_head(path: str) -> TableHead | None:
     """Return the first rows of a table, or None if the table cannot be read."""
     ending = table_ending(path)
-    with suppress(Exception):  # damage is not an error, because the user did not request this table
+    with suppress(Exception):  # ignore errors, because the user did not name this table
         if ending in (PARQUET_ENDING, *ARROW_ENDINGS):
             return TableHead((({}, _arrow_rows(path, ending)),)) if not address.is_url(path) else None
         text = _read_head(path).decode("utf-8-sig", "ignore")
@@ -67,7 +67,8 @@ def read_table_head(path: str) -> TableHead | None:
         if ending == JSON_ENDING and '"images"' in text:
             rows: list[dict[str, object]] = [{"file_name": name} for name in _NAMES_COCO.findall(text)[:_HEAD_ROWS]]
             text += files.read_tail(path, _HEAD_BYTES).decode("utf-8", "ignore")
-            return TableHead((({}, rows),), [column for key, column in _ANNOTATIONS.items() if f'"{key}"' in text])
+            columns = [column for key, column in _ANNOTATION_COLUMNS.items() if f'"{key}"' in text]
+            return TableHead((({}, rows),), columns)
     return None
 
 

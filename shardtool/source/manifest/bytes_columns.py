@@ -64,7 +64,7 @@ class BytesColumns:
             for batch in self._table.batches(self._names):
                 for first in range(0, batch.num_rows, _BATCH_ROWS):
                     piece = batch.slice(first, _BATCH_ROWS)
-                    piece.validate(full=True)  # pyarrow would follow invalid offsets
+                    piece.validate(full=True)  # because pyarrow reads values without checking their offsets
                     arrays = [_to_bytes(piece.column(column)) for column in range(len(self._names))]
                     if rows is not None:
                         low, high = np.searchsorted(rows, (first_row, first_row + len(piece)))
@@ -100,7 +100,7 @@ class BytesColumns:
             raise SampleFailed(self._table.location, found, expected=expected, remedy=remedy)
 
     def path_stems(self) -> PackedStrings | None:
-        """Return the paths of all rows without extensions, or None if they cannot be keys."""
+        """Return the path of each row without its extension, or None if these are not valid, unique keys."""
         column = next((name for name in self._names if _has_paths(self._table.schema.field(name).type)), None)
         if column is None:
             return None

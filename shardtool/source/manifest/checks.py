@@ -119,7 +119,7 @@ def check_paths(rows: TableRows, name: str, paths: pa.Array, *, outside: bool) -
 
 
 def check_path_endings(rows: TableRows, name: str, endings: PathEndings, other_fields: list[str]) -> None:
-    """Refuse paths without an extension, and paths whose extension is the field of another column."""
+    """Refuse paths without an extension, and extensions that equal the field name of another column."""
     column = rows.columns[name]
     if "" in endings.names:
         rows_with_problem = np.flatnonzero(endings.codes == endings.names.index(""))
@@ -147,7 +147,7 @@ def check_keys(rows: TableRows, column: str | None, bad: NDArray[np.int64]) -> N
 def check_fields_differ(
     rows: TableRows, column: str | None, row_keys: PackedStrings, fields: NDArray[np.int64]
 ) -> None:
-    """Refuse rows with the same key and field. Such rows have the same number in `fields`."""
+    """Refuse rows with the same key and field. `fields` has one number per row, which identifies key and field."""
     order = np.argsort(fields, kind="stable")
     repeated = np.flatnonzero(np.diff(fields[order]) == 0)
     if len(repeated):

@@ -37,7 +37,7 @@ _MAY_NEED_REDACTION = r"[@#?\\]"  # `redact_url` changes only URLs with these ch
 def redact_urls(urls: pa.Array) -> pa.Array:
     """Remove secrets from URLs, as `redact_url` does."""
     chunks = [urls.slice(first, CHUNK_ROWS) for first in range(0, len(urls), CHUNK_ROWS)]
-    for index, chunk in enumerate(chunks):  # chunks without secrets stay unchanged
+    for index, chunk in enumerate(chunks):
         is_long = pc.greater(pc.utf8_length(chunk), MAX_SHOWN_URL_LENGTH)
         mask = pc.or_(pc.match_substring_regex(chunk, _MAY_NEED_REDACTION), is_long)
         if pc.any(mask).as_py():
@@ -123,7 +123,7 @@ def use_common_folder(columns: Mapping[str, pa.Array], root: bytes) -> tuple[dic
 
 
 def rebase_to_root(paths: pa.Array, root: bytes) -> pa.Array:
-    """Make absolute paths relative to the real path of `root`. The results start with `..`."""
+    """Convert absolute paths to paths relative to the real path of `root`, which start with `..`."""
     if not len(find_absolute(paths)):
         return paths
     folder, up = os.path.realpath(os.fsdecode(root)), ""
@@ -192,13 +192,13 @@ class PathEndings:
         return taken
 
     def take(self, rows: NDArray[np.int64]) -> PathEndings:
-        """Return the endings at the given rows. `stems` of the result must not be used."""
+        """Return the endings of the given rows. Do not call `stems` on the result."""
         taken = copy(self)
         taken.codes = self.codes[rows]
         return taken
 
     def stems(self) -> Iterator[pa.Array]:
-        """Yield arrays with all paths without their extensions. Call this method before `take`."""
+        """Yield all paths without their extensions, in arrays."""
         for first in range(0, len(self._paths), CHUNK_ROWS):
             chunk, codes = self._paths.slice(first, CHUNK_ROWS), self.codes[first : first + CHUNK_ROWS]
             ending = self.names[codes[0]]
@@ -213,8 +213,8 @@ def row_paths(
 ) -> ArrowStrings:
     """Return the paths of all rows of samples. Each array in `columns` has one path per sample.
 
-    `endings` contains the extension number of each sample, or is None if all are 0. If it is e, the path of row r of
-    the sample is in column `roles[e, r]`. A row with -1 has an empty path.
+    `endings` contains the extension number of each sample, or is None if all are 0. For extension e, the path of row r
+    is in column `roles[e, r]`. The column number -1 means an empty path.
     """
     count = samples * roles.shape[1]
 

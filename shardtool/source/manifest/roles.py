@@ -43,9 +43,9 @@ _SIGNATURES = (
 
 @dataclass(frozen=True, slots=True)
 class ColumnRoles:
-    """The columns with each role. Pairs consist of field and column.
+    """The columns with each role. A pair consists of a field and its column.
 
-    If `key` is None, keys are paths without extensions or, without paths, row numbers.
+    If `key` is None, keys are paths without extensions. If there are no paths, keys are row numbers.
     """
 
     key: str | None
@@ -91,7 +91,7 @@ def choose_roles(
 ) -> ColumnRoles:
     """Choose the role of each column from the options, or from usual column names.
 
-    `first_ending` returns the extension of the first value in a column of `struct<bytes, path>`, or an empty text.
+    `first_ending` is a function like `bytes_columns.first_ending`.
     """
     _check_columns_exist(schema, options)
     notes: list[str] = []
@@ -99,7 +99,7 @@ def choose_roles(
     path = options.path
     if path is None and not files and not binary and not urls:
         named_columns = {column for _, column in values}
-        if values:  # columns of media that the user names in --meta stay metadata
+        if values:  # if the user lists a media column in --meta, do not pack it as a field
             named_columns |= {name for name in (options.meta or "").split(",") if name.casefold() in tables.MEDIA_NAMES}
         texts = [column.name for column in schema if tables.is_text_type(column.type)]
         path = _find_usual_column("path", tables.PATH_NAMES, texts, named_columns, notes)

@@ -1,6 +1,6 @@
 """Combine the columns of a manifest into rows. The rows of a sample are sorted by the bytes of the field names.
 
-All samples have the same fields, except for the field that the extension of a path defines.
+All samples have the same fields. Only the field that is named by a path's extension differs between samples.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class FieldColumn(NamedTuple):
 
 
 class FieldLayout(NamedTuple):
-    """The order of the fields of a sample, by the extension of its path.
+    """The fields of a sample in sorted order. The order depends on the extension of the sample's path.
 
     Attributes:
-        code: uint16[extensions, fields], the sorted fields as indices into `fields`.
-        column: int64[extensions, fields], the column of each of these fields.
+        code: uint16[extensions, fields], indices into `fields`.
+        column: int64[extensions, fields], the column that contains each field.
     """
 
     fields: tuple[str, ...]
@@ -52,7 +52,7 @@ class FieldLayout(NamedTuple):
     endings: NDArray[np.uint16] | None
 
     def rows(self, columns: Sequence[FieldColumn], paths: Sequence[pa.Array], samples: int) -> FieldRows:
-        """Return the rows of all samples. `paths` are the paths of the first columns."""
+        """Return the rows of all samples. The first columns contain paths, and `paths` has their values."""
         code = np.empty((samples, self.code.shape[1]), np.uint16)
         code[:] = self.code[0] if self.endings is None else self.code[self.endings]
         kinds, sizes, mtimes, changed = zip(*columns, strict=True)
@@ -82,7 +82,7 @@ class FieldLayout(NamedTuple):
 
 
 def arrange_fields(endings: PathEndings | None, names_of_others: Sequence[str]) -> FieldLayout:
-    """Return the order of the fields of each sample. `endings` are the extensions that name the first field."""
+    """Return the order of the fields. `endings` name the first field, and `names_of_others` are the other fields."""
     names = [] if endings is None else endings.names
     fields = tuple(sorted({*names, *names_of_others}, key=to_bytes))
     number = {name: index for index, name in enumerate(fields)}
@@ -100,7 +100,7 @@ def merge_stat_results(
 ) -> tuple[list[FieldColumn], list[Problem], NDArray[np.int64]]:
     """Merge the results of workers into one field for each column of paths.
 
-    Also return the problems, and the index of each file's problem plus one (or 0) as int64[samples, columns].
+    Also return the problems, and for each file the number of its problem, or 0, as int64[samples, columns].
     """
     kinds = np.frombuffer(b"".join([part.kinds for part in parts]), np.uint8).reshape(-1, columns)
     arrays = [np.frombuffer(part.facts, np.int64).reshape(-1, columns, 4) for part in parts]

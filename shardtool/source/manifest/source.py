@@ -1,7 +1,6 @@
 """List the samples of a manifest.
 
-The whole table is checked before a file is examined. Columns stay Arrow arrays. Their texts are created when a shard is
-written.
+The whole table is checked before any file is examined. Columns are kept as Arrow arrays until a shard is written.
 """
 
 from __future__ import annotations
@@ -162,7 +161,7 @@ class ManifestSource(Source):
         self.notes.append(collected_note(count, len(groups.first), self._table.name))
 
     def keep_rows(self, rows: NDArray[np.int64]) -> None:
-        """Keep only the given rows, which are positions among the selected rows."""
+        """Keep only the rows at these positions among the rows that are still selected."""
         for columns in (self._columns, self._labels):
             columns.update({name: column.take(arrow.number_array(rows)) for name, column in columns.items()})
         self._lengths = [lengths[rows] for lengths in self._lengths]
@@ -286,7 +285,7 @@ class ManifestSource(Source):
         if roles.path is not None and endings is not None:
             checks.check_path_endings(rows, roles.path, endings, roles.field_names())
         columns = [rebase_to_root(paths, self._root) for paths in columns]
-        # store relative paths, because outputs must not contain folders of this machine
+        # store relative paths, because outputs must not contain absolute paths
         self._columns |= dict(zip(roles.paths(), columns, strict=True))
         return columns, endings
 
