@@ -70,7 +70,7 @@ class PlainError(Exception):
 
             vars(self).update(json.loads(fields[-1]), detail=_EMBEDDED_FIELDS.sub("", where).rstrip())
             return
-        if not found:  # `where` is a traceback, whose last line is the message
+        if not found:  # `where` is a traceback that ends with the message
             where, found, detail = where.strip().partition("\n")[0], where.strip().rpartition("\n")[2], where
         self.where = redact_secrets(printable(where))
         self.found = redact_secrets(printable(found))
@@ -90,7 +90,7 @@ class PlainError(Exception):
         return _rebuild_error, (type(self), vars(self))
 
     def embed_in_text(self) -> None:
-        """Append the attributes to the message as JSON, from which the constructor restores the error."""
+        """Append the attributes to the message as JSON. The constructor can restore the error from this JSON."""
         import json
 
         self.detail = "\n".join([*filter(None, [self.detail]), f"shardtool-error: {json.dumps(vars(self))}"])
@@ -176,7 +176,7 @@ class StoreFailed(ShardError):
 
 
 class AccessRefused(StoreFailed):
-    """A store or server denies access. The request is not retried."""
+    """A store or server denies access."""
 
     code = "access-refused"
 
@@ -217,7 +217,7 @@ class Bug(PlainError):
 
 
 class Interrupted(BaseException):
-    """The process received SIGINT, SIGTERM or SIGHUP. `except Exception` does not catch this `BaseException`."""
+    """The process received SIGINT, SIGTERM or SIGHUP."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)
@@ -232,8 +232,8 @@ def os_error_text(error: OSError) -> str:
 def raise_if_machine_error(error: Exception, where: str, kinds: frozenset[int] = _MACHINE_ERRNOS) -> None:
     """Raise `StoreFailed` if an OSError was caused by the machine and not by the file.
 
-    Call this function before you report an OSError as damage or skip a sample. Pass `PROCESS_ERRNOS` as `kinds` to
-    check only errors that a file can never cause, such as too many open files.
+    Call this function before you report an OSError as damage or skip a sample. To check only errors that a file can
+    never cause, pass `PROCESS_ERRNOS`.
     """
     if isinstance(error, OSError) and error.errno in kinds:
         remedy = FILE_LIMIT_FIX if error.errno in (errno.EMFILE, errno.ENFILE) else ""
@@ -244,7 +244,7 @@ def raise_if_machine_error(error: Exception, where: str, kinds: frozenset[int] =
 
 @contextmanager
 def raising_machine_errors(where: str) -> Iterator[None]:
-    """Convert an OSError in the block to `StoreFailed` if the machine caused it and not a file."""
+    """Convert an OSError in the block to `StoreFailed` if the machine, not a file, caused the error."""
     try:
         yield
     except OSError as error:
@@ -253,10 +253,7 @@ def raising_machine_errors(where: str) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error means that memory ran out.
-
-    Python and pyarrow report this with several exception classes, such as ImportError and RuntimeError.
-    """
+    """Return whether memory ran out. Python and pyarrow report this with several exception classes."""
     if isinstance(error, ImportError):
         return any(text in str(error).lower() for text in _LOADER_MEMORY_ERRORS)
     if isinstance(error, RuntimeError):

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from shlex import quote
 
-# `options_class` fills these: command-line names that differ from the Python names, options whose values are one word
-# with commas, and options that are a key of another option, such as `fetch timeout={}`.
+# `options_class` adds command-line names that differ from the Python names, options whose values are one word with
+# commas, and options that are a key of another option, such as `fetch timeout={}`.
 CLI_NAMES: dict[str, str] = {}
 COMMA_OPTIONS: set[str] = set()
 PARENT_FORMS: dict[str, str] = {}
@@ -65,12 +65,12 @@ def call_text(verb: str, **options: object) -> str:
 
 
 def export_text(form: str) -> str:
-    """Return a text for exporting the index `form` of another tool, such as `--export energon`."""
+    """Return `export energon` or `--export energon` if `form` is `energon`."""
     return choose_text(f"export {form}", f"--export {form}")
 
 
 def export_call_text(dataset_file: str, forms: Sequence[str], *, overwrite: bool) -> str:
-    """Return the call or the command that exports the indexes `forms` of other tools. `dataset_file` can be empty."""
+    """Return the call or the command that exports indexes for other tools. `dataset_file` can be empty."""
     if _cli_names_in_use:
         words = ["index", dataset_file, *map(export_text, forms), "--overwrite" if overwrite else ""]
         return f"`shardtool {' '.join(filter(None, words))}`"
@@ -79,7 +79,7 @@ def export_call_text(dataset_file: str, forms: Sequence[str], *, overwrite: bool
 
 
 def recreate_hint() -> str:
-    """Return advice to recreate a missing file, by resuming the run or with `index`."""
+    """Return the advice for a missing file: resume the run, or use `index`."""
     resume = flag_text("resume")
     return f"Run the original command with {resume}, or `shardtool index`, to write it again."
 

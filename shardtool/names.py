@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 IMAGE_ENDINGS = frozenset(
     ("jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "gif", "tif", "tiff", "pbm", "pgm", "ppm", "pnm")
 )
-# Extensions of binary formats. shardtool refuses to store text or numbers in fields with these extensions.
+# Fields with these extensions cannot store text or numbers.
 BINARY_ENDINGS = IMAGE_ENDINGS | {
     "avif", "heic", "heif", "jxl", "jp2", "ico", "psd", "dng", "npy", "npz", "ten", "tb", "safetensors", "pkl",
     "pickle", "pyd", "pth", "pt", "wav", "flac", "mp3", "ogg", "opus", "m4a", "aac", "wma", "mp4", "m4v", "webm",
@@ -26,7 +26,7 @@ BINARY_ENDINGS = IMAGE_ENDINGS | {
 SPLIT_NAMES = frozenset(
     {"train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval", "holdout"}
 )
-# Field names that are refused, because samples, tables or webdataset use them for other values.
+# Samples, tables and webdataset use these names for other values.
 RESERVED_NAMES = frozenset(
     b"__%b__" % name for name in (b"key", b"url", b"local_path", b"padding", b"shard", b"offset", b"size", b"fields")
 )
@@ -70,7 +70,7 @@ def name_problem(name: bytes) -> str:
 
 
 def has_parent_part(name: bytes) -> bool:
-    """Return whether a component of a name is `..`, which would lead to another folder."""
+    """Return whether a component of a name is `..`."""
     return b".." in name and _PARENT_PART.search(name) is not None
 
 
@@ -97,7 +97,7 @@ def list_names(where: str, names: object, expected: str) -> list[str]:
 
 
 def to_output_name(name: str) -> str:
-    """Convert a local file name to text for outputs, which does not depend on the locale."""
+    """Convert a local file name to text that does not depend on the locale."""
     return to_text(os.fsencode(name))
 
 
@@ -107,10 +107,7 @@ def to_local_name(name: str) -> str:
 
 
 def quote_name(name: bytes) -> str:
-    """Return a source name as text for outputs, percent-encoded if it contains `%` or is not UTF-8.
-
-    `urllib.parse.unquote_to_bytes` decodes every name.
-    """
+    """Convert a source name to text, with percent-encoding if the name contains `%` or is not UTF-8."""
     return quote(name) if b"%" in name or not is_utf8(name) else name.decode()
 
 
@@ -129,11 +126,11 @@ def split_name(name: bytes, dots: Dots) -> tuple[bytes, bytes] | None:
 
 
 def resolve_source_path(path: bytes, folders: Mapping[bytes, bytes]) -> bytes:
-    """Replace the first component of a path by the folder that `folders` contains for it, if there is one."""
+    """If `folders` contains the first component of a path, replace this component by its folder."""
     first, _, rest = path.partition(b"/")
     return folders[first] + rest if first in folders else path
 
 
 def has_early_dot(key: bytes) -> bool:
-    """Return whether WebDataset's rule would end a key early, at a dot in its last component."""
+    """Return whether WebDataset would end the key early, at a dot in the last path component."""
     return key.find(b".", key.rfind(b"/") + 2) >= 0

@@ -28,7 +28,7 @@ MAX_EXPANDED_NAMES = 10**6  # all names are kept in memory
 _MAX_FILE_NAME_BYTES = 240  # file systems allow 255 bytes, and temporary names are longer than final names
 _MAX_DIGITS = 18
 _UNPARSED_RANGE = re.compile(r"[{}<>*?]|%\d*[disux]", re.ASCII)
-# A range in brackets, such as [000..999], which is not supported. It is rarely meant as a glob.
+# An unsupported range in brackets, such as [000..999].
 _BRACKET_RANGE = re.compile(r"\[(\d+)(?:\.\.+|-)(\d*)\]", re.ASCII)
 OUTPUT_EXAMPLE = "a pattern such as out-{000000..}.tar, out-<000000..000999>.tar or out-%06d.tar"
 
@@ -61,7 +61,7 @@ class ShardPattern:
 
     @property
     def base(self) -> str:
-        """The name of the dataset. For example, the name of `out-{000000..}.tar` is `out`."""
+        """The name of the dataset, such as `out` for `out-{000000..}.tar`."""
         rest = self.suffix.removesuffix(_shard_ending(self.shard(0)))
         base = f"{self.prefix}{rest}".strip("-_. ")
         if find_count_suffix(self.shard(0)) and file_ending(base) in WRITABLE_FORMATS:  # x.tfrecord-00000-of-00010
@@ -87,8 +87,8 @@ class ShardPattern:
     def closed_pattern(self, count: int) -> str:
         """Return the pattern of the first `count` shards, for example `out/x-{000000..000041}.tar`.
 
-        The result is empty if the names are not numbered consecutively. It is also empty if a number is longer than
-        `width`, because shells would then pad the shorter numbers.
+        If the names are not numbered consecutively, return "". If a number is longer than `width`, also return "",
+        because shells would then pad the shorter numbers.
         """
         if count == 1:
             return os.path.join(self.folder, self.shard(0))
@@ -98,7 +98,7 @@ class ShardPattern:
         return os.path.join(self.folder, f"{self.prefix}{{{first}..{last}}}{self.suffix}")
 
     def shares_sidecar_name(self, name: str) -> bool:
-        """Return whether a shard with another file extension has the same sidecar name as a shard of this dataset."""
+        """Return whether the shard `name` differs from a shard of this dataset only in its file extension."""
         ending, own = file_ending(name), file_ending(self.shard(0))
         return ending in WRITABLE_FORMATS and ending != own and self.owns(name.removesuffix(ending) + own)
 
@@ -134,7 +134,7 @@ def sidecar_name(shard: str) -> str:
 
 
 def replacement_plan_name(base: str) -> str:
-    """Return the name of the file that describes an unfinished replacement of shards. The next run finishes it."""
+    """Return the name of the file with which the next run finishes an interrupted replacement of shards."""
     return f".{base}.replacing"
 
 

@@ -47,7 +47,7 @@ def is_shard_name(name: str) -> bool:
 
 
 def is_compressed_name(name: str) -> bool:
-    """Return whether the extension of a shard's name is that of a compressed shard, such as `.tar.gz`."""
+    """Return whether a name has the extension of a compressed shard, such as `.tar.gz`."""
     parsed = parse_shard_name(name)
     return bool(parsed and parsed.compression)
 

@@ -13,17 +13,13 @@ if TYPE_CHECKING:
 
     from shardtool.values import FeatureType, NumberType
 
-# Where the payload of a field is: a file, a link, text in the plan, bytes in a shard or temporary file, or a URL.
+# The location of a payload: a file, a link, text in the plan, bytes in a shard or temporary file, or a URL.
 FILE, LINK, INLINE, SPAN, URL = 0, 1, 2, 3, 4
 ENCODED_PAYLOAD_MARK = b"\xff"
 
 
 def decode_inline_payload(text: bytes) -> bytes:
-    """Return the payload of an INLINE field, from text or from hexadecimal digits after `ENCODED_PAYLOAD_MARK`.
-
-    Raises:
-        ValueError: The digits are not hexadecimal.
-    """
+    """Return the payload of an INLINE field. Text after `ENCODED_PAYLOAD_MARK` is hexadecimal."""
     return unhexlify(memoryview(text)[len(ENCODED_PAYLOAD_MARK) :]) if text.startswith(ENCODED_PAYLOAD_MARK) else text
 
 
@@ -79,7 +75,7 @@ class ShardSpans(NamedTuple):
         file_codes: uint32 per field, index into `files`.
         offsets: int64 per field.
         crcs: int64 per field, expected CRC-32C of the payload, or -1 if unknown. Empty if all are unknown.
-        runs: uint32, end of each range of fields whose payloads have the same distances in the file and in a tar shard.
+        runs: uint32, end of each range of fields. In a range, payloads are as far apart in the file as in a tar shard.
         regions: int64, start and end of each region of the first file that is read as a whole, in ascending order.
     """
 

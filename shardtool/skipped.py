@@ -80,20 +80,17 @@ SKIP_CODES: dict[SkipCode, str] = {  # docs/errors.md has the same texts
 
 
 def hash_key(key: bytes) -> str:
-    """Return the hash of a key, which lists of skipped samples contain for a removed sample."""
+    """Return the hash of a key. Lists of skipped samples contain this hash if the sample was removed."""
     return f"b2:{blake2b(key, digest_size=16).hexdigest()}"
 
 
 def duplicate_message(key: str, differ: Iterable[str] = ()) -> str:
-    """Return the message for a duplicate of the sample `key`.
-
-    `differ` are other fields or columns, which differ between the two samples.
-    """
+    """Return the message for a duplicate of `key`. `differ` lists other fields or columns whose values differ."""
     return f"{_SAME_CONTENT_TEXT}{key}" + (f"{_DIFFERS_TEXT}{', '.join(map(printable, differ))}" if differ else "")
 
 
 def has_same_content(row: Skipped) -> bool:
-    """Return whether a skipped duplicate has the same content as another sample, and not only the same key."""
+    """Return whether a sample was skipped because another sample has the same content."""
     return row.code == "duplicate" and row.message.startswith(_SAME_CONTENT_TEXT)
 
 
@@ -115,7 +112,7 @@ def drop_keys(rows: Iterable[Skipped], keys: Collection[str]) -> list[Skipped]:
 
 
 def is_skipped_key(key: bytes, listed: Collection[str]) -> bool:
-    """Return whether `listed` contains a key, or its hash, by which removed samples are listed."""
+    """Return whether `listed` contains `key`, or the hash of `key` if the sample was removed."""
     return bool(listed) and (printable(key) in listed or hash_key(key) in listed)
 
 
@@ -128,11 +125,7 @@ def pack_rows(rows: Sequence[Skipped]) -> str:
 
 
 def unpack_rows(text: str) -> tuple[Skipped, ...]:
-    """Return the rows from a text that `pack_rows` created.
-
-    Raises:
-        ValueError: `pack_rows` did not create the text.
-    """
+    """Return the rows from a text that `pack_rows` created. Raise ValueError for other texts."""
     from json import loads
 
     unpacker = decompressobj()
@@ -155,7 +148,7 @@ def count_reasons(rows: Iterable[Skipped], dropped: int = 0) -> str:
 
 
 def failed_rows(rows: Iterable[Skipped]) -> list[Skipped]:
-    """Return the rows of samples that failed, without those that the user wanted to skip."""
+    """Return the rows of samples that failed, without samples that the user asked to skip."""
     return [row for row in rows if row.code not in INTENDED_CODES]
 
 

@@ -207,7 +207,7 @@ def _describe_error(error: BaseException, arguments: list[str]) -> dict[str, Any
     elif is_out_of_memory(error):
         failure = OutOfMemory(where, f"not enough memory, in {_find_function(error)}", remedy=MEMORY_FIX)
     elif isinstance(error, OSError) and {"-h", "--help", "--version"} & set(arguments):
-        # click prints help and version itself
+        # the error occurred while click printed the help or the version
         failure = OutputFailed("stdout", f"cannot write: {(error.strerror or '').lower()}")
     elif isinstance(error, OSError) and error.errno in PROCESS_ERRNOS:
         failure = StoreFailed(where, os_error_text(error), remedy=FILE_LIMIT_FIX)

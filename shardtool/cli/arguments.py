@@ -37,8 +37,8 @@ _NUMBERED_NAME = re.compile(r"(.*?)([0-9]{1,18})(\.[^/0-9]*)", re.DOTALL)
 def split_sources(names: tuple[str, ...]) -> tuple[str | list[str], list[str]]:
     """Split `SOURCE... OUTPUT` into sources and output.
 
-    All shard names at the end belong to the output, because a shell may have expanded the pattern. If the first
-    argument is an archive, the names at the end must have consecutive numbers.
+    A shell may have expanded the pattern, so all shard names at the end belong to the output. If the first argument
+    is an archive, only names with consecutive numbers belong to the output.
     """
     output_start = len(names) - 1
     first, last = names[0], names[output_start]
@@ -122,7 +122,7 @@ def split_keys(names: tuple[str, ...]) -> tuple[list[str], list[str]]:
 
 
 def _group_shards(names: Sequence[str]) -> list[str | list[str]]:
-    """Combine consecutive shards in a folder into one dataset, because a shell may have expanded a pattern."""
+    """Combine consecutive shards in a folder, because a shell may have expanded a pattern."""
 
     def folder(name: str) -> str | None:
         is_shard = is_shard_name(os.path.basename(name)) and not _PATTERN_MARKS.search(name)
@@ -147,7 +147,7 @@ def _is_next_number(name: str, following: str) -> bool:
 def materialize_inputs(names: Sequence[str], *, table: bool = False) -> tuple[str, ...]:
     """Replace commands and standard input by temporary files, which are deleted at the end of the run.
 
-    With `table`, standard input can also be a table or a list, for which `-` is kept.
+    If `table` is true, keep `-` unless standard input is a tar or zip.
     """
     return tuple(_materialize(name, number, table=table) for number, name in enumerate(names))
 

@@ -140,7 +140,7 @@ def _apply_option(spec: OptionSpec, _context: click.Context, param: click.Parame
         try:
             spec.use(value)
         except InvalidRequest as error:
-            if spec.form == "path":  # the error describes a line of the file
+            if spec.form == "path":  # the error is about the content of the file
                 raise
             raise click.BadParameter(f"{error.found}; expected {error.expected}.", param=param) from error
     return value

@@ -192,7 +192,7 @@ def _typed_items(ctx: click.Context, path: str) -> Iterator[tuple[str, Any]]:
                 texts = [_rebase_name(where, text, "", folder) for text in texts]
             options.append((names[name], texts if param.multiple else texts[0]))
     words = _arguments_by_key(ctx.command)
-    first = max(len(typed) - len(words) + 1, 1)  # number of words in the first argument; each other argument has one
+    first = max(len(typed) - len(words) + 1, 1)  # only the first argument can have several values
     for (word, is_path), values in zip(
         words.items(), [typed[:first], *([name] for name in typed[first:])], strict=False
     ):

@@ -57,7 +57,7 @@ def help_topics() -> dict[str, Topic]:
 
 
 def _read_resource(name: str) -> str:
-    from importlib import resources  # imported only for help
+    from importlib import resources
 
     return (resources.files("shardtool.cli") / name).read_text("utf-8")
 
@@ -198,7 +198,7 @@ def read_synonyms(kind: str) -> list[tuple[list[str], str]]:
 def restore_typed_names(
     texts: Mapping[str, object], command: click.Command, arguments: Sequence[str]
 ) -> dict[str, str]:
-    """Return `where` and `found` of an error with the former option names that the user typed, or {} without these."""
+    """Return `where` and `found` with the former option names that the user typed, or {} if there are none."""
     typed, renamed = {word.partition("=")[0] for word in arguments}, {}
     for option in command.params:
         names = {*option.opts}

@@ -38,7 +38,7 @@ def escape_unencodable(text: str) -> str:
 
 
 def print_json(document: object) -> None:
-    """Print a result for programs on stdout."""
+    """Print a document as JSON on stdout."""
     _write_stdout(json_text(document))
 
 
@@ -72,7 +72,7 @@ def json_text(document: object) -> str:
 def print_message(text: str, *, label: str = "", label_color: str = "", location: str = "") -> None:
     """Print a message on stderr, or as a line of the log with `--log`.
 
-    `label` (`shardtool:`, `note:`) precedes the message. Its start is bold on terminals if it equals `location`.
+    `label`, such as `note:`, precedes `text`. If `text` starts with `location`, a terminal shows this start in bold.
     """
     plain = f"{label} {text}" if label else text
     if LOG.is_enabled:

@@ -24,7 +24,7 @@ _MAX_STALL_AGE_S = 2.0
 class PlainProgress:
     """Prints progress lines from a thread, which `end` stops. The class has the methods of a `tqdm` bar.
 
-    `stall` is the time and text of the latest report about what the run waits for.
+    `stall` contains the time and the reason of the latest wait.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class PlainProgress:
         self._label, self._unit, self._done, self._shards, self._begun = "", "", 0, "", 0.0
 
     def begin(self, label: str, total: int | None, unit: str = "B") -> None:
-        """Start a step of `total` bytes or samples. With None, count samples without a total."""
+        """Start a step of `total` bytes or samples. If `total` is None, the step counts samples."""
         self._label, self._total, self._unit, self._done, self._shards = label, total, unit, 0, ""
         self._begun, self.fetched = time.monotonic(), None
         if self._thread is None:
@@ -44,15 +44,13 @@ class PlainProgress:
             self._thread.start()
 
     def update(self, more: int) -> None:
-        """Add finished bytes or samples."""
         self._done += more
 
     def set_postfix_str(self, text: str, *, refresh: bool = False) -> None:  # noqa: ARG002 - the signature of tqdm
-        """Set the text about finished shards."""
         self._shards = f", {text}"
 
     def external_write_mode(self, file: TextIO) -> AbstractContextManager[None]:  # noqa: ARG002 - the signature of tqdm
-        """Do nothing, because only a tqdm bar must be cleared before other lines are written."""
+        """Do nothing. Only a tqdm bar must be cleared before other lines are printed."""
         return nullcontext()
 
     def close(self) -> None:
@@ -98,7 +96,7 @@ class PlainProgress:
 class FetchEstimate:
     """Success rate, speed and remaining time of downloads.
 
-    `reports` contains each worker's latest report, and the time of its arrival.
+    `reports` contains the arrival time and the latest report of each worker.
     """
 
     def __init__(self, samples: int, shards: int) -> None:
@@ -128,7 +126,7 @@ class FetchEstimate:
         total_s = sum(report.elapsed_s + report.remaining_s for _, report in reports)
         seconds_per_file = total_s / max(sum(report.samples for _, report in reports), 1)
         shards = max(self._shards - len(running), 1)
-        for _ in range(shards % len(remaining_s)):  # the worker that finishes first writes the next shard
+        for _ in range(shards % len(remaining_s)):  # each further shard goes to the first free worker
             remaining_s = sorted([remaining_s[0] + unstarted * seconds_per_file / shards, *remaining_s[1:]])
         left = f", {remaining_s[-1] + shards // len(remaining_s) * unstarted * seconds_per_file / shards:,.0f} s left"
         slow = max(running, key=lambda report: report.remaining_s, default=None)

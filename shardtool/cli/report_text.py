@@ -85,7 +85,6 @@ def _total_lines(report: Report) -> list[str]:
 
 
 def _junit_text(report: Report) -> str:
-    """Return JUnit XML with a suite per dataset. It has a failed test case per finding, or one passed test case."""
     if not report.datasets:
         return _xml_text(_junit_suite(report, "shardtool verify"))
     suites = [_junit_suite(part, f"shardtool verify {part.dataset}") for part in report.datasets]

@@ -1,4 +1,4 @@
-"""Format results of commands other than `verify` and `inspect` as text, and duplicates that `inspect` has found."""
+"""Format results as text, except the report of `verify` and the summary of `inspect`."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Passage(NamedTuple):
 
 
 def search_help(words: Sequence[str], verbs: Mapping[str, click.Command | None]) -> str:
-    """Return the best matches for `words`, with the commands that print them, or "" without a match."""
+    """Return the best matches, each with the command that prints the text, or "" if nothing matches."""
     query = " ".join(words)
     patterns = [_word_pattern(word.lstrip("-").lower()) for word in query.split()]
     passages = [*_list_topics_and_options(verbs), *_list_sections()]
@@ -135,7 +135,7 @@ def _make_anchor(heading: str) -> str:
 
 
 def _word_pattern(word: str) -> re.Pattern[str]:
-    """Return a pattern that finds words starting with `word`, its singular, or shardtool's name for it."""
+    """Return a pattern for words that start with `word`, its singular, or shardtool's name for `word`."""
     words = [word, word.removesuffix("s")] if len(word) > _MIN_PLURAL_LETTERS else [word]
     for kind in ("help", "options"):
         meanings = [meaning for names, meaning in read_synonyms(kind) if word in names]
@@ -144,7 +144,6 @@ def _word_pattern(word: str) -> re.Pattern[str]:
 
 
 def _score(passage: Passage, patterns: Iterable[re.Pattern[str]]) -> tuple[int, int]:
-    """Return how many of the patterns occur in a passage, and a score for its rank."""
     words = total = 0
     for pattern in patterns:
         title_hits, hits = len(pattern.findall(passage.title)), len(pattern.findall(passage.text))
@@ -156,6 +155,7 @@ def _score(passage: Passage, patterns: Iterable[re.Pattern[str]]) -> tuple[int, 
 def _find_snippet(passage: Passage, patterns: Sequence[re.Pattern[str]]) -> str:
     text = _LINK.sub(r"\1", _TABLE_HEADER.sub("", _HEADING.sub("", _FENCED_BLOCK.sub("", passage.text))))
     texts = [" ".join(_MARKUP.sub("", sentence).split()) for sentence in _SENTENCE_END.split(text)]
-    sentences = [sentence.replace(" | ", ": ", 1).replace(" | ", "; ") for sentence in texts]  # cells of a table
+    # ` | ` separates the cells of a table.
+    sentences = [sentence.replace(" | ", ": ", 1).replace(" | ", "; ") for sentence in texts]
     best = max(filter(None, sentences), key=lambda line: sum(bool(word.search(line)) for word in patterns), default="")
     return best if len(best) <= _MAX_SNIPPET_COLUMNS else best[: _MAX_SNIPPET_COLUMNS - 4].rsplit(" ", 1)[0] + " ..."

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _RERAISE_SOON_S, _RERAISE_INTERVAL_S = 0.02, 0.2
-_LOCK_RELEASE_S = 1.0  # time to release locks; if it is too short, the next run takes over the locks
+_LOCK_RELEASE_S = 1.0  # time to release locks; the next run takes over the remaining locks
 _CLEANUP_LIMIT_S = 2.0  # time for cleanup after a second signal
 
 

@@ -39,19 +39,16 @@ class Terminal(Observer):
         set_listener(self._receive_event)
 
     def note(self, text: str) -> None:
-        """Print a note."""
         if LOG.is_enabled:
             LOG.write("note", text=text)
         elif not self._quiet:
             self._line(text, label="note:", label_color="yellow")
 
     def log(self, text: str) -> None:
-        """Print a detail with `--verbose`."""
         if self._verbose:
             self._line(text)
 
     def shard(self, name: str, done: str, samples: int, size: int) -> None:
-        """Count a finished shard, and print it with `--verbose` or `--log`."""
         if done != "kept":
             LOG.samples, LOG.size = LOG.samples + samples, LOG.size + size
         if LOG.is_enabled:
@@ -73,7 +70,6 @@ class Terminal(Observer):
             self.note(event.text)
 
     def listed(self, samples: int) -> None:
-        """Count listed samples."""
         if self._bar is None:
             self._start_bar("listing", None, " samples", leave=False)
         if self._bar is not None:
@@ -81,13 +77,11 @@ class Terminal(Observer):
                 self._bar.update(samples)
 
     def phase(self, text: str, size: int) -> None:
-        """Start the bar of a preparatory step."""
         self._close_bar()
         self._shards = (0, 0)
         self._start_bar(text, size, "B", leave=False)
 
     def start(self, samples: int, size: int, shards: int) -> None:
-        """Start the bar of the main step."""
         if self._on_valid_request is not None:
             self._on_valid_request()
         if LOG.is_enabled:
@@ -123,12 +117,10 @@ class Terminal(Observer):
         )
 
     def failed(self, samples: int) -> None:
-        """Count failed downloads."""
         if self._fetched is not None:
             self._fetched.failed += samples
 
     def advance(self, samples: int, size: int, shards: int) -> None:
-        """Advance the bar by bytes, or by samples if sizes are unknown."""
         if self._bar is not None:
             done, total = self._shards
             self._shards = (done + shards, total)
@@ -141,7 +133,6 @@ class Terminal(Observer):
                 self._bar.update(size if self._fetched is None else samples)
 
     def close(self) -> None:
-        """Stop showing progress, and leave the bar of the main step visible."""
         set_listener(None)
         self._close_bar()
         if self._plain is not None:

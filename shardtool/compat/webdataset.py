@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _KEY = "__key__"
 _GZIP_SUFFIX = ".gz"
 _FLOAT_SLACK = 0.001  # pixels of float images may be this much below 0 or above 1
-_FIXED_ARGUMENTS: dict[str, tuple[tuple[object, ...], str]] = {  # accepted values, and `expected` of the message
+_FIXED_ARGUMENTS: dict[str, tuple[tuple[object, ...], str]] = {  # accepted values, and what the message expects
     "compress": ((None, False), "no compression, so that samples can be read by offset"),
     "mtime": ((None, 0), "0, so that equal samples give equal bytes"),
     "user": (("bigdata", ""), "no user name in headers"),
@@ -205,7 +205,7 @@ def make_encoder(encoder: object) -> Encoder:
 
 
 def encode_by_ending(value: Any, field: str, handlers: Handlers) -> Any:
-    """Encode a value by the extension of its field. Values of fields that start with an underscore are unchanged."""
+    """Encode a value with the handler for the extension of `field`. If `field` starts with `_`, return `value`."""
     if field.startswith("_"):
         return value
     name = field.removesuffix(_GZIP_SUFFIX)

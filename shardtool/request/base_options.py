@@ -36,7 +36,7 @@ _SINGLE_TEXT_TYPES = {str, os.PathLike[str], type(None)}
 class BaseOptions:
     """Base class of all options classes; checks each value as far as possible without the source.
 
-    An option with `expand`, such as `fetch`, is converted to other options. Only these are read later.
+    An option with `expand`, such as `fetch`, only sets the values of other options.
 
     Attributes:
         observer: Receives progress and notes, unless the verb gets another observer.
@@ -92,7 +92,7 @@ class BaseOptions:
         return kind(**{**shared, **values})
 
     def recorded(self) -> dict[str, object]:
-        """Return the options that affect the dataset and differ from their defaults, as dataset files record them."""
+        """Return the options to record in the dataset file. Options with default values are omitted."""
         recorded: dict[str, object] = {}
         for name, spec in option_specs(type(self)).items():
             value = self._plain(name, getattr(self, name))
@@ -107,7 +107,7 @@ class BaseOptions:
             if member != name and self.is_given(member) and getattr(self, member) != value:
                 member_text = choose_text(member, cli_spellings(type(self), member)[0])
                 raise InvalidRequest(option_text(name), f"used with {member_text}", expected="one of them")
-            object.__setattr__(self, member, value)  # the dataclass is frozen
+            object.__setattr__(self, member, value)
 
     def _plain(self, name: str, value: Any) -> Any:
         return parse_size(value) if option_specs(type(self))[name].form == "size" and value is not None else value

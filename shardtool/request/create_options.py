@@ -213,20 +213,17 @@ class CreateOptions(SelectingOptions):
                 raise InvalidRequest(option_text(name), f"the source is a {source}", expected=expected, remedy=remedy)
 
     def recorded(self) -> dict[str, object]:
-        """Return the options for the dataset file, as `BaseOptions.recorded` does."""
         recorded = SelectingOptions.recorded(self)
         if recorded.get("meta") == "all":
             del recorded["meta"]
         return recorded
 
     def make_split_options(self) -> SplitOptions | None:
-        """Return the options for splitting the samples, or None if they are not split."""
         if not self.split_from_folder:
             return OutputOptions.make_split_options(self)
         return SplitOptions(column=TOP_FOLDER, option="split_from_folder", seed=self.seed)
 
     def make_fetch_options(self) -> FetchOptions | None:
-        """Return the download options, or None if no field is downloaded."""
         if not self.url:
             return None
         if find_spec("aiohttp") is None:

@@ -45,12 +45,10 @@ class Observer:
         """Receive the amount of finished work since the last call."""
 
     def close(self) -> None:
-        """Finish when the verb returns or fails. A verb does not call this for an observer that the user passed."""
+        """Finish. Verbs call this method only for the default observer."""
 
 
 class _NotebookObserver(Observer):
-    """Shows notes and a progress bar in a notebook. The bar counts samples if their sizes are unknown."""
-
     def __init__(self) -> None:
         self._bar: Any = None
 
@@ -88,7 +86,7 @@ def _notebook_bar_class() -> Any:
 
 
 def default_observer() -> Observer:
-    """Return the observer for a verb that was called without one: with a progress bar in a notebook."""
+    """Return the observer for calls without `observer`. In a notebook, the observer shows a progress bar."""
     get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
     kinds = () if get_shell is None else type(get_shell()).__mro__  # Colab and Databricks use subclasses
     is_notebook = any(kind.__name__ == "ZMQInteractiveShell" for kind in kinds)

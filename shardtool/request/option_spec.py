@@ -82,7 +82,7 @@ class Given(Generic[_ValueT]):
 
     Args:
         option: The option: `shuffle` in the body of its class, and `OutputOptions.shuffle` elsewhere.
-        reason: Why the other option conflicts with it, for the message.
+        reason: Why the two options conflict, for the message.
     """
 
     def __init__(self, option: _ValueT, reason: str = "") -> None:
@@ -99,12 +99,12 @@ class Given(Generic[_ValueT]):
     @property
     def name(self) -> str:
         """The name of the option."""
-        # In the class body, an option is a field. Later, the option is a slot of the class.
+        # `_option` is a dataclass field in the class body, and a slot of the class elsewhere.
         return str(getattr(self._option, "name", None) or self._option.__name__)
 
 
 class Needs:
-    """A rule that at least one condition must be true. `missing` describes the problem if none is true."""
+    """A rule that requires at least one condition to be true. `missing` is the message if all are false."""
 
     def __init__(self, missing: str, *conditions: Given[Any]) -> None:
         self.missing, self.conditions = missing, conditions
@@ -132,7 +132,7 @@ class OptionSpec(NamedTuple):
         comma_separated: The option can be repeated, and each value can be a list with commas.
         word: The option has one value, which is a list with commas.
         off: Help text of the command-line option that turns this flag off.
-        group: Name of a group of options. If one is typed, the job file's values of the group are ignored.
+        group: Name of a group of options. If one of them is typed, all values of the group in the job file are ignored.
         choices: The accepted values, if the annotation does not list them.
         origin: The class whose docstring describes the option, or None for the class of the field.
     """
@@ -280,7 +280,7 @@ def has_option_type(value: object, options: type, name: str) -> bool:
 
 
 def is_list_option(options: type, name: str) -> bool:
-    """Return whether an option is a list of texts."""
+    """Return whether an option accepts a list of strings."""
     if (options, name) not in _LISTS:
         is_list = any(get_args(kind)[1:] == (...,) for kind in option_types(options)[name])
         _LISTS[options, name] = is_list and option_specs(options)[name].expand is None

@@ -178,7 +178,7 @@ class OutputOptions(WorkerOptions):
             raise InvalidRequest(part, f"used with {option_text('export')}", expected="one of them", remedy=remedy)
         changes = [name for name in ("url", *TRANSFORM_OPTIONS) if getattr(self, name, None)]
         option_name, expected = "", ""
-        # Without `max_size`, downloads of any size fit.
+        # Without `max_size`, shards accept downloads of any size.
         if changes and (changes[0] != "url" or self.max_size is not None):
             option_name, expected = changes[0], "samples of known size"
         elif getattr(self, "method", "auto") == "scatter":
@@ -189,7 +189,7 @@ class OutputOptions(WorkerOptions):
 
     @property
     def if_exists(self) -> IfExists:
-        """What to do with an existing dataset: `update`, `append`, `resume` and `overwrite` as one value."""
+        """What to do with an existing dataset."""
         if self.update:
             return "update"
         if self.append:
@@ -204,7 +204,7 @@ class OutputOptions(WorkerOptions):
         return noted_readers(self.target, self.export)
 
     def recorded(self) -> dict[str, object]:
-        """Return the options for the dataset file, as `BaseOptions.recorded` does."""
+        """Return the options to record in the dataset file."""
         recorded = BaseOptions.recorded(self)
         if not any(getattr(self, name, None) for name in _SEEDED_OPTIONS):
             recorded.pop("seed", None)

@@ -91,9 +91,9 @@ class JoinedTable:
     """The columns of a `join` table.
 
     Attributes:
-        columns: The metadata columns that the sidecars get from the table.
-        fields: The column of each field that the option `field` creates from the table.
-        advice: Option that creates fields from the other columns, or "" if there are none.
+        columns: Metadata columns that the table adds to the sidecars.
+        fields: Table column of each field that the option `field` creates.
+        advice: Option that would create fields from the remaining columns, or "" if none remain.
     """
 
     table: str
@@ -120,7 +120,6 @@ class CreateResult(Result):
         part: The part of a parallel run, such as `3/64`, or "". All counts cover only this part.
         merged: Whether all parts are finished and the dataset file exists.
         planned: The shards that a dry run planned, for all splits.
-        joined: The columns of the `join` table, or None.
     """
 
     dataset_file: str
@@ -289,8 +288,8 @@ class ExportResult(Result):
     """The result of `export`.
 
     Attributes:
-        files: Names of the index files: those of each shard by format, then those that exist once per folder.
-        kept: Number of files that were not replaced, because they had the same bytes or because users may edit them.
+        files: Names of the index files, first the files for single shards, then the files for whole folders.
+        kept: Number of files that were not replaced: files with the same bytes, and files that users may edit.
     """
 
     dataset_file: str
@@ -302,7 +301,7 @@ class ExportResult(Result):
 
 
 class LazyList(Sequence[ValueT]):
-    """A sequence of `count` items. Each item is created by `item(index)` on access, because there can be millions."""
+    """A sequence of `count` items. `item(index)` creates each item on access."""
 
     def __init__(self, count: int, item: Callable[[int], ValueT]) -> None:
         self._indexes, self._item = range(count), item
@@ -432,7 +431,7 @@ class Check(NamedTuple):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class DoctorResult(Displayed):
-    """The result of `doctor` for the location `place`. Later checks depend on earlier checks."""
+    """The result of `doctor` for the location `place`."""
 
     place: str
     checks: tuple[Check, ...]

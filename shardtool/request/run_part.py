@@ -1,4 +1,4 @@
-"""Parts of a run: N parallel runs write one dataset. Slurm and Kubernetes number them."""
+"""Parts of a run: N parallel runs write one dataset. Slurm or Kubernetes can number the runs."""
 
 from __future__ import annotations
 
@@ -68,10 +68,7 @@ def _slurm_part(environment: Mapping[str, str]) -> RunPart:
 
 
 def _kubernetes_part(environment: Mapping[str, str]) -> RunPart:
-    """Return the part of a pod of an Indexed Job, whose `env` must set JOB_COMPLETIONS.
-
-    Source: https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode
-    """
+    # https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode
     variables = {name: environment.get(name, "") for name in (_POD_INDEX, _JOB_COMPLETIONS)}
     numbers = [int(value) for value in variables.values() if re.fullmatch(r"[0-9]{1,7}", value, re.ASCII)]
     if len(numbers) < len(variables) or not numbers[0] < numbers[1] <= MAX_PARTS:

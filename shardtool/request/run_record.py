@@ -30,7 +30,7 @@ def to_recorded_name(name: str) -> str:
 
 
 def to_recorded_value(name: str, value: object) -> object:
-    """Return the value of an option in dataset files. They contain renamed fields as OLD=NEW."""
+    """Convert an option's value for dataset files, which record renamed fields as OLD=NEW."""
     if isinstance(value, tuple) and name == _RENAMES:
         return [f"{old}={new}" for new, _, old in (text.partition("=") for text in value)]
     return list(value) if isinstance(value, tuple) else value
@@ -51,9 +51,9 @@ def from_recorded(options: Mapping[str, object]) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """The record of a run, or of a later run that appended samples. Nothing in it is executed or opened.
+    """The record of a run. Commands and paths in a record are never executed or opened.
 
-    `parse_dataset` checks `document`. Its unknown keys are kept when the dataset file is rewritten.
+    `parse_dataset` checks `document`. Unknown keys of `document` are kept when the dataset file is rewritten.
     """
 
     document: Mapping[str, object]
@@ -65,7 +65,7 @@ class RunRecord:
 
     @property
     def source(self) -> str:
-        """Name of the source, or names separated by commas, or ""."""
+        """Names of the sources, separated by commas."""
         return self._text("source")
 
     @property
@@ -114,7 +114,7 @@ class RunRecord:
         return tuple(map(RunRecord, runs)) if isinstance(runs, list) else ()
 
     def as_append_to(self, first: RunRecord) -> RunRecord:
-        """Return this record in the form that `appended` of the first run contains."""
+        """Return this record for `appended` of `first`, without the split names in `first`."""
         skipped = {"splits", "split"} if self.split == first.split else {"splits"}
         return RunRecord({name: value for name, value in self.document.items() if name not in skipped})
 
@@ -125,7 +125,7 @@ class RunRecord:
         return RunRecord({**self.document, **splits, "appended": runs})
 
     def is_update_of(self, first: RunRecord) -> bool:
-        """Return whether this append added new samples of the first run's source, selected in the same way."""
+        """Return whether this append added new samples from the source of `first`, with the same selecting options."""
         only_new = self.options.get("on_duplicate") == "first"
         same_selection = (self.source, self.selecting_options) == (first.source, first.selecting_options)
         return only_new and same_selection and self.verb == first.verb and self.verb in ("create", "reshard")
@@ -155,7 +155,7 @@ def format_command_line(run: RunRecord) -> str:
 
 
 def describe_differences(then: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
-    """Return a text for each option in which two runs differ, with both values."""
+    """Return a text with both values for each option that differs between two runs."""
     then, now = from_recorded(then), from_recorded(now)
     names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
     labels = {name: name if name == "format" else option_text(name) for name in names}  # `format` is not an option
@@ -173,5 +173,5 @@ def _describe_value(name: str, value: object) -> str:
 
 
 def make_writer_record(entries: Mapping[str, object]) -> RunRecord:
-    """Return the record of a `ShardWriter`. `entries` are added to the record."""
+    """Return the record of a `ShardWriter`, with the additional `entries`."""
     return RunRecord({"verb": "create", "source": "ShardWriter", **entries, "tool": f"shardtool {__version__}"})

@@ -183,7 +183,7 @@ class SelectingOptions(OutputOptions):
 
     @property
     def delimited_format(self) -> DelimitedFormat:
-        """Format of text tables, from the options `delimiter` and `no_header`."""
+        """Format of text tables."""
         return DelimitedFormat(self.delimiter or "", not self.no_header)
 
     def check_table_options(self) -> None:
@@ -203,7 +203,7 @@ class SelectingOptions(OutputOptions):
         return {**probed, **({EXIF_COLUMN: "string"} if self.exif else {}), **dict.fromkeys(self.hash, "string")}
 
     def make_transform(self) -> Transform | None:
-        """Return how samples are downloaded and changed, or None if they are copied unchanged."""
+        """Return the downloads and changes, or None if samples are copied unchanged."""
         fetch = self.make_fetch_options()
         if fetch is None and not any(getattr(self, name) for name in TRANSFORM_OPTIONS):
             return None

@@ -39,7 +39,7 @@ class SplitOptions(NamedTuple):
 
     @property
     def required_column(self) -> tuple[str, str] | None:
-        """The option and the column without which samples cannot be split, or None if only keys are needed."""
+        """The first option that names a column, and the column, or None if splitting uses only keys."""
         columns = {self.option: self.column, "stratify": self.stratify, "group_by": self.group_by}
         return next(((option_text(name), column) for name, column in columns.items() if column is not None), None)
 

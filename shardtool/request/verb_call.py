@@ -96,8 +96,6 @@ def _without_markers(result: object) -> object:
 
 
 def _with_plain_addresses(observer: Observer) -> Observer:
-    """Return an observer that removes the storage options from addresses, and passes everything on to `observer`."""
-
     def pass_on(method: Callable[..., None], *arguments: object) -> None:
         method(*map(_without_markers, arguments))
 
@@ -145,7 +143,7 @@ class accepts_options(Generic[_OptionsT, _OptionParams]):  # noqa: N801 - a deco
             run_observer = user_observer or default_observer()
             arguments = [*args[:index], *args[index + 1 :]]
             storage_options = options.storage_options
-            if storage_options is not None:  # attach them to each address
+            if storage_options is not None:  # attach the storage options to each address
                 from shardtool.storage.remote.call_options import with_options
 
                 specs = option_specs(kind)
