@@ -197,13 +197,17 @@ def reshard(names: tuple[str, ...], make_options: Callable[[], ReshardOptions], 
       shardtool reshard out.json 'even-{000000..}.tar' --per-class 100 --of label
       shardtool reshard out.json 'small-{000000..}.tar' --resize 128 --encode webp
       shardtool reshard out.json 'both-{000000..}.tar' --add embeddings.json
+      shardtool reshard out.json 'renamed-{000000..}.tar' --rename-keys 's/^/2024-/'
+      shardtool reshard out.json 'chosen-{000000..}.tar' --keys-from keys.txt
       shardtool reshard crawl1/ crawl2/ 'all-{000000..}.tar' --on-duplicate first
       shardtool reshard 'out/{split}.json' 'all-{000000..}.tar'
       shardtool reshard out.json 'records-{000000..}.tfrecord' --shards 16
       shardtool reshard out.json 'new-{000000..}.tar' --join labels.csv --on key --field cls=label
       shardtool reshard out.json 'large-{000000..}.tar' --columns-from json --sort-by -width
+      shardtool reshard out.json 'few-{000000..}.tar' --sample 10%
       shardtool reshard out.json 'scattered-{000000..}.tar' --shuffle --method scatter --memory 2GB
       shardtool reshard more.json 'out-{000000..}.tar' --append
+      shardtool reshard crawl/ 'clean-{000000..}.tar' --on-error skip
     """
     from shardtool.cli.result_text import create_text
     from shardtool.verbs.create import reshard as run
