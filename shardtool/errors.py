@@ -48,7 +48,7 @@ def printable(text: str | bytes) -> str:
 
 
 def redact_secrets(text: str) -> str:
-    """Remove user names, passwords and queries from the URLs in a text."""
+    """Remove user names, passwords and queries from the URLs in a string."""
     return _URL_QUERY.sub(r"\1?...", _URL_CREDENTIALS.sub(r"\1", text)) if "://" in text else text
 
 

@@ -1,4 +1,4 @@
-"""Write options and commands in messages: `max_size` for Python users, `--max-size` for command-line users.
+"""Format the names of options and commands in messages: `max_size` in Python, `--max-size` on the command line.
 
 One setting per process selects the form. Create messages only when they are needed, because the setting can change.
 """

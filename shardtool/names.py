@@ -56,7 +56,7 @@ def is_utf8(name: bytes) -> bool:
 
 
 def name_problem(name: bytes) -> str:
-    """Return why a key or field name is invalid, or an empty text if the name is valid.
+    """Return why a key or field name is invalid, or an empty string if the name is valid.
 
     Control characters are invalid because terminals, line-based indexes and extraction would change them.
     """
@@ -75,7 +75,7 @@ def has_parent_part(name: bytes) -> bool:
 
 
 def field_problem(name: bytes) -> str:
-    """Return why a field name is invalid, or an empty text if the name is valid."""
+    """Return why a field name is invalid, or an empty string if the name is valid."""
     return "a reserved name" if name in RESERVED_NAMES else name_problem(name)
 
 
@@ -102,7 +102,7 @@ def to_output_name(name: str) -> str:
 
 
 def to_local_name(name: str) -> str:
-    """Convert a name from an output back to a local file name."""
+    """Convert the text that `to_output_name` returned back to a local file name."""
     return os.fsdecode(to_bytes(name))
 
 

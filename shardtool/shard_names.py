@@ -42,7 +42,7 @@ def parse_shard_name(name: str) -> ShardName | None:
 
 
 def is_shard_name(name: str) -> bool:
-    """Return whether a name has a known extension or is a numbered name of TensorFlow."""
+    """Return whether a name has a known extension, or ends like `-00000-of-00010` (TensorFlow)."""
     return parse_shard_name(name) is not None or bool(find_count_suffix(name))
 
 
@@ -53,13 +53,13 @@ def is_compressed_name(name: str) -> bool:
 
 
 def parse_format(shard: str) -> str:
-    """Return `tar` or `tfrecord`, or an empty text if the name has no known extension."""
+    """Return `tar` or `tfrecord`, or an empty string if the name has no known extension."""
     parsed = parse_shard_name(shard)
     return parsed.format if parsed else ""
 
 
 def file_ending(name: str) -> str:
-    """Return the extension of a file name with its dot, or an empty text if there is no extension."""
+    """Return the extension of a file name with its dot, or an empty string if there is no extension."""
     match = _FILE_ENDING.search(name)
     return match[0] if match else ""
 

@@ -50,7 +50,7 @@ class ShardContent:
         codes: uint16, index of the field name in `fields`.
         sizes: int64, payload bytes in the source.
         stored_sizes: int64, payload bytes in the shard. They differ from `sizes` for the fields in `numbers`.
-        inline: The text of an INLINE field (see `decode_inline_payload`), or an empty text, each followed by NUL.
+        inline: The text of an INLINE field (see `decode_inline_payload`), or an empty string, each followed by NUL.
         is_list: uint8. 1 means that the payload is the value list of a TFRecord feature, and not one value.
         numbers: Number type of each code whose payloads are stored as numbers.
         lists: Value type of each code whose payloads are value lists of a TFRecord.

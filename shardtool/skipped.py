@@ -29,7 +29,7 @@ SkipCode = Literal[
     "removed",
 ]  # fmt: skip
 
-SKIP_CODES: dict[SkipCode, str] = {  # docs/errors.md has the same texts
+SKIP_CODES: dict[SkipCode, str] = {  # docs/errors.md has the same strings
     "no-field": "the file name has no extension, which would be the field name; a sample of a dataset has none of the "
     "selected fields",
     "unsafe-name": "the key or a field is not UTF-8, has a part '..' or a control character, or is far too long; in an "
@@ -125,7 +125,7 @@ def pack_rows(rows: Sequence[Skipped]) -> str:
 
 
 def unpack_rows(text: str) -> tuple[Skipped, ...]:
-    """Return the rows from a text that `pack_rows` created. Raise ValueError for other texts."""
+    """Return the rows from a string that `pack_rows` created. Raise ValueError for other strings."""
     from json import loads
 
     unpacker = decompressobj()

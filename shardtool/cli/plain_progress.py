@@ -50,7 +50,7 @@ class PlainProgress:
         self._shards = f", {text}"
 
     def external_write_mode(self, file: TextIO) -> AbstractContextManager[None]:  # noqa: ARG002 - the signature of tqdm
-        """Do nothing. Only a tqdm bar must be cleared before other lines are printed."""
+        """Do nothing, because these lines need not be cleared before other output, unlike a tqdm bar."""
         return nullcontext()
 
     def close(self) -> None:
@@ -106,7 +106,7 @@ class FetchEstimate:
         self.reports: dict[int, tuple[float, FetchProgress]] = {}
 
     def add_finished(self, samples: int, size: int, shards: int) -> str:
-        """Count finished samples, and return a text with success rate and speed."""
+        """Count finished samples, and return a string with success rate and speed."""
         self._samples += samples
         self._size += size
         self._shards -= shards
@@ -114,7 +114,7 @@ class FetchEstimate:
         return f", {max(0, good):.1%} fetched, {format_size(self._size / max(time.monotonic() - self._begun, 1e-9))}/s"
 
     def remaining_text(self) -> str:
-        """Return a text with the remaining seconds and the slowest host, or "" before the first report."""
+        """Return a string with the remaining seconds and the slowest host, or "" before the first report."""
         now, reports = time.monotonic(), [*self.reports.values()]
         if not reports:
             return ""

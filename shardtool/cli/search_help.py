@@ -43,7 +43,7 @@ class Passage(NamedTuple):
 
 
 def search_help(words: Sequence[str], verbs: Mapping[str, click.Command | None]) -> str:
-    """Return the best matches, each with the command that prints the text, or "" if nothing matches."""
+    """Return the best matches, each with the command that prints the whole text, or "" if nothing matches."""
     query = " ".join(words)
     patterns = [_word_pattern(word.lstrip("-").lower()) for word in query.split()]
     passages = [*_list_topics_and_options(verbs), *_list_sections()]

@@ -28,14 +28,14 @@ def terminal_width(default: int = _DEFAULT_COLUMNS) -> int:
 
 
 def display_width(text: str) -> int:
-    """Return the width of a text in terminal columns."""
+    """Return the width of a string in terminal columns."""
     return sum(
         0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text
     )
 
 
 def fit_line(text: str, room: int) -> str:
-    """Return a text as one printable line, truncated to `room` columns."""
+    """Return a string as one printable line, truncated to `room` columns."""
     text = printable(text)
     if display_width(text) <= room:
         return text
@@ -49,13 +49,13 @@ def fit_line(text: str, room: int) -> str:
 
 
 def pad(text: str, room: int, *, right: bool = False) -> str:
-    """Pad a text with spaces to `room` columns, right-aligned with `right`."""
+    """Pad a string with spaces to `room` columns, right-aligned with `right`."""
     blanks = " " * max(0, room - display_width(text))
     return blanks + text if right else text + blanks
 
 
 def samples_in_shards(samples: int, shards: int) -> str:
-    """Return a text such as `3 samples in 1 shard`."""
+    """Return a string such as `3 samples in 1 shard`."""
     return f"{pluralize(samples, 'sample')} in {pluralize(shards, 'shard')}"
 
 
@@ -76,5 +76,5 @@ def join_lines(*lines: str) -> str:
 
 
 def format_speed(size: int, seconds: float) -> str:
-    """Return a text such as `3.2 s, 150 MB/s`."""
+    """Return a string such as `3.2 s, 150 MB/s`."""
     return f"{seconds:.1f} s, {format_size(size / max(seconds, 1e-9))}/s"

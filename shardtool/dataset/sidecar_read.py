@@ -84,7 +84,7 @@ def parse_sidecar(data: bytes, where: str, size: int | None, *, metadata: bool =
     try:
         return _parse_index(data, footer, facts, size or 0, metadata=metadata)
     except MemoryError:
-        raise  # before the next clause, because pyarrow's MemoryError is an ArrowException
+        raise  # pyarrow's MemoryError is also an ArrowException, which the next clause would catch
     except (ValueError, KeyError, IndexError, OverflowError, OSError, pa.ArrowException) as error:
         found = printable(str(error))[:_MAX_ERROR_LENGTH].strip().rstrip(".")
         raise CorruptShard(where, f"not a valid sidecar: {found}", remedy=recreate_hint()) from None

@@ -223,7 +223,7 @@ class SampleTable:
         return self.first[samples + 1] - self.first[samples]
 
     def code_counts(self) -> list[int]:
-        """Return the number of samples that have each of `fields`."""
+        """Return, for each field in `fields`, the number of samples that have the field."""
         return [int(count) for count in np.bincount(self.rows.code, minlength=len(self.fields))]
 
     def used_fields(self) -> list[str]:

@@ -100,7 +100,7 @@ class PackedStrings:
         return bytes(memoryview(data)[: np.frombuffer(offsets, np.int64)[len(positions)]])
 
     def array(self) -> pa.LargeBinaryArray:
-        """Return an Arrow array of the strings, including their NULs."""
+        """Return an Arrow array of the strings, each with its final NUL."""
         import pyarrow as pa
 
         buffers = [None, pa.py_buffer(self.starts), pa.py_buffer(self.data)]
@@ -116,7 +116,8 @@ class PackedStrings:
 
         from shardtool.entries.arrow import number_values
 
-        return number_values(pc.sort_indices(self.array())).astype(np.int64)  # the trailing NUL sorts lowest
+        # The final NUL is the lowest byte, so a string sorts before longer strings that start with it.
+        return number_values(pc.sort_indices(self.array())).astype(np.int64)
 
     def hashes(self, person: bytes = b"", seed: int | None = None) -> NDArray[np.uint64]:
         """See `hash_strings`."""

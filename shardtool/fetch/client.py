@@ -156,7 +156,7 @@ class BodyDecoder:
 
 _ErrorTypes = tuple[type[Exception], ...]
 
-# Error types, a code, a text, and whether the failure is temporary. The first match applies.
+# Error types, a code, a message, and whether the failure is temporary. The first match applies.
 _ERROR_MEANINGS: tuple[tuple[_ErrorTypes, SkipCode, str, bool], ...] = (
     ((aiohttp.InvalidURL,), "bad-url", "the host is neither a name nor an address", False),
     ((aiohttp.ClientConnectorDNSError,), "no-host", "the host name does not resolve", False),

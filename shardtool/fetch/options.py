@@ -45,7 +45,7 @@ class FetchOptions:
     retry_failed: bool = False
 
     def identity(self) -> str:
-        """Return the options that decide whether a file is accepted, as a text."""
+        """Return the options that decide whether a file is accepted, as a string."""
         return f"fetch {self.max_bytes} {self.robots} {self.images}"
 
 

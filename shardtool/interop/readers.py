@@ -129,7 +129,7 @@ class ReaderProblems:
     def add_shard(self, index: ShardIndex, texts: bytes = b"", numbers: Mapping[str, NumberType] | None = None) -> None:
         """Check the names of a shard's samples.
 
-        `texts` contains the NUL-terminated text of each field. If the texts are unknown, it is b"".
+        `texts` contains the NUL-terminated text of each field. If the strings are unknown, it is b"".
         """
         names, code_bytes = index.codes_by_name()
         codes, fields, rows = np.frombuffer(code_bytes, np.uint16), tuple(map(to_text, names)), texts[:-1].split(b"\0")

@@ -198,7 +198,7 @@ class Listed:
 
     Attributes:
         transform: The transform of the run. Its `where` is the part of the query that workers evaluate.
-        identity: A text that identifies the transform, or "" without a transform.
+        identity: A string that identifies the transform, or "" without a transform.
         finished: Existing datasets for which the run has no new samples.
     """
 

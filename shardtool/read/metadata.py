@@ -152,9 +152,12 @@ class SelectedShard(NamedTuple):
 def selected_shards(
     datasets: Sequence[StoredDataset], where: str | None = None, *, metadata: bool = False
 ) -> Iterator[SelectedShard]:
-    """Yield each shard with the rows of its samples that match the query `where`, or of all its samples.
+    """Yield each shard with the rows of the samples that match the query `where`. Without a query, all samples match.
 
-    A query can use the sidecar columns and `key`, `shard`, `size` and `fields`. At least one sample must match.
+    A query can use the sidecar columns and `key`, `shard`, `size` and `fields`.
+
+    Raises:
+        InvalidRequest: The query is invalid, or no sample of any shard matches.
     """
     columns = set() if where is None else _query_columns(datasets)
     first = matches = 0

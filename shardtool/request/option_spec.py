@@ -70,7 +70,7 @@ ValueForm = Literal[
 _MAX_INTEGER = 2**63 - 1
 _SPECS: dict[type, dict[str, OptionSpec]] = {}
 _TEXTS: dict[type, dict[str, str]] = {}
-_TYPES: dict[type, dict[str, tuple[object, ...]]] = {}  # evaluating annotations is slow
+_TYPES: dict[type, dict[str, tuple[object, ...]]] = {}  # a cache, because evaluating annotations is slow
 _CHOICES: dict[tuple[type, str], tuple[str, ...]] = {}
 _LISTS: dict[tuple[type, str], bool] = {}
 _OPTION_REFERENCE = re.compile(r"`(\w+)(?:='([\w-]+)')?`")

@@ -30,7 +30,7 @@ class RunPart:
 
     @property
     def tag(self) -> str:
-        """A text in the names of files that only this part writes, such as `part03of64`."""
+        """The name of this part in file names, such as `part03of64`."""
         return f"part{self.number:0{len(str(self.parts))}d}of{self.parts}"
 
     def shards(self, planned: int) -> range:

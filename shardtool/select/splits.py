@@ -246,7 +246,7 @@ def sample_by_key(keys: PackedStrings, share: float | str) -> NDArray[np.int64]:
     """Select a random share of the samples by key hash. Return their sorted indexes.
 
     A sample is selected if its hash (see `hash_strings`) is below share * 2^64, so a larger share contains all samples
-    of a smaller share. `share` is a number above 0 and at most 1, or a text such as `0.01` or `1%`.
+    of a smaller share. `share` is a number above 0 and at most 1, or a string such as `0.01` or `1%`.
     """
     last = np.uint64(math.ceil(parse_share("sample", share, positive=True) * 2**64) - 1)
     return np.flatnonzero(keys.hashes() <= last)

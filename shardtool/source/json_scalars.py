@@ -1,4 +1,4 @@
-"""Read the texts, numbers and booleans at the top level of JSON payloads. A payload can also be one number or text.
+"""Read the strings, numbers and booleans at the top level of JSON payloads. A payload can also be one number or string.
 
 Workers import neither NumPy nor pyarrow.
 """
@@ -24,9 +24,9 @@ from shardtool.storage import files, lookup, paths
 Scalar = str | int | float | bool | None
 _ReadProblem = tuple[SkipCode, str]
 _MAX_PAYLOAD_BYTES, _MAX_LINE_BYTES = 2**24, 2**20
-MAX_TEXT_LENGTH = 2**15  # longer texts are not metadata: for example, labelme stores images as texts
+MAX_TEXT_LENGTH = 2**15  # longer strings are not metadata: for example, labelme stores images as strings
 _MAX_PLAIN_BYTES = 2**10
-# Texts such as 007 do not match, so they stay texts.
+# Strings such as 007 do not match, so they are not converted to numbers.
 _JSON_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
 _INTEGER_LIMIT = 2**63
 _KIND_NAMES = {str: "text", int: "number", float: "number", bool: "boolean", list: "list"}
@@ -38,7 +38,7 @@ class JsonScalars(NamedTuple):
     Attributes:
         lines: A line with a JSON object for each payload. The object is empty if the payload cannot be read.
         kinds: For each name, the number of values of each type.
-        long: For each name, the number of texts that exceed `MAX_TEXT_LENGTH` and are ignored.
+        long: For each name, the number of strings that exceed `MAX_TEXT_LENGTH` and are ignored.
     """
 
     lines: bytes

@@ -51,7 +51,7 @@ def find_samples_by_key(keys: PackedStrings, key_list: object, is_known: Callabl
 def match_keys(
     keys: PackedStrings, key_list: object, is_known: Callable[[bytes], bool] | None = None
 ) -> tuple[Rows, list[bytes], str]:
-    """Return the positions of the given keys, the first few unknown keys, and a text that describes all unknown keys.
+    """Return the positions of the given keys, the first few unknown keys, and a string that describes all unknown keys.
 
     `key_list` is a text file with one key per line, a table with a column `key`, `-` for standard input, or a list.
     """

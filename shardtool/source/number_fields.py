@@ -1,6 +1,6 @@
 """Find the fields of source datasets that contain numbers or lists, and read the numbers.
 
-A field must have the same type in all TFRecord shards. A tar shard stores numbers as texts.
+A field must have the same type in all TFRecord shards. A tar shard stores numbers as strings.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class NumberFields(NamedTuple):
 
     Attributes:
         numbers: The type of each field that contains one number per sample.
-        texts: For each shard, the numbers as texts, by field.
+        texts: For each shard, the numbers as strings, by field.
         lists: The type of each TFRecord field that does not have exactly one value in every sample.
     """
 
@@ -41,7 +41,7 @@ class NumberFields(NamedTuple):
     notes: tuple[str, ...]
 
     def columns(self, parts: Sequence[SourceShard]) -> dict[str, PackedStrings]:
-        """Return the texts of all samples for each field. A missing number is an empty text."""
+        """Return the strings of all samples for each field. A missing number is an empty string."""
         names = dict.fromkeys(name for texts in self.texts for name in texts)
         part_texts = [*zip(parts, self.texts, strict=True)]
         return {
@@ -76,7 +76,7 @@ def _spread_texts(name: str, part: SourceShard, texts: Mapping[str, NumberTexts]
 def find_number_fields(
     parts: Sequence[SourceShard], is_wanted: Callable[[str], bool], to_format: str, run: _Run, *, salvage: bool = False
 ) -> NumberFields:
-    """Find the fields that contain numbers, and read the numbers as texts in workers.
+    """Find the fields that contain numbers, and read the numbers as strings in workers.
 
     `run` is `Pool.map`. A damaged number is an error or, with `salvage`, recorded in `NumberTexts.damaged`.
     """

@@ -1,6 +1,6 @@
-"""Convert between numbers in TFRecord shards and texts in tar shards. Workers import neither NumPy nor pyarrow.
+"""Convert between numbers in TFRecord shards and strings in tar shards. Workers import neither NumPy nor pyarrow.
 
-A number is stored as a text, or a text as a number, only if the conversion back gives the same value.
+A number is stored as a string, or a string as a number, only if the conversion back gives the same value.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class NumberField(NamedTuple):
     """The values of one field in one shard.
 
     Attributes:
-        number: The type of the numbers. In a tar shard, the type of number that the texts may represent.
-        stored: Whether the shard stores numbers and not texts.
+        number: The type of the numbers. In a tar shard, the type of number that the strings may represent.
+        stored: Whether the shard stores numbers and not strings.
     """
 
     field: str
@@ -56,12 +56,12 @@ class NumberTask(NamedTuple):
 
 @dataclass(slots=True)
 class NumberTexts:
-    """The texts of one field in one shard.
+    """The strings of one field in one shard.
 
     Attributes:
-        data: The texts in order, each followed by NUL. Empty if `changed` is above 0.
-        changed: The number of texts that would change if they were stored as numbers.
-        rounded: The number of texts that a float would round.
+        data: The strings in order, each followed by NUL. Empty if `changed` is above 0.
+        changed: The number of strings that would change if they were stored as numbers.
+        rounded: The number of strings that a float would round.
     """
 
     data: bytes = b""
@@ -72,7 +72,7 @@ class NumberTexts:
 
 
 def read_number_texts(task: NumberTask) -> list[NumberTexts]:
-    """Read the values of each field of a task as texts."""
+    """Read the values of each field of a task as strings."""
     columns = [[array("q", data) for data in (field.offsets, field.lengths, field.crcs)] for field in task.fields]
     values_in_order = sorted(  # file order, because a compressed shard can only be read in sequence
         (offset, length, crc, number, index)

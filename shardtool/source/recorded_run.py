@@ -86,10 +86,10 @@ class RecordedRun(NamedTuple):
 
     Attributes:
         table: The path of the `--join` table, or its recorded name if no table was found.
-        made_fields: Fields that the run may have created from the missing table.
-        selecting_options: Options that cannot select the same samples again.
-        without_table: The run to use if the found table cannot be joined.
-        table_problem: Why the found table cannot be joined.
+        made_fields: Fields that the run may have created from the table. Empty if the table was found.
+        selecting_options: Options whose selection of samples cannot be repeated.
+        without_table: The run without the table, to use if the table cannot be joined.
+        table_problem: Why the table cannot be joined.
     """
 
     verb: str
@@ -164,9 +164,9 @@ def table_folders(source: object, datasets: Iterable[str]) -> list[str]:
 
 
 def find_table(name: object, folders: Iterable[str]) -> str:
-    """Return the path of the first regular file with this name in `folders`, or an empty text.
+    """Return the path of the first regular file with this name in `folders`, or an empty string.
 
-    The name is untrusted, so it must not contain a folder. Links are not followed.
+    The name is untrusted, so a name with a folder part is rejected. Links are not followed.
     """
     if not isinstance(name, str) or name != os.path.basename(name):
         return ""

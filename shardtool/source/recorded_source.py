@@ -116,7 +116,7 @@ class RecordedSource:
         return replace(listed, entries=entries), dataset_indexes
 
     def missing_splits(self) -> str:
-        """Describe which samples are not compared because splits are missing. Return an empty text if none are."""
+        """Describe which samples are not compared because splits are missing. Return an empty string if none are."""
         split_options = self.run.options.make_split_options()
         if split_options is None or split_options.stratify is None or not _have_grown(self._fixed_splits):
             return ""

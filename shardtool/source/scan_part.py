@@ -97,7 +97,8 @@ def _is_output(pattern: ShardPattern, name: bytes) -> bool:
 
 _MAC_FILES = (b"._", b".DS_Store")
 SPECIAL_FILE_MESSAGE = "a fifo, socket or device; only files can be packed"
-ALWAYS_CHANGED = 2**62  # change time of files whose changes cannot be detected, such as targets of links
+# Change time of files whose changes cannot be detected, such as targets of links. They always count as changed.
+ALWAYS_CHANGED = 2**62
 
 
 @dataclass
@@ -208,9 +209,10 @@ class FileCollector:
         self._numbers.extend((size, second, third))
 
     def in_order(self, where: str) -> NDArray[np.int64]:
-        """Sort the files by key, and move them to `part`. Return the numbers passed to `add` as int64[3, files].
+        """Sort the added files by key, and add their keys and fields to `part`.
 
-        Empty objects that represent folders are ignored.
+        Return the three numbers that were passed to `add` for each file, as int64[3, files]. In a store, empty objects
+        that represent folders are ignored.
         """
         import numpy as np
 

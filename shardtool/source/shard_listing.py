@@ -1,7 +1,7 @@
 """List the samples of datasets in the order of their shards.
 
-A listing contains the offset of each payload, and each number in a TFRecord as a text. Offsets are read from sidecars.
-If a shard has no sidecar, a worker scans the shard.
+A listing contains the offset of each payload, and each number in a TFRecord as a string. Offsets are read from
+sidecars. If a shard has no sidecar, a worker scans the shard.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def list_datasets(  # noqa: PLR0913 - keyword options
         only: The fields to pack. If empty, all fields are packed. Other fields are not checked.
         without: Fields that are not packed and not checked.
         salvage: Whether to skip damaged numbers, and damaged parts of shards without an index.
-        as_stored: Whether to list numbers as stored, not as texts. Fields are then not checked, and have no classes.
+        as_stored: Whether to list numbers as stored, not as strings. Fields are then not checked, and have no classes.
     """
 
     def is_wanted(name: str) -> bool:

@@ -69,7 +69,7 @@ class SourceShard:
     """A shard of a source.
 
     Attributes:
-        kinds: The type of each field that is not bytes. In a tar, this is the type that the texts represent. None if
+        kinds: The type of each field that is not bytes. In a tar, this is the type that the strings represent. None if
             the shard must be scanned to find the types.
         conflicts: By field, the first scanned feature that is a list or changes its type.
         is_list: For each row, whether the payload is a whole TFRecord list.

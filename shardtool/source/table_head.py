@@ -47,7 +47,10 @@ class TableHead(NamedTuple):
 
 
 class Match(NamedTuple):
-    """The options of `create` that pack a table with its files. The table is the source, or it is joined."""
+    """The options with which `create` packs a table and the files that it lists.
+
+    The table is the source (`as_source`), or is joined to a folder.
+    """
 
     options: dict[str, object]
     as_source: bool

@@ -54,9 +54,10 @@ _open, _readv, _fstat, _close = os.open, os.readv, os.fstat, os.close
 
 
 def read_small(path: str, limit: int = 2**30, *, ending: bytes = b"", flags: int = READ_FOLLOWING) -> bytes:
-    """Return the whole content of a file or object. Raise `OSError` if it is larger than `limit` bytes.
+    """Return the whole content of a file or object.
 
-    A file of more than 32 MiB must also end with `ending`.
+    Raise `OSError` if it is larger than `limit` bytes. To avoid reading large files of another kind, also raise
+    `OSError` if it is larger than 32 MiB and does not end with `ending`.
     """
     where = display_address(path) if is_url(path) else path
 

@@ -86,7 +86,7 @@ class ConcatenatedTable(Table):
         return InvalidRequest(self.location, found, expected="values of one type in each column")
 
     def _check_columns(self) -> None:
-        # A column that is missing in a text file is more likely a mistake than a column of nulls.
+        # If a text file lacks a column, this is probably a mistake, so the column is not filled with nulls.
         first = self._tables[0]
         for file, table in zip(self._files, self._tables, strict=True):
             differing = sorted({*table.schema.names} ^ {*first.schema.names})

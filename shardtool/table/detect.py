@@ -34,7 +34,7 @@ def is_frame(source: object) -> TypeGuard[pd.DataFrame]:
 
 
 def table_ending(path: str) -> str:
-    """Return the extension of a table, such as `.csv` for `a.csv.gz`, or an empty text for other files."""
+    """Return the extension of a table, such as `.csv` for `a.csv.gz`, or an empty string for other files."""
     lower = paths.base_name(path).lower() if address.is_web(path) else path.lower()
     compression = next((suffix for suffix in COMPRESSIONS if lower.endswith(suffix)), "")
     ending = os.path.splitext(lower.removesuffix(compression))[1]

@@ -40,7 +40,7 @@ def inexact_positions(column: pa.ChunkedArray) -> NDArray[np.int64]:
 
 
 def iter_key_texts(column: pa.ChunkedArray) -> Iterator[pa.Array]:
-    """Yield the values of a column as texts, in chunks."""
+    """Yield the values of a column as strings, in chunks."""
     import pyarrow.compute as pc
 
     for chunk in map(column.__getitem__, chunk_slices(len(column))):

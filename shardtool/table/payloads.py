@@ -1,4 +1,4 @@
-"""Convert the values of columns to payloads of fields: texts, class numbers or, if the field ends in npy, arrays.
+"""Convert the values of columns to payloads of fields: strings, class numbers or, if the field ends in npy, arrays.
 
 Nulls are allowed. `missing_positions` finds them.
 """
@@ -145,7 +145,7 @@ def missing_positions(column: pa.ChunkedArray) -> NDArray[np.int64]:
 
 
 def nul_positions(column: pa.ChunkedArray) -> NDArray[np.int64]:
-    """Return the positions of texts that contain a NUL."""
+    """Return the positions of strings that contain a NUL."""
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
         return np.zeros(0, np.int64)
     return arrow.true_positions(pc.match_substring(column, "\0"))

@@ -1,6 +1,6 @@
 """Convert the rows of Arrow tables to JSON, and values to text.
 
-Only the sizes of the texts are kept in memory. A text is created again when its shard is written.
+Only the sizes of the strings are kept in memory. A string is created again when its shard is written.
 
 The JSON of a row is `json.dumps(row, ensure_ascii=False, separators=(",", ":"))`, with names in the order of columns.
 Some values have no JSON type:
@@ -9,7 +9,7 @@ Some values have no JSON type:
 - A float32 becomes the shortest number that is read back as the same float32.
 - A decimal becomes a number with all digits.
 - A date or time becomes ISO 8601 text. If it has a time zone, the text is in UTC and ends in Z.
-- A duration becomes a text such as `PT12.5S`.
+- A duration becomes a string such as `PT12.5S`.
 - A map becomes an object.
 """
 
@@ -47,12 +47,12 @@ _PLAIN_FLOAT_RANGE = (1e-4, 1e10)  # in this range, Arrow writes floats like Pyt
 
 @dataclass(frozen=True, slots=True)
 class ArrowStrings:
-    """A sequence of texts that are created when they are read.
+    """A sequence of strings that are created when they are read.
 
     Attributes:
-        render: Function that creates the texts in a slice or at given positions, each followed by NUL.
-        positions: The positions of the selected texts, or None for all texts.
-        size: The payload size if all texts are encoded payloads of one size (see `decode_inline_payload`), or None.
+        render: Function that creates the strings in a slice or at given positions, each followed by NUL.
+        positions: The positions of the selected strings, or None for all strings.
+        size: The payload size if all strings are encoded payloads of one size (see `decode_inline_payload`), or None.
     """
 
     count: int
@@ -65,7 +65,7 @@ class ArrowStrings:
         return self.count if self.positions is None else len(self.positions)
 
     def take(self, positions: NDArray[np.int64]) -> ArrowStrings:
-        """Return an `ArrowStrings` of the texts at `positions`. No text is created yet."""
+        """Return an `ArrowStrings` of the strings at `positions`. No string is created yet."""
         return replace(self, positions=positions if self.positions is None else self.positions[positions])
 
     def lengths(self) -> NDArray[np.int64]:
@@ -79,11 +79,11 @@ class ArrowStrings:
         return lengths
 
     def span(self, first: int, last: int) -> bytes:
-        """Create the texts `first` to `last` (exclusive), each followed by a NUL."""
+        """Create the strings `first` to `last` (exclusive), each followed by a NUL."""
         return b"".join([arrow.concat_values(part) for part in self._iter_chunks(first, last)])
 
     def gather(self, positions: NDArray[np.int64]) -> bytes:
-        """Create the texts at `positions`, each followed by a NUL."""
+        """Create the strings at `positions`, each followed by a NUL."""
         return self.take(positions).span(0, len(positions))
 
     def _iter_chunks(self, first: int, last: int) -> Iterator[pa.Array]:

@@ -35,7 +35,7 @@ def mixed_types_error(name: str, column: str, kinds: dict[str, list[int]]) -> In
 
 
 def format_rows(rows: list[int], *, total: int | None = None) -> str:
-    """Return a text such as `row 3`, or `rows 3, 17 and 12 more`. `total` is the number of all rows."""
+    """Return a string such as `row 3`, or `rows 3, 17 and 12 more`. `total` is the number of all rows."""
     total = len(rows) if total is None else total
     return f"row{'' if total == 1 else 's'} {format_list([f'{row:,}' for row in rows[:_MAX_LISTED_ROWS]], total=total)}"
 
@@ -54,7 +54,7 @@ class TableRows(NamedTuple):
     files: Sequence[tuple[str, int]] = ()
 
     def name_row(self, number: int) -> str:
-        """Return a text such as `row 3` or `row 3 of b.csv`. `number` is counted from 0."""
+        """Return a string such as `row 3` or `row 3 of b.csv`. `number` is counted from 0."""
         for file, count in self.files:
             if number < count:
                 return f"row {number + 1:,} of {printable(file)}"
@@ -113,5 +113,5 @@ class TableRows(NamedTuple):
 
 
 def shorten(text: str) -> str:
-    """Truncate a text for messages."""
+    """Truncate a string for messages."""
     return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}..."

@@ -41,7 +41,7 @@ _DIVIDING_CALLERS = {"IterableDatasetShard", "DataLoaderDispatcher"}
 
 
 class _ErrorFromText(type):
-    """Metaclass of error classes that PyTorch can create from a text.
+    """Metaclass of error classes that PyTorch can create from a string.
 
     The metaclass is registered with copyreg, because these classes cannot be pickled by name.
     """

@@ -136,7 +136,7 @@ class DirectTransfer:
     """Copies batches to a device, and waits for each copy.
 
     `send` starts the copy and returns a function. Call this function once, on the stream that uses the batch, to get
-    the batch. `wait` returns when the memory of the last batch is no longer read.
+    the batch. `wait` returns when the copy of the last batch has finished, so that its memory can be reused.
     """
 
     def __init__(self, device: torch.device, change: TensorFunction) -> None:

@@ -152,8 +152,8 @@ def _ending(field: str) -> str:
 def change_image(data: bytes | memoryview, field: str, options: ImageOptions) -> tuple[bytes | memoryview, ImageInfo]:
     """Return the changed image and its size and mode.
 
-    If nothing has to change, the result is `data` itself. With `resize` or `encode`, the pixels are still decoded, to
-    detect damage.
+    If no change is needed, the result is `data` itself. If `resize` or `encode` is set, the pixels are decoded even
+    then, to detect damage.
     """
     with warnings.catch_warnings(), image_errors(data):
         warnings.simplefilter("ignore")  # Pillow's warnings are harmless, because real damage raises an error

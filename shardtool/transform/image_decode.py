@@ -394,7 +394,7 @@ def image_errors(data: bytes | memoryview) -> Iterator[None]:
     """Convert Pillow's exceptions to `BadImage`."""
     try:
         yield
-    except (BadImage, MemoryError):  # `MemoryError`: the number of pixels is limited, so the machine lacks memory
+    except (BadImage, MemoryError):  # images are limited in size, so a MemoryError is the machine's
         raise
     except Exception as error:  # hostile bytes can make Pillow raise any exception
         raise _image_error(error, data) from error

@@ -37,7 +37,7 @@ _BITS, _CHANNELS = 8, (1, 3)
 _BLOCK_PIXELS = 8
 _END_MARKER = b"\xff\xd9"
 
-# Text of libjpeg's warning about extra data before an end or restart marker. Fatal errors have other texts.
+# Text of libjpeg's warning about extra data before an end or restart marker. Fatal errors have other strings.
 _EXTRA_DATA_WARNING = "extraneous bytes before marker 0xd"
 
 _MAX_BYTES_PER_PIXEL = 9  # three colours of one byte, and three coefficients of two bytes in a progressive JPEG

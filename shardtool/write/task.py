@@ -49,7 +49,7 @@ class TransformedSamples(NamedTuple):
     """The samples of a shard after a transform.
 
     Attributes:
-        content: The written samples. Its `inline` contains only the texts of numbers.
+        content: The written samples. Its `inline` contains only numbers as text.
         sources: int64, for each written sample, the index of its source sample.
         consumed: Number of processed source samples. The remaining source samples do not fit in this shard.
         dropped: Number of source samples for which the user's function returned no sample.

@@ -221,11 +221,11 @@ def _find_bytes_column(
 
 
 def path_ending(path: str | None, dots: Dots) -> str:
-    """Return the field that the extension of a path defines, or an empty text."""
+    """Return the field that the extension of a path defines, or an empty string."""
     split = split_name(to_bytes(os.path.basename(path)), dots) if path else None
     return to_text(split[1]) if split else ""
 
 
 def ending_of_bytes(data: bytes) -> str:
-    """Return the usual extension of an image or audio file, or an empty text for other content."""
+    """Return the usual extension of an image or audio file, or an empty string for other content."""
     return next((ending for signature, ending in _SIGNATURES if signature.match(data)), "")

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 MAX_CHECKED_ROWS = 100
 _MAX_CHECKED_COLUMNS = 100
-_MAX_MISSING_FILES = 10  # if none of the first ten texts is the path of a file, skip the column
+_MAX_MISSING_FILES = 10  # if none of the first ten strings is the path of a file, skip the column
 _MAX_CHECKED_OBJECTS = 3  # in a store, each check takes a request
 _MAX_NAMED_COLUMNS = 8
 _UNSAFE_FIELD_CHARACTER = re.compile(r"[^A-Za-z0-9_-]")
@@ -73,7 +73,7 @@ def check_unused_paths(
 
 
 def _find_unused_file(root: bytes, texts: Texts, packed: Sequence[Texts]) -> str:
-    # If most texts are paths of files, return the first path of a file that is not packed.
+    # If most strings are paths of files, return the first path of a file that is not packed.
     if is_address(root):
         return _find_unused_object(root, texts, packed)
     folder, files, missing, example = os.fsdecode(root), 0, 0, ""

@@ -61,7 +61,7 @@ class ShardCopy(NamedTuple):
 
     @property
     def parts(self) -> tuple[tuple[OriginalFile, bool | None], tuple[OriginalFile, bool | None]]:
-        """The shard and the sidecar, each with a flag that tells whether the destination matches."""
+        """The shard and the sidecar, each with whether the existing file matches, or None if none exists."""
         return (self.shard, self.shard_matches), (self.sidecar, self.sidecar_matches)
 
 

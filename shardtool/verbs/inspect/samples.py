@@ -317,7 +317,7 @@ def write_fields(sample: StoredSample, folder: str, *, overwrite: bool = False) 
 
 
 def field_bytes(sample: StoredSample, field: str) -> Iterator[bytes]:
-    """Yield the bytes of a field in blocks. A number of a TFRecord is converted to text."""
+    """Yield the bytes of a field in blocks. Numbers in TFRecords are converted to text."""
     names = [item["name"] for item in sample.fields]
     if field not in names:
         found = f"{printable(sample.key)} has no field {field!r}"
