@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import ClassVar
 
 PROCESS_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-_MACHINE_ERRNOS = PROCESS_ERRNOS | {  # ESTALE is missing, because it means that the file was replaced during reading
+_MACHINE_ERRNOS = PROCESS_ERRNOS | {  # not ESTALE, which means that the file was replaced during reading
     errno.EIO, errno.EACCES, errno.EPERM, errno.ENODEV, errno.ENOSPC, errno.EDQUOT, errno.ENOTCONN,
     errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ECONNABORTED, errno.ESHUTDOWN,
 }  # fmt: skip

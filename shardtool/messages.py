@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from shlex import quote
 
-# `options_class` adds command-line names that differ from the Python names, options whose values are one word with
-# commas, and options that are a key of another option, such as `fetch timeout={}`.
+# `options_class` adds the command-line names that differ from Python names, the options whose value is one word with
+# commas, and the options that are written inside the value of another option, such as `fetch timeout={}`.
 CLI_NAMES: dict[str, str] = {}
 COMMA_OPTIONS: set[str] = set()
 PARENT_FORMS: dict[str, str] = {}
@@ -79,7 +79,7 @@ def export_call_text(dataset_file: str, forms: Sequence[str], *, overwrite: bool
 
 
 def recreate_hint() -> str:
-    """Return the advice for a missing file: resume the run, or use `index`."""
+    """Return the advice for a missing or invalid sidecar: resume the run that wrote it, or use `index`."""
     resume = flag_text("resume")
     return f"Run the original command with {resume}, or `shardtool index`, to write it again."
 

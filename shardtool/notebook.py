@@ -1,4 +1,4 @@
-"""Show values in notebooks as short texts and HTML tables. All text is escaped, and long values are shortened."""
+"""Show values in notebooks as short strings and HTML tables. All text is escaped, and long values are shortened."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def html_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def short_html(text: str, max_chars: int = _MAX_CHARS) -> str:
-    """Return a text as HTML, without secrets and control characters, and shortened to `max_chars`."""
+    """Return a string as HTML, without secrets and control characters, and shortened to `max_chars`."""
     from html import escape  # imported here, because `html` delays the start of the command line
 
     text = printable(redact_secrets(text[: 4 * max_chars]))

@@ -24,7 +24,7 @@ TIMM_FILE, OPEN_CLIP_FILE, ENERGON_FILE = "_info.json", "sizes.json", ".nv-meta/
 WRITABLE_FORMATS = {".tar": "tar", ".tfrecord": "tfrecord", ".tfrecords": "tfrecord"}
 _RANGE = re.compile(r"\{(\d+)\.\.(\d*)\}|<(\d+)\.\.(\d*)>|%0?(\d*)d", re.ASCII)
 _AT_COUNT = re.compile(r"([^{}<>@]*)@(\d{1,18})", re.ASCII)
-MAX_EXPANDED_NAMES = 10**6  # all names are kept in memory
+MAX_EXPANDED_NAMES = 10**6  # limits the memory, because all names of a range are kept
 _MAX_FILE_NAME_BYTES = 240  # file systems allow 255 bytes, and temporary names are longer than final names
 _MAX_DIGITS = 18
 _UNPARSED_RANGE = re.compile(r"[{}<>*?]|%\d*[disux]", re.ASCII)
@@ -227,7 +227,7 @@ def _expand_braces(texts: list[str]) -> list[str]:
     if not any("{" in text for text in texts):
         return texts
     all_texts, too_many = " ".join(texts), f"more than {MAX_EXPANDED_NAMES:,} names"
-    for match in re.finditer(r"\{(\d+)\.\.(\d+)", all_texts):  # braceexpand creates all names of a range in memory
+    for match in re.finditer(r"\{(\d+)\.\.(\d+)", all_texts):  # check first: braceexpand creates all names in memory
         if max(map(len, match.groups())) > _MAX_DIGITS or abs(int(match[2]) - int(match[1])) >= MAX_EXPANDED_NAMES:
             raise InvalidRequest(match[0][:100], too_many, expected="one pattern")
     from braceexpand import UnbalancedBracesError, braceexpand  # type: ignore[attr-defined,unused-ignore]

@@ -73,10 +73,12 @@ class ShardSpans(NamedTuple):
 
     Attributes:
         file_codes: uint32 per field, index into `files`.
-        offsets: int64 per field.
+        offsets: int64 per field, in bytes.
         crcs: int64 per field, expected CRC-32C of the payload, or -1 if unknown. Empty if all are unknown.
-        runs: uint32, end of each range of fields. In a range, payloads are as far apart in the file as in a tar shard.
-        regions: int64, start and end of each region of the first file that is read as a whole, in ascending order.
+        runs: uint32, end (exclusive) of each range of fields that one call reads, because their payloads are as far
+            apart in the file as in a tar shard.
+        regions: int64, byte offsets of the start and end (exclusive) of each region of the first file that is read as a
+            whole, in ascending order.
     """
 
     files: tuple[SpanFile, ...] = ()

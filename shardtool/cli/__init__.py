@@ -160,7 +160,7 @@ def main() -> NoReturn:
         code = 128 + late.signum
     LOG.end(code)
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, AttributeError):  # results were already flushed
+        with suppress(OSError, AttributeError):  # no result is lost, because results were already flushed
             stream.flush()
     # Skip the shutdown of an interpreter with pyarrow and NumPy, which takes 50 ms.
     os._exit(code)
@@ -185,7 +185,7 @@ def _run(arguments: list[str], signals: SignalHandler) -> int:
         signals.end()
         signum = error.signum if isinstance(error, Interrupted) else signals.first
         failure = _describe_error(error, arguments) if signum is None else _describe_interrupt(signum, arguments)
-    # Print outside the `except` block, after the frames of the failed code are freed.
+    # Print outside the `except` block, so that the frames of the failed code, and their memory, are already freed.
     return _print_error(failure, arguments)
 
 

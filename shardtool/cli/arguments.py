@@ -111,7 +111,10 @@ def split_destination(names: tuple[str, ...], *missing: str) -> tuple[list[str],
 
 
 def split_keys(names: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    """Split `DATASET... [KEY...]` into datasets and keys. A key is not a path, a URL or the name of a dataset."""
+    """Split `DATASET... [KEY...]` into datasets and keys. Keys follow the first dataset.
+
+    Existing paths, URLs, globs, and names of shards and dataset files are datasets. Other names are keys.
+    """
 
     def is_dataset(name: str) -> bool:
         is_named = "*" in name or name.endswith(DATASET_SUFFIX) or is_shard_name(os.path.basename(name))
@@ -122,7 +125,7 @@ def split_keys(names: tuple[str, ...]) -> tuple[list[str], list[str]]:
 
 
 def _group_shards(names: Sequence[str]) -> list[str | list[str]]:
-    """Combine consecutive shards in a folder, because a shell may have expanded a pattern."""
+    """Combine consecutive shards of a folder into one dataset, because a shell may have expanded its pattern."""
 
     def folder(name: str) -> str | None:
         is_shard = is_shard_name(os.path.basename(name)) and not _PATTERN_MARKS.search(name)
@@ -140,14 +143,14 @@ def _is_next_number(name: str, following: str) -> bool:
     if first is None or second is None:
         return False
     same = (first[1], first[3]) == (second[1], second[3])
-    same_width = len(first[2]) == len(second[2]) or not second[2].startswith("0")  # 1000 follows 999
+    same_width = len(first[2]) == len(second[2]) or not second[2].startswith("0")  # 1000 follows 999, 0100 does not
     return same and same_width and int(first[2]) + 1 == int(second[2])
 
 
 def materialize_inputs(names: Sequence[str], *, table: bool = False) -> tuple[str, ...]:
     """Replace commands and standard input by temporary files, which are deleted at the end of the run.
 
-    If `table` is true, keep `-` unless standard input is a tar or zip.
+    If `table` is true, standard input is replaced only if it is a tar or zip.
     """
     return tuple(_materialize(name, number, table=table) for number, name in enumerate(names))
 

@@ -40,7 +40,7 @@ def complete_value(ctx: click.Context, param: click.Parameter, incomplete: str) 
 
 
 class CommaChoice(click.Choice):  # type: ignore[type-arg,unused-ignore]  # generic from click 8.2 on
-    """Several choices, separated by commas."""
+    """The type of a parameter that accepts several choices, separated by commas."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Check each choice, and return the choices joined with commas."""
@@ -140,7 +140,7 @@ def _apply_option(spec: OptionSpec, _context: click.Context, param: click.Parame
         try:
             spec.use(value)
         except InvalidRequest as error:
-            if spec.form == "path":  # the error is about the content of the file
+            if spec.form == "path":  # the error already names a place in the file
                 raise
             raise click.BadParameter(f"{error.found}; expected {error.expected}.", param=param) from error
     return value

@@ -56,7 +56,7 @@ class _ShellCompletion(ShellComplete):
             before, option, value = "", "".join(args[-1:]), incomplete
         else:
             before, args = f"{option}=", [*args, option]
-        if value.startswith("-") and option in _MINUS_OPTIONS:  # click would read it as an option
+        if value.startswith("-") and option in _MINUS_OPTIONS:  # click would read the value as an option
             before, value = f"{before}-", value[1:]
         items = super().get_completions(args, value)
         items = [CompletionItem(before + item.value, item.type, item.help) for item in items]
@@ -83,7 +83,7 @@ class _BashCompletion(_ShellCompletion):
         return [CompletionItem(text, item.type) for text, item in zip(texts, items, strict=True)]
 
 
-for _shell in ("zsh", "fish"):  # these shells need no escaping
+for _shell in ("zsh", "fish"):  # these shells escape completions themselves
     add_completion_class(type(_shell, (_ShellCompletion,), {"name": _shell}))
 
 
@@ -105,7 +105,7 @@ def complete_option(ctx: click.Context, param: click.Parameter, incomplete: str)
     marks, list_names = _COMPLETERS.get(param.metavar or "", ("", None))
     head = incomplete[: max((incomplete.rfind(mark) + 1 for mark in marks), default=0)]
     head += "-" if param.metavar == "FIELDS" and incomplete[len(head) :].startswith("-") else ""
-    existing_name = 2 if param.metavar in ("FIELDS", "NEW=OLD") else 0  # OLD in NEW=OLD
+    existing_name = 2 if param.metavar in ("FIELDS", "NEW=OLD") else 0  # index 2 is OLD in NEW=OLD
     start, parts = incomplete[len(head) :], [part.lstrip("-") for part in head.split(",")]
     present = {part.partition("=")[existing_name] if "=" in part else part for part in parts}
     names = dict.fromkeys(list_names(ctx, param) if list_names else ())

@@ -39,11 +39,11 @@ else:
 _MAX_CONFIG_BYTES = 2**20
 _EXAMPLE_NAME = "job.toml"
 _SECRET_KEYS = ("header",)
-_WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # numbers whose spelling TOML keeps
+_WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # numbers that TOML reads back with the same spelling
 
 
 def read_config(path: str, ctx: click.Context) -> dict[str, Any]:
-    """Return the parameters of a verb from a job file, as if they were typed."""
+    """Return the parameters of a verb from a job file, with values as they would be typed on the command line."""
     options, is_path_argument = _options_by_key(ctx.command), _arguments_by_key(ctx.command)
     params, arguments = dict[str, Any](), dict[str, list[str]]()
     for key, value in _read_toml(path).items():
@@ -81,7 +81,7 @@ def _arguments_by_key(verb: click.Command) -> dict[str, bool]:
 
 
 def _read_toml(path: str) -> dict[str, Any]:
-    check_local_name(path, _EXAMPLE_NAME)  # another user may have written a remote file
+    check_local_name(path, _EXAMPLE_NAME)  # not a remote file, which another user may have written
     try:
         document: dict[str, Any] = tomllib.loads(read_small(path, _MAX_CONFIG_BYTES).decode())
     except OSError as error:
@@ -95,7 +95,7 @@ def _to_option_value(where: str, value: object, param: click.Option, path: str) 
     if param.is_flag:
         if not isinstance(value, bool):
             raise InvalidRequest(where, repr(value), expected="true or false")
-        return param.flag_value is not False if value else None  # `--no-stat` has the flag value False
+        return param.flag_value is not False if value else None  # `no-stat = true` sets False
     if isinstance(value, Mapping):
         if "=" not in (param.metavar or "") and param.metavar not in ("SHARES", "FIELDS"):
             raise InvalidRequest(where, "a table", expected="one value")
@@ -140,7 +140,7 @@ def _rebase_name(where: str, name: str, from_folder: str, to_folder: str) -> str
 def prepare_config(path: str, ctx: click.Context) -> Callable[[], None]:
     """Check that a job file can be written. Return a function that writes it, without secrets and `--dry-run`."""
     check_local_name(path, _EXAMPLE_NAME)
-    if not path.endswith(".toml"):  # no other output has this extension
+    if not path.endswith(".toml"):  # so a mistyped name cannot replace other outputs
         raise InvalidRequest(path, "not a name of a job file", expected=f"a name such as {_EXAMPLE_NAME}")
     secret, lines = list[str](), [f"# shardtool {ctx.info_name} --config {base_name(path)}"]
     for key, value in _typed_items(ctx, path):
@@ -158,7 +158,7 @@ def prepare_config(path: str, ctx: click.Context) -> Callable[[], None]:
         text = f"{' and '.join(secret)} may contain secrets and {'are' if secret[1:] else 'is'} not saved in {path}"
         print_message(text, label="note:", label_color="yellow")
 
-    @cache  # write only once, because the run may change the file later
+    @cache  # only the first call writes, because the run may change the file later
     def write() -> None:
         if _read_existing(path) != data:
             write_target(path, data)

@@ -53,7 +53,7 @@ def write_bytes(blocks: Iterable[bytes]) -> None:
 
 
 def until_closed(parts: Iterable[_PartT]) -> Iterator[_PartT]:
-    """Yield the parts, which the caller prints, until the reader of stdout has closed the pipe."""
+    """Yield the parts of a result, which the caller prints, until the reader of stdout has closed the pipe."""
     reader = sys.stdout
     for part in parts:
         yield part

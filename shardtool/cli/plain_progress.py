@@ -50,7 +50,7 @@ class PlainProgress:
         self._shards = f", {text}"
 
     def external_write_mode(self, file: TextIO) -> AbstractContextManager[None]:  # noqa: ARG002 - the signature of tqdm
-        """Do nothing, because these lines need not be cleared before other output, unlike a tqdm bar."""
+        """Do nothing: unlike a tqdm bar, these lines stay on the terminal when other output is printed."""
         return nullcontext()
 
     def close(self) -> None:
@@ -61,7 +61,7 @@ class PlainProgress:
         """Stop the thread."""
         self._ended.set()
         if self._thread is not None:
-            self._thread.join(1)  # writing to stderr may block
+            self._thread.join(1)  # wait no longer, because the thread may block while it writes to stderr
 
     def _print_periodically(self) -> None:
         before = ("", 0)

@@ -155,7 +155,7 @@ def _score(passage: Passage, patterns: Iterable[re.Pattern[str]]) -> tuple[int, 
 def _find_snippet(passage: Passage, patterns: Sequence[re.Pattern[str]]) -> str:
     text = _LINK.sub(r"\1", _TABLE_HEADER.sub("", _HEADING.sub("", _FENCED_BLOCK.sub("", passage.text))))
     texts = [" ".join(_MARKUP.sub("", sentence).split()) for sentence in _SENTENCE_END.split(text)]
-    # ` | ` separates the cells of a table.
+    # Replace ` | `, which separates the cells of a table.
     sentences = [sentence.replace(" | ", ": ", 1).replace(" | ", "; ") for sentence in texts]
     best = max(filter(None, sentences), key=lambda line: sum(bool(word.search(line)) for word in patterns), default="")
     return best if len(best) <= _MAX_SNIPPET_COLUMNS else best[: _MAX_SNIPPET_COLUMNS - 4].rsplit(" ", 1)[0] + " ..."

@@ -59,7 +59,7 @@ class SignalHandler:
                 self._start_timer(_RERAISE_SOON_S, _RERAISE_INTERVAL_S)
             return
         self.first = signum
-        if requests := sys.modules.get("shardtool.storage.remote.retry"):  # loaded only for stores
+        if requests := sys.modules.get("shardtool.storage.remote.retry"):  # the run imports it only if it uses stores
             requests.end_requests(_LOCK_RELEASE_S)
         self._start_timer(_RERAISE_INTERVAL_S, _RERAISE_INTERVAL_S)
         raise Interrupted(signum)
@@ -81,7 +81,7 @@ class SignalHandler:
             raise Interrupted(self.first)
 
     def _on_unraisable(self, dropped: sys.UnraisableHookArgs) -> None:
-        """Start the timer if a destructor has lost an interrupt."""
+        """Start the timer, which raises the interrupt again, if a destructor has lost it."""
         if dropped.exc_type is not Interrupted:
             self._unraisable(dropped)
         elif not self._ended:

@@ -88,7 +88,7 @@ class Terminal(Observer):
             LOG.write("start", samples=samples, bytes=size, shards=shards)
         self._close_bar()
         self._shards = (0, shards)
-        self._fetched = None if size or not samples else FetchEstimate(samples, shards)  # downloads have no known size
+        self._fetched = None if size or not samples else FetchEstimate(samples, shards)  # size 0 means downloads
         if self._fetched is not None:
             self._start_bar("downloading", samples, " samples", leave=True)
             return

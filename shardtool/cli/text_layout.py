@@ -14,7 +14,7 @@ _DEFAULT_COLUMNS, _MIN_COLUMNS, _MAX_COLUMNS = 100, 40, 160
 
 
 def terminal_width(default: int = _DEFAULT_COLUMNS) -> int:
-    """Return the variable COLUMNS, or else the width of the terminal, or else `default`."""
+    """Return the width for output: the value of COLUMNS, or else the width of the terminal, or else `default`."""
     # like shutil.get_terminal_size, but shutil imports bz2 and lzma
     columns = os.environ.get("COLUMNS", "")
     if columns.isdecimal() and int(columns):
@@ -22,7 +22,7 @@ def terminal_width(default: int = _DEFAULT_COLUMNS) -> int:
     else:
         try:
             width = os.get_terminal_size(sys.__stdout__.fileno()).columns or default  # type: ignore[union-attr]
-        except (AttributeError, ValueError, OSError):  # closed, replaced, or not a terminal
+        except (AttributeError, ValueError, OSError):  # stdout is closed, replaced, or not a terminal
             width = default
     return max(_MIN_COLUMNS, min(_MAX_COLUMNS, width))
 
@@ -49,7 +49,7 @@ def fit_line(text: str, room: int) -> str:
 
 
 def pad(text: str, room: int, *, right: bool = False) -> str:
-    """Pad a string with spaces to `room` columns, right-aligned with `right`."""
+    """Pad a string with spaces to `room` columns. `right` aligns the string on the right."""
     blanks = " " * max(0, room - display_width(text))
     return blanks + text if right else text + blanks
 

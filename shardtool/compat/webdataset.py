@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 _KEY = "__key__"
 _GZIP_SUFFIX = ".gz"
-_FLOAT_SLACK = 0.001  # pixels of float images may be this much below 0 or above 1
-_FIXED_ARGUMENTS: dict[str, tuple[tuple[object, ...], str]] = {  # accepted values, and what the message expects
+_FLOAT_SLACK = 0.001  # as in webdataset, float pixels may be up to this much below 0 or above 1
+_FIXED_ARGUMENTS: dict[str, tuple[tuple[object, ...], str]] = {  # accepted values, and `expected` for the error
     "compress": ((None, False), "no compression, so that samples can be read by offset"),
     "mtime": ((None, 0), "0, so that equal samples give equal bytes"),
     "user": (("bigdata", ""), "no user name in headers"),
@@ -122,7 +122,7 @@ class ShardWriter(Writer):
         return os.path.join(self._names.folder, self._names.shard(self._reported_shards))
 
     def write(self, obj: Mapping[str, Any], metadata: Mapping[str, object] | None = None) -> None:
-        """Write a sample, which is a dict with `__key__` and fields, and its `metadata` columns.
+        """Write a sample, given as a dict with `__key__` and fields. `metadata` contains its metadata columns.
 
         Raises:
             InvalidRequest: The sample cannot be written.

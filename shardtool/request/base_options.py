@@ -130,7 +130,7 @@ class BaseOptions:
         elif is_list and isinstance(value, os.PathLike):
             text = (os.fspath(value),)
         elif is_list and isinstance(value, Iterable) and not isinstance(value, tuple | Mapping):
-            text = (*value,)  # an iterator can be used only once
+            text = (*value,)  # keep the items, because an iterator can be read only once
         else:
             return
         object.__setattr__(self, name, text)
@@ -147,7 +147,7 @@ class BaseOptions:
             raise InvalidRequest(option_text(name), repr(value), expected=f"one string, such as {shown!r}")
         choices = option_choices(type(self), name)
         for text in value if is_list else (value,):
-            if isinstance(text, str) and _INVALID_TEXT.search(text):  # dataset files cannot record such texts
+            if isinstance(text, str) and _INVALID_TEXT.search(text):  # dataset files cannot record such strings
                 raise InvalidRequest(option_text(name), repr(text), expected="valid Unicode text")
             if choices and text not in choices and not (text is None and type(None) in allowed):
                 remedy = suggest_choice(text, choices) if isinstance(text, str) else ""

@@ -45,7 +45,7 @@ class Observer:
         """Receive the amount of finished work since the last call."""
 
     def close(self) -> None:
-        """Finish. Verbs call this method only for the default observer."""
+        """Close the display. Verbs call this method only if the user passed no observer."""
 
 
 class _NotebookObserver(Observer):

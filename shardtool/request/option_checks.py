@@ -46,7 +46,7 @@ def suggest_choice(text: str, choices: Sequence[str]) -> str:
 
 
 def check_flag(name: str, value: object) -> None:
-    """Raise InvalidRequest unless a value is True, False or None. Python would treat the text `no` as true."""
+    """Raise InvalidRequest unless a value is True, False or None. Python would treat the string `no` as true."""
     if value is not None and type(value) is not bool:
         raise InvalidRequest(option_text(name), repr(value)[:100], expected="True or False")
 
@@ -64,7 +64,7 @@ def check_range(name: str, value: object, bounds: tuple[int, int]) -> None:
 
 
 def import_name(function: Callable[..., object]) -> str:
-    """Return the text `module:name` with which workers and later runs can import a function."""
+    """Return the string `module:name` with which workers and later runs can import a function."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     imported: object = sys.modules.get(module or "")
     for part in (name or "").split("."):

@@ -49,7 +49,7 @@ _SpecParams = ParamSpec("_SpecParams")
 Texts = str | tuple[str, ...] | list[str]
 Pairs = Mapping[str, str] | Texts  # {"jpg": "path"}, or jpg=path
 Shares = str | Mapping[str, float]  # train=0.8,val=0.2, or {"train": 0.8, "val": 0.2}
-Function = str | Callable[..., object]  # package.module:function, or the function
+Function = str | Callable[..., object]  # the string package.module:function, or the function itself
 PathLike = str | os.PathLike[str]
 ValueForm = Literal[
     "",
@@ -81,7 +81,7 @@ class Given(Generic[_ValueT]):
     """The condition that an option is given, for the rules of another option.
 
     Args:
-        option: The option: `shuffle` in the body of its class, and `OutputOptions.shuffle` elsewhere.
+        option: The option as a class attribute: `shuffle` in the body of its class, `OutputOptions.shuffle` elsewhere.
         reason: Why the two options conflict, for the message.
     """
 
@@ -119,12 +119,12 @@ class OptionSpec(NamedTuple):
         old: Former command-line name, which is accepted but not shown.
         common: Show the first sentence of the text with `-h`.
         rare: Show the option only in the help of its topic.
-        parent: The option whose value can contain this option, and in which form: `fields -{}`. The form `fetch` means
-            `fetch timeout={}`.
+        parent: The option whose value can contain this option, and the notation: `fields -{}`. The name alone, `fetch`,
+            means `fetch timeout={}`.
         expand: Converts the value to values of other options.
         metavar: Placeholder for the value in the help. With "", the type determines the placeholder.
         shown: Text for the default in the help, if that is not a plain value.
-        form: Form of the value. `sample` is a share above 0.
+        form: How the value is written and parsed. `sample` is a share above 0.
         only_for: Kind of source to which the option applies, or "" for any source.
         requires: Rules about options that must also be given. A function that returns these rules can name options
             defined later.
@@ -258,7 +258,7 @@ def option_types(options: type) -> dict[str, tuple[object, ...]]:
 
 
 def option_choices(options: type, name: str) -> tuple[str, ...]:
-    """Return the choices of an option, or an empty tuple if any text is allowed."""
+    """Return the choices of an option, or an empty tuple if any value is allowed."""
     if (options, name) not in _CHOICES:
         parts = (part for kind in option_types(options)[name] for part in (kind, *get_args(kind)))
         literals = (get_args(part) for part in parts if get_origin(part) is Literal)

@@ -20,16 +20,16 @@ _PIXELS = re.compile(r"[0-9]{1,5}")
 _SUBSTITUTION_START = re.compile(r"s[/|,#:@!;%]")
 _SUBSTITUTION = re.compile(r"s(.)((?:\\.|(?!\1)[^\\])*)\1((?:\\.|(?!\1)[^\\])*)\1([gi]*)", re.DOTALL)
 _ESCAPE = re.compile(r"\\.|&", re.DOTALL)
-_MAX_SUBSTITUTION_LETTERS = 256  # limits the memory for new keys
+_MAX_SUBSTITUTION_LETTERS = 256  # longer replacements could create keys that fill the memory
 
 
 def parse_whole_number(text: str) -> int | str:
-    """Convert a text to a whole number. Other texts are unchanged, even if int() accepts them, such as `1_000`."""
+    """Convert a plain whole number to an integer. Other strings, such as `1_000`, are returned unchanged."""
     return int(text) if _WHOLE_NUMBER.fullmatch(text.strip()) else text
 
 
 def split_commas(name: str, value: object) -> list[str]:
-    """Split a text at commas. Return a list of texts unchanged."""
+    """Split a string at commas. A list of strings is returned unchanged."""
     parts = value.split(",") if isinstance(value, str) else value
     if not isinstance(parts, (list, tuple)) or not all(isinstance(part, str) for part in parts):
         raise InvalidRequest(option_text(name), repr(value), expected="a string with commas, or a list of strings")
@@ -39,7 +39,7 @@ def split_commas(name: str, value: object) -> list[str]:
 def parse_pairs(
     name: str, texts: Iterable[str], expected: str = "FIELD=COLUMN, such as jpg=path"
 ) -> tuple[tuple[str, str], ...]:
-    """Split texts of the form `left=right` into pairs."""
+    """Split strings of the form `left=right` into pairs."""
     pairs = []
     for text in texts:
         left, _, right = text.partition("=")
@@ -68,7 +68,7 @@ def parse_delimiter(name: str, text: str) -> str:
 class DelimitedFormat(NamedTuple):
     """Format of a text table.
 
-    If `delimiter` is "", the file extension determines the delimiter. Without `header`, columns are named 1, 2, ...
+    If `delimiter` is "", the file extension determines the delimiter. If `header` is false, columns are named 1, 2, ...
     """
 
     delimiter: str = ""
@@ -87,7 +87,7 @@ class Substitution(NamedTuple):
 
 
 def parse_substitution(name: str, text: str) -> Substitution | None:
-    """Return the parts of `s/PATTERN/REPLACEMENT/FLAGS`, or None for other texts.
+    """Return the parts of `s/PATTERN/REPLACEMENT/FLAGS`, or None for other strings.
 
     Any of `/|,#:@!;%` can separate the parts. In the replacement, `&` is the match, and `\\1` a group. Flags: `g`
     replaces all matches, `i` ignores case.
@@ -123,7 +123,7 @@ def parse_rate(name: str, text: str | int) -> int:
 
 
 def parse_share(name: str, text: str | float, *, positive: bool = False) -> Fraction:
-    """Return a share such as `0.1` or `10%` as an exact fraction. The float 0.1 is exactly 1/10, too."""
+    """Return a share such as `0.1` or `10%` as an exact fraction. The float 0.1 also becomes exactly 1/10."""
     from fractions import Fraction
 
     match = _SHARE.fullmatch(str(text))

@@ -32,7 +32,7 @@ def _to_data(items: list[tuple[str, Any]]) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class PlannedShard:
-    """A shard of a dry run. `size` is in bytes."""
+    """A shard that a dry run planned. `size` is in bytes."""
 
     name: str
     samples: int
@@ -104,7 +104,7 @@ class JoinedTable:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class CreateResult(Result):
-    """The created dataset, or the datasets of all splits together. In a dry run, the dataset that would be created.
+    """The created dataset, or the datasets of all splits together. A dry run describes the planned dataset.
 
     Attributes:
         dataset_file: Path of the dataset file. If there are splits, the path contains `{split}`.
@@ -214,7 +214,7 @@ class ExtractResult(Result):
     """The result of `extract`.
 
     Attributes:
-        manifest: Path of the table with key and path of each file. `create` accepts this table as a source.
+        manifest: Path of the table that lists the key and path of each file. `create` accepts this table as a source.
         metadata: Path of the table with the metadata of each sample, for `join`, or "" if there is none.
         kept: Number of files that already existed with the right bytes.
         create: Options with which `create` packs the files into the same samples.
@@ -239,8 +239,8 @@ class RemovalSummary:
 
     Attributes:
         samples: Number of remaining samples.
-        empty: Names of the rewritten shards that contain no more samples.
-        size: Bytes of the rewritten shards.
+        empty: Names of the rewritten shards from which all samples were removed.
+        size: Total bytes of the shards after they were rewritten.
         freed: Bytes by which the shards became smaller.
         fingerprint: The content fingerprint, or "" if unknown or in a dry run.
     """
@@ -349,14 +349,14 @@ class MovedSample(NamedTuple):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class DiffResult(Displayed):
-    """The differences between `a` and `b`. Each is one dataset or several datasets, and `b` can be the source of `a`.
+    """The differences between `a` and `b`. Both can be one dataset or several, and `b` can be the source of `a`.
 
     A sample can be both moved and changed.
 
     Attributes:
         added: Keys that only b has.
         removed: Keys that only a has.
-        fields: Number of samples in which the field differs, by field.
+        fields: For each field, the number of samples in which it differs.
         classes: Fields whose class numbers have different names.
         metadata_only: Number of changed samples that differ only in metadata.
         uncompared: Fields that were not compared with the source, because their table was not found.
@@ -419,7 +419,7 @@ class Check(NamedTuple):
 
     Attributes:
         name: What was checked: `server`, `list`, `delete` ...
-        state: The outcome. If the check was not possible, this is `unknown`, and `found` contains the reason.
+        state: `ok` or `wrong`. If the check was not possible, `unknown`, and `found` contains the reason.
         cure: How to fix the problem.
     """
 

@@ -1,4 +1,4 @@
-"""Parts of a run: N parallel runs write one dataset. Slurm or Kubernetes can number the runs."""
+"""Divide the writing of one dataset among N parallel runs, its parts. Slurm or Kubernetes can number them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EXPECTED_PART = f"K/N such as 3/64, with K from 1 to N, or {SLURM} or {KUBERNET
 
 @dataclass(frozen=True, slots=True)
 class RunPart:
-    """Part `number` of `parts` of a run. The first number is 1."""
+    """One of `parts` parallel runs that write one dataset. `number` counts them from 1."""
 
     number: int
     parts: int

@@ -114,7 +114,7 @@ class RunRecord:
         return tuple(map(RunRecord, runs)) if isinstance(runs, list) else ()
 
     def as_append_to(self, first: RunRecord) -> RunRecord:
-        """Return this record for `appended` of `first`, without the split names in `first`."""
+        """Return this record as an item of `first.appended`, without the split names that `first` contains."""
         skipped = {"splits", "split"} if self.split == first.split else {"splits"}
         return RunRecord({name: value for name, value in self.document.items() if name not in skipped})
 
@@ -125,7 +125,7 @@ class RunRecord:
         return RunRecord({**self.document, **splits, "appended": runs})
 
     def is_update_of(self, first: RunRecord) -> bool:
-        """Return whether this append added new samples from the source of `first`, with the same selecting options."""
+        """Return whether this run appended only new samples, with the source and selecting options of `first`."""
         only_new = self.options.get("on_duplicate") == "first"
         same_selection = (self.source, self.selecting_options) == (first.source, first.selecting_options)
         return only_new and same_selection and self.verb == first.verb and self.verb in ("create", "reshard")
@@ -149,13 +149,13 @@ def format_command_line(run: RunRecord) -> str:
     if options.pop("descending", False):
         options["sort_by"] = f"-{options.get('sort_by', '')}"
     for name, value in options.items():
-        if not (is_reshard and name == "dots"):  # `reshard` determines `dots` from the source
+        if not (is_reshard and name == "dots"):  # not typed, because `reshard` reads `dots` from the source
             words += cli_words(name, value)
     return " ".join(map(quote_for_shell, words))
 
 
 def describe_differences(then: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
-    """Return a text with both values for each option that differs between two runs."""
+    """Return, for each option that differs between two runs, a string with both values."""
     then, now = from_recorded(then), from_recorded(now)
     names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
     labels = {name: name if name == "format" else option_text(name) for name in names}  # `format` is not an option

@@ -27,7 +27,7 @@ class SplitOptions(NamedTuple):
         shares: Name and share of each split. The sum of all shares is 1. Empty if `column` contains the split.
         stratify: Column of labels that have the same proportions in every split.
         group_by: Column whose equal values stay in one split.
-        option: The option that set `column`, for messages.
+        option: Name of the option that set `column`, used in messages.
     """
 
     shares: tuple[tuple[str, Decimal], ...] = ()
@@ -39,7 +39,7 @@ class SplitOptions(NamedTuple):
 
     @property
     def required_column(self) -> tuple[str, str] | None:
-        """The first option that names a column, and the column, or None if splitting uses only keys."""
+        """The first option that names a column, with that column. None if samples are split by their keys only."""
         columns = {self.option: self.column, "stratify": self.stratify, "group_by": self.group_by}
         return next(((option_text(name), column) for name, column in columns.items() if column is not None), None)
 
