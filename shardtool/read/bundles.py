@@ -63,7 +63,7 @@ def fitted(tokens: int, lengths: Numbers) -> Pieces:
     starts = (np.arange(len(documents)) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * tokens
     counts = np.minimum(tokens, lengths[documents] - starts)
     blocks: list[int] = []
-    room: dict[int, list[int]] = {}  # the blocks by their number of free tokens
+    room: dict[int, list[int]] = {}  # indexes of blocks, by the number of free tokens in the block
     rooms: list[int] = []  # the keys of `room`, ascending
     used = 0
     for length, remaining in zip(
@@ -240,7 +240,7 @@ class BundleReader:
         self._reader.copy_ahead(self._sample_numbers(numbers), seen)
 
     def with_fields(self, _: frozenset[str] | None) -> BundleReader:
-        """Return this reader, which reads the fields that a bundle needs."""
+        """Return this reader unchanged, because it must read the fields that a bundle needs."""
         return self
 
     def with_on_error(self, on_error: OnError) -> BundleReader:
@@ -254,7 +254,7 @@ class BundleReader:
         self._reader.skip_or_raise(error, self._first_damaged(number), *counts, damaged=damaged)
 
     def read(self, numbers: Numbers, *, on_demand: bool = False) -> Samples:  # noqa: ARG002 - as other readers
-        """Return the bundles with these numbers, built on demand, or an error for a bundle with a damaged sample."""
+        """Return the bundles with these numbers, built on demand. A bundle with a damaged sample becomes an error."""
         members = self._sample_numbers(numbers)
         unique_members, inverse = np.unique(members, return_inverse=True)
         if len(unique_members) == len(members):

@@ -186,7 +186,7 @@ def _catalog_of(opened: StoredDataset) -> Catalog:
     entries: Sequence[tuple[int, int, int | None]]  # number of samples, bytes, and CRC-32C of each shard
     if file is None:
         heads = [*map_paths(StoredShard.read_footer, shards, lambda shard: shard.path)]
-        if None in heads:  # scan shards that lack a sidecar, with the key rule that the other sidecars record
+        if None in heads:  # scan shards that lack a sidecar, and form their keys by the rule in the other sidecars
             shards = opened.with_dots(recorded_dots(opened)).shards
         counts_by_shard = _scan_shards(
             [shard for shard, head in zip(shards, heads, strict=True) if head is None], shared

@@ -68,7 +68,7 @@ class Dataset(Streamable[SampleT]):
     reader: SampleReader
     source: CatalogSamples
 
-    if TYPE_CHECKING:  # narrower result types than in the base class
+    if TYPE_CHECKING:  # declare narrower result types than the base class
 
         def decode(
             self, own: Mapping[str, Decoder] | None = None, **options: Unpack[DecodeOptions]
@@ -261,7 +261,7 @@ class Dataset(Streamable[SampleT]):
         return view
 
     def select(self, indices: Iterable[int] | Iterable[str] | NDArray[np.generic]) -> Self:
-        """Return a view of the samples with these numbers or keys, in this order, or of those that a mask selects.
+        """Return a view of the samples with these numbers or keys, in this order, or those that a boolean mask selects.
 
         Raises:
             IndexError: A number is out of range.
@@ -336,7 +336,7 @@ class Dataset(Streamable[SampleT]):
     def to_pandas(self) -> pd.DataFrame:
         """Return the sidecars as a DataFrame with the column `__key__` and the metadata columns.
 
-        A boolean column, such as `frame["width"] > 256`, is a mask for `select`.
+        A boolean column, such as `frame["width"] > 256`, can be passed to `select` as a mask.
         """
         frame: pd.DataFrame = self.table().to_table(columns=["__key__", *self.columns]).to_pandas()
         return frame

@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 _BUFFER_BYTES = 2**25
 _MAX_WINDOW_SAMPLES = 1024
-_PARTS_PER_RANK = 128  # this shuffles more thoroughly than a buffer of 5,000 samples
-_COPIED_PARTS_PER_RANK = 32  # a cache must hold the shards of all parts
+_PARTS_PER_RANK = 128  # with this many, the order is more random than with a buffer of 5,000 samples
+_COPIED_PARTS_PER_RANK = 32  # fewer with a cache, which must hold a shard of each part
 
 
 def window_size(mean_size: int, buffer: int | None, parts: int) -> int:
-    """Return the number of samples in the shuffle window of a part, by default 32 MB for all parts together."""
+    """Return the number of samples in the shuffle window of a part. All windows have at most 32 MB by default."""
     for name, value in (("parts", parts), ("buffer", buffer)):
         if value is not None:
             check_minimum(name, value)

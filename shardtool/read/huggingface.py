@@ -84,7 +84,7 @@ def huggingface_dataset(
     spans = [*pairwise(bounds.tolist())]
     kind = datasets.IterableDataset if streaming else datasets.Dataset
     arguments: dict[str, Any] = {"features": datasets.Features(features), "gen_kwargs": {"spans": spans, "rows": rows}}
-    if not streaming and not catalog.is_remote:  # so that `datasets` reuses its cached copy in a later process
+    if not streaming and not catalog.is_remote:  # lets `datasets` reuse its cached copy in later processes
         arguments["fingerprint"] = _fingerprint(catalog, numbers, arguments["features"])
     return kind.from_generator(_generate_rows, **{**arguments, **options})
 

@@ -68,7 +68,7 @@ class LruCache(Generic[Key, Value]):
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
-        value = make()  # another thread may create the same value
+        value = make()  # without the lock, so another thread may create the same value
         with self._lock:
             if key not in self._kept:
                 self._kept[key] = value
@@ -84,7 +84,7 @@ class IndexStore(LruCache[int, ShardIndex]):
     """The indexes of a catalog's shards.
 
     If the key ranges of the shards are known and do not overlap, a key is searched in the shard whose range contains
-    the key. For other keys, an index of all keys is built (12 to 16 bytes per sample).
+    it. If the key is not found in this way, an index of all keys is built (12 to 16 bytes per sample).
     """
 
     def __init__(self, catalog: Catalog, on_release: Callable[[], None] = lambda: None) -> None:

@@ -33,7 +33,7 @@ class MixedDataset(Streamable[SampleT]):
     source: MixedSamples
     reader: MixedReader
 
-    if TYPE_CHECKING:  # narrower result types than in the base class
+    if TYPE_CHECKING:  # declare narrower result types than the base class
 
         def decode(
             self, own: Mapping[str, Decoder] | None = None, **options: Unpack[DecodeOptions]

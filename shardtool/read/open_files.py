@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 DAMAGE_FIX = "Run `shardtool verify`, or open with on_error='skip' to skip damaged samples."
 _MAX_SHARD_BYTES = 2**62
 _ADVICE_BYTES = 2**17  # some systems read ahead at most this many bytes per call of posix_fadvise
-_ADVICE_BLOCK_BYTES = 2**20  # skip a block if its last byte is cached, because the calls cost 1 us per 64 KB
+_ADVICE_BLOCK_BYTES = 2**20  # skip a block if its last byte is cached, because posix_fadvise takes 1 us per 64 KB
 _pread = os.pread
 _MAX_OPEN_SHARDS = 256
 _DESCRIPTORS_PER_SHARD = 4  # use at most a quarter of the file descriptors
 
 
 class OpenFile:
-    """An open shard. The last reference closes the file, so that other threads can finish reading.
+    """An open shard. Deleting the last reference closes the file, so other threads can finish reading first.
 
     Attributes:
         fd: File descriptor, or -1 for a remote shard.

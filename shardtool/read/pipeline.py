@@ -55,7 +55,7 @@ class Filter(Map):
     can_skip = True
 
     def __call__(self, sample: object, rng: NewRng = seeded_rng) -> object:
-        """Return the sample, or None."""
+        """Return the sample, or None if the function returns a false value."""
         return sample if super().__call__(sample, rng) else None
 
 
@@ -238,7 +238,7 @@ class Pipeline:
     def __getstate__(self) -> dict[str, object]:
         from multiprocessing.context import get_spawning_popen
 
-        # check only when a process is being spawned: other picklers, such as cloudpickle, accept any function
+        # require picklable functions only to spawn a process: other picklers, such as cloudpickle, accept any function
         if get_spawning_popen() is not None:
             chains = [stage.by_dataset if isinstance(stage, DatasetPipelines) else ((stage,),) for stage in self.stages]
             for stage in chain.from_iterable(chain.from_iterable(chains)):

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 else:
     SampleT = TypeVar("SampleT", covariant=True)  # noqa: PLC0105
 NewT = TypeVar("NewT")
-AnyTuple = tuple[Any, ...]  # in the class below, `tuple` is a method
+AnyTuple = tuple[Any, ...]  # defined here, because `tuple` is a method in the class below
 _Params = ParamSpec("_Params")
 _ReturnT = TypeVar("_ReturnT")
 
@@ -128,7 +128,7 @@ def with_dataloader_hints(function: Callable[_Params, _ReturnT]) -> Callable[_Pa
 
 
 class PipelineMethods(Generic[SampleT]):
-    """Base class with methods that return a copy with one more stage. `SampleT` is the type of the samples."""
+    """Base class of datasets and streams. Each method adds a stage to a copy. `SampleT` is the type of the samples."""
 
     stages: Pipeline = Pipeline()
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _MAX_REASONS = 1000
 _REMOTE_READS = 4
 _FREED_BLOCK_BYTES = 2**24
-_MAX_SAMPLES_READ_SINGLY = 50  # more samples of a shard are faster to read together (measured)
+_MAX_SAMPLES_READ_SINGLY = 50  # reading more samples of a shard together is faster (measured)
 
 
 class SkippedSamples:
@@ -207,7 +207,7 @@ class SampleReader:
                 if opened.readers is not None:
                     return opened.read_one(row, self._fields)
             except (CorruptShard, OSError, EOFError, ValueError, IndexError):
-                pass  # read the sample again, for a complete error
+                pass  # the read below reads the sample again, and creates a complete error
         return self._read_from_shard(shard, np.array([row]))[0]
 
     def open_shard(self, shard: int) -> ReadableShard:
@@ -218,7 +218,7 @@ class SampleReader:
                 raise error.with_traceback(None)
             stored, index = self.catalog.shards[shard], self.store.index(shard)
             is_tar = detect_kind(stored.path).format == "tar"
-            # Without a dataset file, parse each record, because only the record shows whether its bytes are a list.
+            # Without a dataset file, parse each TFRecord, because only the TFRecord shows whether a feature is a list.
             readers = self._readers if self.catalog.dataset(shard)[0].listed and not index.kinds else None
             file = self._files.open(stored, self._sizes[shard] or None)
             lists = frozenset[str]() if is_tar else self.catalog.lists

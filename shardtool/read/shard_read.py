@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from shardtool.values import FeatureType
 
 
-LARGE_SAMPLE_BYTES = 2**12  # larger samples are read one by one, on demand (measured)
+LARGE_SAMPLE_BYTES = 2**12  # larger samples are read faster one by one, on demand (measured)
 _MAX_SINGLE_READ_BYTES = 2**15  # a sample of up to this size is read by one system call
-_MIN_OWN_READ_BYTES = 2**12  # larger payloads are read one by one (measured)
+_MIN_OWN_READ_BYTES = 2**12  # larger payloads are read faster one by one (measured)
 _MAX_GAP_BYTES = 2**13  # reading a smaller gap costs less than another system call
 _MAX_BLOCK_BYTES = 2**18
 _NOT_A_NUMBER = "does not match its feature type"
@@ -304,7 +304,7 @@ class _BlockRead:
         ))  # fmt: skip
 
     def _check_whole(self) -> None:
-        # a scanned index has no checksums of payloads
+        # the index comes from a scan, which records no checksums of payloads, so check the whole shard
         expected, file = self._shard.crc, self._shard.file
         if expected < 0:
             raise InvalidRequest(

@@ -82,7 +82,7 @@ class Share:
         return -(-(self.end(length) - self.origin - self.rank) // self.world_size)
 
     def positions(self, start: int, stop: int, length: int) -> Numbers:
-        """Return the positions of this worker from `start` to `stop`, ascending int64 [n].
+        """Return the positions in range(start, stop) that this worker reads, ascending, int64 [n].
 
         With `pad`, positions can be `length` or more. The caller subtracts `length` from such a position.
         """
@@ -95,11 +95,11 @@ class Share:
         return local * self.world_size + shift
 
     def replaces(self, *, damaged: bool) -> bool:
-        """Return whether a skipped sample is replaced. A single rank does not replace dropped samples."""
+        """Return whether a skipped sample is replaced. With `drop`, a single rank replaces only damaged samples."""
         return self.ends == "pad" or (self.ends == "drop" and (damaged or self.world_size > 1))
 
     def next_position(self, position: int) -> int:
-        """Return the first position that no rank has read after all ranks have read as many samples as this rank.
+        """Return the first unread position, given that all ranks have read as many samples as this rank.
 
         `position` is the last position that this rank has read.
         """
@@ -119,7 +119,7 @@ def replacement_positions(length: int, options: OrderOptions, position: int) -> 
 
 
 def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Return rank and world size: the arguments, or else RANK and WORLD_SIZE in the environment, or else 0 of 1."""
+    """Return rank and world size: the arguments, or else RANK and WORLD_SIZE in the environment, or else 0 and 1."""
     if rank is not None and world_size is not None:
         return rank, world_size
     if rank is not None or world_size is not None:

@@ -138,9 +138,9 @@ _READ_BYTES = 2**23  # fits into a processor's cache
 _LARGE_READ_BYTES = 2**25  # replaces `_READ_BYTES` for large samples, which are read on demand
 _MAX_SAMPLES_PER_READ = 2**12
 _STEPS_AHEAD = 2
-_CONCURRENT_ROUNDS = 2  # so that the next read starts before the previous read finishes
-_ROUNDS_PER_READ = 2  # avoids many small requests
-_MAX_ROUND_GROWTH = 4  # a state saved by more ranks has larger rounds, so limit their memory
+_CONCURRENT_ROUNDS = 2  # two reads at a time: the next starts before the previous one finishes
+_ROUNDS_PER_READ = 2  # longer reads, which avoid many small requests
+_MAX_ROUND_GROWTH = 4  # limits memory: a state of more ranks has larger rounds (`OrderOptions.round_size`)
 _PREFETCH_BYTES = 2**30  # enough to copy a large shard before it is read
 _MAX_PREFETCH_JOBS = 2**8
 
@@ -184,7 +184,7 @@ class Stream(SampleSource[SampleT]):
         skipped: Counts of damaged samples (with `on_error="skip"`) and of samples dropped by stages.
     """
 
-    if TYPE_CHECKING:  # narrower result types than in the base class
+    if TYPE_CHECKING:  # declare narrower result types than the base class
 
         def decode(
             self, own: Mapping[str, Decoder] | None = None, **options: Unpack[DecodeOptions]
@@ -400,7 +400,7 @@ class StreamPosition:
         return orders.rng_at(self._current.options, self.position, stage)
 
     def replace_skipped(self, error: ShardError) -> Sample | None:
-        """Return the replacement of a sample that a stage skipped, or None."""
+        """Return the replacement of a sample that a stage skipped, or None if it is not replaced."""
         if self._remaining is None:
             self._stream.reader.skip_or_raise(error, self._number, self._stream.skipped, damaged=False)
         return self.next_replacement(error, damaged=False)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 class Streamable(SampleSource[SampleT]):
     """Base class of datasets and mixes, with the stages that process each sample."""
 
-    if TYPE_CHECKING:  # narrower result types than in the base class
+    if TYPE_CHECKING:  # declare narrower result types than the base class
 
         def decode(
             self, own: Mapping[str, Decoder] | None = None, **options: Unpack[DecodeOptions]
@@ -57,7 +57,7 @@ class Streamable(SampleSource[SampleT]):
         if not self.source.length:
             return iter(())
         in_order = self.stream(shuffle=False, rank=0, world_size=1, ends="uneven")
-        in_order.skipped.has_warned = True  # do not warn, because such loops often filter samples
+        in_order.skipped.has_warned = True  # do not warn about skipped samples: loops over a dataset often filter
         return iter(in_order)
 
     def count_dropped(self, error: ShardError) -> None:

@@ -151,7 +151,7 @@ _OPTIONAL_LIBRARIES = ("keras", "tensorflow")
 
 
 class SampleSequence(Protocol):
-    """A dataset, or another sequence that accepts an array of indexes."""
+    """A sequence that accepts an array of indexes, such as a dataset."""
 
     def __len__(self) -> int: ...
 
@@ -183,8 +183,9 @@ class BatchSequence:
     """Batches of a dataset, reordered each epoch, as a mixin for `keras.utils.PyDataset`.
 
     Keras requests batches from worker threads, so the order must not change during an epoch. Keras also calls
-    `on_epoch_end` when it has read batches only for their shapes. The next epoch therefore starts only if
-    `on_epoch_begin` was called. Older releases of Keras do not call `on_epoch_begin`, so every end counts.
+    `on_epoch_end` after it has read batches only to learn their shapes. The next epoch therefore starts only if
+    `on_epoch_begin` was called. Older releases of Keras never call `on_epoch_begin`, so there, every
+    `on_epoch_end` starts the next epoch.
     """
 
     def __init__(self, samples: SampleSequence, batch_size: int, first: OrderOptions, workers: int) -> None:
@@ -230,7 +231,7 @@ class BatchSequence:
 
 
 def stack_samples(samples: Sequence[Any]) -> Any:
-    """Combine samples into a batch: a dict or tuple of batches, or an array [samples, ...] of other values."""
+    """Combine samples into a batch. Dicts and tuples become a dict or tuple of batches, other values an array."""
     first = samples[0]
     if isinstance(first, dict):
         names = {name for sample in samples for name in sample}

@@ -40,7 +40,7 @@ class _Crop:
     """A decoder that returns a square part of an image.
 
     Attributes:
-        place: Name of a field to add, with the position of the crop. The field is int64 [5] with left, top, width
+        place: Name of a field to add, which contains the position of the crop. The field is int64 [5]: left, top, width
             and height in pixels of the whole upright image, and 1 if the crop is mirrored, else 0.
     """
 
@@ -91,7 +91,7 @@ class CenterCrop(_Crop):
     Attributes:
         shorter: Length of the shorter side after scaling. With None, an image smaller than `size` is scaled to `size`,
             and other images are not scaled.
-        place: Field to add, with the position of the crop.
+        place: Name of a field to add, which contains the position of the crop.
     """
 
     size: int
@@ -127,7 +127,7 @@ class RandomResizedCrop(_Crop):
         scale: Minimum and maximum share of the area.
         ratio: Minimum and maximum of width / height.
         flip: Probability of mirroring left to right.
-        place: Field to add, with the position of the crop.
+        place: Name of a field to add, which contains the position of the crop.
 
     Source: C. Szegedy et al., "Going Deeper with Convolutions", section 6; torchvision's `RandomResizedCrop`.
     """

@@ -190,7 +190,7 @@ class StreamTransfer:
             self._stream.wait_stream(caller_stream)
             return _record_use(tensor, self._stream).clone()
         if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-            return tensor  # `_receive` copies sparse tensors, and tensors on another GPU
+            return tensor  # sparse tensors, and tensors on another GPU, are copied later by `_receive`
         tensor = tensor if tensor.is_pinned() else tensor.pin_memory()
         self._reading.append(tensor)
         return tensor.to(self._device, non_blocking=True)
@@ -221,7 +221,7 @@ class Prefetcher:
     They have as many channels as `mean` or `std` have values, or 1, 3 or 4.
 
     Attributes:
-        loader: Any iterable of batches. Pinned batches save a copy.
+        loader: Any iterable of batches. Batches in pinned memory are copied once less.
         device: The device. The default is the current CUDA device, or the CPU.
         mean: Mean of values between 0 and 1, for all channels or per channel; 0 by default.
         std: Standard deviation, in the same form as `mean`; 1 by default.

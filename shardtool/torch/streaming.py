@@ -49,7 +49,7 @@ def _add_label(labels: Mapping[str, Any], sample: dict[str, object]) -> dict[str
 def split_pipeline(
     source: StreamableT, kinds: tuple[type, ...], on_error: OnError | None
 ) -> tuple[StreamableT, Pipeline]:
-    """Return a copy of a dataset or stream without stages, and its stages, or raise InvalidRequest."""
+    """Return a copy of a dataset or stream without its stages, and the stages. Raise InvalidRequest for other types."""
     if not isinstance(source, kinds):
         expected = "a dataset that shardtool.open returned"
         if Stream in kinds:

@@ -303,7 +303,7 @@ class _FieldRows:
                     row_array[row] = array
                     array = _IN_ROW
                 else:
-                    # all values of the list must be tensors
+                    # arrays of different shapes become a list, whose values must all be tensors
                     tensor = torch.from_numpy(array.copy())
                     array = tensor.pin_memory() if self._pin else tensor
             value = array

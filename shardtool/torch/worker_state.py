@@ -90,7 +90,7 @@ def stream_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
         return state
     batches = snapshot["_snapshot_step"] + state["_steps_since_snapshot"]
     workers = snapshot["_worker_snapshots"].values()
-    # check all workers: `_state_after_batches` raises an error if one has skipped samples
+    # do this for all workers, because `_state_after_batches` raises an error if a worker has skipped samples
     states = [*filter(None, (_state_after_batches(worker, batches) for worker in workers))]
     return states[0] if states else state
 
@@ -100,7 +100,7 @@ def _state_after_batches(loader: Mapping[str, Any], batches: int) -> dict[str, o
     return state.after(batches) if state else None
 
 
-SKIP_TALLY_BLOCKS = 256  # if there are more workers, some of them use the same block
+SKIP_TALLY_BLOCKS = 256  # blocks of shared memory; if there are more workers, some of them share a block
 _TALLY_STEP_DIVISOR = 16  # each publication takes new shared memory, so wait until counts have grown by 1/16
 
 
@@ -178,10 +178,10 @@ class SharedPassStart:
                 self.set_start(epoch, 0)
 
     def record_worker_start(self, worker: int, group: Sequence[int], resumed: Mapping[str, int] | None) -> None:
-        """Record that a worker starts a pass. The first worker of a pass sets the epoch and position.
+        """Record that a worker starts a pass over the stream. The first worker to start sets the epoch and position.
 
-        `group` identifies the pass by the seed, the worker's number of passes, and the number of workers. If `resumed`
-        is given, the pass continues from this state.
+        `group` identifies the pass: the seed, the number of this worker's passes, and the number of workers. If
+        `resumed` is given, the pass continues from this state.
         """
         with self._blocks.locked():
             if self._now[2:].tolist() != [*group] or self._workers[worker]:

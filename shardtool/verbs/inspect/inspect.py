@@ -69,7 +69,7 @@ def _inspect_one(dataset: StoredDataset, options: InspectOptions, observer: Obse
         path, problem = dataset.dataset_file or dataset.shards[0].path, summary.problems[0]
         found = f"no shard can be read: {problem.where}: {problem.message}"
         raise CorruptShard(path, found, remedy="Copy or create the shards again.")
-    return (dataset, overview.counts), summary  # without the overview, which is too large to keep for many datasets
+    return (dataset, overview.counts), summary  # the overview is not kept: for many datasets, overviews are too large
 
 
 _MAX_COLUMN_VALUES = 10

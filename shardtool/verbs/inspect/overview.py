@@ -72,7 +72,7 @@ class StoredSample:
     """A sample and its location.
 
     Attributes:
-        number: Number of the sample in the dataset or shard, counted from 0.
+        number: Number of the sample, from 0 for the first sample of the shard, or from `first` of `stored_samples`.
     """
 
     shard: StoredShard
@@ -149,7 +149,7 @@ class DatasetOverview:
     Attributes:
         counts: Number of samples of each shard that was read, by shard number.
         scanned: Number of shards without a valid sidecar.
-        interleaved: Scanned shards with repeated keys, with the number of samples and of distinct keys.
+        interleaved: Number of samples and of distinct keys in each scanned shard that has repeated keys.
         images: Inspected images by field, as the sample's key and (width, height, mode) or an error message.
         label_texts: Label texts that `labels` has read, by field and content id.
     """

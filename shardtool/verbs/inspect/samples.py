@@ -270,7 +270,7 @@ def _recognize(
 
 
 def decode_text(data: bytes, *, is_complete: bool) -> str | None:
-    """Decode UTF-8, or return None if it is not text. Unless `is_complete`, ignore a cut character at the end."""
+    """Decode UTF-8, or return None if `data` is not text. Unless `is_complete`, ignore an incomplete last character."""
     try:
         text = getincrementaldecoder("utf-8")().decode(data, final=is_complete)
     except UnicodeDecodeError:

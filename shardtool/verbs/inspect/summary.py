@@ -32,7 +32,7 @@ Value = TypeVar("Value")
 
 
 _MAX_EXACT_VALUES = 2**17  # up to this many values, the median is exact
-_BUCKET_BITS = 10  # more values are rounded to this many bits, so the median is within 0.2 %
+_BUCKET_BITS = 10  # if there are more values, each is rounded to this many bits, so the median is within 0.2 %
 _BUCKETS_PER_OCTAVE = 64
 _MAX_DISTINCT_VALUES = 10_000
 _MAX_VALUE_CHARS = 200
@@ -161,7 +161,7 @@ class ValueCounts(Generic[Value]):
 
 @dataclass(frozen=True, slots=True)
 class ColumnValue:
-    """A value of a column, and its number of samples."""
+    """A value of a column, and the number of samples with this value."""
 
     value: str
     samples: int
@@ -257,7 +257,7 @@ class ColumnTally:
     def summary(self, max_values: int) -> ColumnSummary:
         """Return the statistics so far, with at most `max_values` values."""
         counted = self.counts.values if self._counted and "nested" not in self._kinds else None
-        is_uniform = len(self._kinds) == 1  # numbers and times cannot be compared
+        is_uniform = len(self._kinds) == 1  # a mix of numbers and times has no minimum or mean
         low, high = (min(self._ends), max(self._ends)) if is_uniform and self._ends else (None, None)
         mean = self._total / self._numbers if self._numbers and is_uniform else None
         frequent = self.counts.most_frequent()[:max_values] if counted and len(counted) < self.filled else []

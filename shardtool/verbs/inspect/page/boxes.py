@@ -21,7 +21,7 @@ _LIST_NAMES = ("annotations", "objects", "instances", "detections", "shapes")
 _CORNERS = ("xmin", "ymin", "xmax", "ymax"), ("x1", "y1", "x2", "y2"), ("left", "top", "right", "bottom")
 _SIDES = ("x", "y", "width", "height"), ("x", "y", "w", "h")
 _BOX_NUMBERS = 4
-_YOLO_NUMBERS = (_BOX_NUMBERS, _BOX_NUMBERS + 1)  # a confidence may follow a box
+_YOLO_NUMBERS = (_BOX_NUMBERS, _BOX_NUMBERS + 1)  # a confidence value may follow the numbers of a box
 _MIN_POLYGON_NUMBERS = 6
 _TOLERANCE = 1.02  # annotations often exceed the image by a pixel or a rounding error
 _MAX_COLOURED_CLASS = 2**20
@@ -93,7 +93,7 @@ def _shapes_of(value: object, image: tuple[int, int]) -> list[tuple[list[_Point]
         boxes, is_corners = value.get(name, []), name == "xyxy"
         label: object = next((value[label] for label in _LABEL_NAMES if label in value), [])
         labels = label if isinstance(label, list) else [label]
-        if _numbers(boxes):  # a single box without a label may be a crop of another image
+        if _numbers(boxes):  # ignore a single box without a label: it may be a crop of another image
             boxes = [boxes] if labels else []
     else:
         return []

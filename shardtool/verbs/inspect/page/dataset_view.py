@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 MAX_LABEL_SETS = 6
 _MAX_FIELDS = 60
-# without a dataset file, the example lists up to this many shards, because a glob could match others
+# without a dataset file, the example program lists up to this many shards, because a glob could match other files
 _MAX_LISTED_SHARDS = 9
 _MAX_EXAMPLE_FIELDS = 4
 _MAX_AREA_IMAGES = 4  # up to this many images of one size, the dot's area is proportional to their number
@@ -59,7 +59,7 @@ class LabelSet(NamedTuple):
     """The values of a label or column, the most frequent first.
 
     Attributes:
-        total: Number of samples with a value, or of annotations. `unit` names what is counted.
+        total: Number of samples that have a value, or number of annotations. `unit` says which.
     """
 
     name: str
@@ -131,7 +131,7 @@ class DatasetView(ChosenSamples):
 
     @property
     def pattern(self) -> str:
-        """The shard pattern, or the first and last shard."""
+        """The shard pattern or, without a dataset file, the names of the first and last shard."""
         shards = self.dataset.shards
         return self.file.pattern if self.file else " to ".join(dict.fromkeys((shards[0].name, shards[-1].name)))
 

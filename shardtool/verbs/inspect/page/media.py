@@ -13,7 +13,7 @@ _WAVEFORM_BARS = 80
 _WAVEFORM_HEIGHT = 100
 _EXTENSIBLE = 0xFFFE  # the header's extension contains the format
 _AUDIO_FRAME_BYTES = 4  # audio of 8 or 16 bits is cut at a multiple of this size
-_MIN_CLIP_BYTES = 64_000  # of a long audio, include at least this much or nothing
+_MIN_CLIP_BYTES = 64_000  # include at least this many bytes of long audio, or none
 _MAX_MEDIA_BYTES = 1_500_000
 _MEDIA_SIGNATURES = (
     (b"fLaC", "audio/flac"), (b"OggS", "audio/ogg"), (b"ID3", "audio/mpeg"), (b"\xff\xf1", "audio/aac"),
@@ -116,7 +116,7 @@ class MediaBudget:
         self._available += self._per_sample
 
     def take(self, kind: str, length: int) -> int:
-        """Return how many bytes of a field to include: all, those available, or 0 if these are too few to hear."""
+        """Return how many bytes of a field to include: all, or a start that can be played, or 0 if neither fits."""
         available = min(int(self._available), _MAX_MEDIA_BYTES)
         aligned = available // _AUDIO_FRAME_BYTES * _AUDIO_FRAME_BYTES
         start_bytes = aligned if aligned >= _MIN_CLIP_BYTES and not kind.endswith("/mp4") else 0

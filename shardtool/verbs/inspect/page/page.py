@@ -25,7 +25,7 @@ _OUTLINES = 10_000  # maximum outlines on the page, at about 150 bytes each
 _MEDIA_BYTES = 6_000_000
 _MAX_MIN_EDGE_PIXELS = (384, 96)
 _PIXELS_PER_BYTE = 8.0
-_MAX_SAMPLES_WITHOUT_UNUSUAL = 20  # for datasets of up to this size, no sample is shown as unusual
+_MAX_SAMPLES_WITHOUT_UNUSUAL = 20  # in a dataset of up to this many samples, none is shown as unusual
 
 
 def write_page(

@@ -89,7 +89,7 @@ class RowTable:
         size = sum(part.nbytes for column in (keys, *columns.values()) for part in column[1:] if part is not None)
         fitting = count if size <= self._bytes_left else count * self._bytes_left // size
         self._bytes_left -= size
-        if fitting < len(shard_index):  # the rows must be the first samples without a gap, so add no more
+        if fitting < len(shard_index):  # add no more, because the rows must be the first samples without a gap
             self._bytes_left = 0
         if fitting:
             self._ranges[shard.path] = self.rows, fitting

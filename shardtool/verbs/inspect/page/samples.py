@@ -110,7 +110,7 @@ class ShownSample:
 
     @property
     def caption(self) -> TextExcerpt | None:
-        """A conversation, or the longest text of more than one character, if any."""
+        """The text that says most about the sample: a conversation, or else the longest text, or None."""
         long_texts = [excerpt for excerpt in self.texts if excerpt.kind != "bytes" and len(excerpt.text) > 1]
         return max(
             long_texts or self.texts[:1],
@@ -128,7 +128,7 @@ class SampleBudget(NamedTuple):
     """Limits of what is shown for each sample.
 
     Attributes:
-        image: Bytes of all thumbnails, or None for no limit.
+        image: Maximum bytes of all thumbnails of a sample, or None for no limit.
         media: Budget for audio and video, which all samples share, or None for no clips.
     """
 
