@@ -84,7 +84,7 @@ def prepare_append(listed: Listed) -> Listed:
 
 
 def _drop_label_columns(listed: Listed) -> Listed:
-    """Drop label columns that the dataset lacks. A query on such a column would silently skip the old samples."""
+    """Drop label columns that the dataset lacks, so that no query on them silently misses the old samples."""
     entries = listed.entries
     old_datasets = [output.destination.old for output in listed.outputs if output.destination.old]
     labels = {*entries.values.numbers, *entries.values.classes}.difference(listed.run.options.columns_from)

@@ -42,7 +42,7 @@ _MAX_CHECKED_SHARDS = 8
 def count_earlier_shards(output: Destination) -> int | None:
     """Return the shard count of the earlier run, or None if that run did not assign samples to shards by hash.
 
-    If the run was not finished, how it assigned samples is unknown, and its shard count is returned.
+    If that run did not finish, its shard count is returned, because how it assigned samples is unknown.
     """
     if not output.resumes or output.appends:
         return None

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shardtool.entries.sample_table import SampleTable
 
 
-# The mtime of a shard is one minute before its run started. Another minute allows for clocks that differ.
+# The mtime of a shard is one minute before its run started. Another minute allows for differences between clocks.
 _MTIME_SLACK_NS = 120 * 10**9
 _MAX_LISTED_KEYS = 3
 _DATASET_STAYS = "the dataset keeps the old samples"
@@ -107,7 +107,7 @@ def _hash_samples(
 ) -> NDArray[np.uint64]:
     known_sizes = np.where(np.isin(codes, inline_fields), 0, sizes)
     rows = (codes.astype(np.uint64) << np.uint64(48)) ^ known_sizes.astype(np.uint64)
-    total = np.cumsum(np.concatenate((np.zeros(1, np.uint64), random_at(0, rows))))  # wraps around
+    total = np.cumsum(np.concatenate((np.zeros(1, np.uint64), random_at(0, rows))))  # may wrap: only differences matter
     sample_hashes: NDArray[np.uint64] = np.diff(total[first])
     return sample_hashes
 

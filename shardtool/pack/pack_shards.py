@@ -95,7 +95,7 @@ class Packing:
         self._numbers: dict[str, int] = {}
         self._consumed: dict[int, int] = {}
         self._finished_samples = 0
-        # The shards that workers are packing. If a transformed shard may be kept, its index is included.
+        # The shards that workers are packing, and the index of each existing transformed shard that may be kept.
         self._pending: dict[int, tuple[resume.ShardPlan, shard_index.ShardIndex | None]] = {}
         self._fetch_counts = np.zeros(2, np.int64)
         self._key_problems: dict[str, NameProblem] = {}
@@ -376,7 +376,7 @@ class Packing:
         return facts, sidecar_write.encode_sidecar_table(table, facts)
 
     def _count_known_shards(self, shard: int, consumed: int) -> int:
-        """Return the number of planned shards. If only `consumed` samples fit in `shard`, count one more shard."""
+        """Return the planned number of shards, plus one if only the first `consumed` samples of `shard` fit in it."""
         before = self._first_number - self.destination.first
         return before + self._plan.shards + (consumed < self._plan.count(shard))
 

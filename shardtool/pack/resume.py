@@ -5,7 +5,7 @@ second are a hash of the source folder and of the versions of objects. A shard i
 and no source file is newer than the stamp.
 
 The journal of an unfinished run records the stamp, size and checksum of each shard. Without a journal, the stamp is
-the modification time of the shard, so a copy of the shard is not trusted. `--trust size` ignores stamps.
+the modification time of the shard, so a copy with another time is not trusted. `--trust size` ignores stamps.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def choose_action(
         return "write", None
     trusts_sizes = options.trust == "size"
     if transform is None and file_info.size != planned.plan.sizes[planned.shard]:
-        # A smaller shard may still match, because an earlier run may have skipped samples.
+        # A shard smaller than planned may still match its source, because an earlier run may have skipped samples.
         may_lack_samples = options.on_error == "skip" and file_info.size < planned.plan.sizes[planned.shard]
         return "compare" if may_lack_samples else "write", None
     if line is None:

@@ -122,7 +122,7 @@ class Output:
     """One dataset that a run writes. Each split is a dataset.
 
     Attributes:
-        sample_numbers: The positions of the dataset's samples in the sample table, or None for all.
+        sample_numbers: The positions of the dataset's samples in the sample table, or None if it contains all.
     """
 
     split: str
@@ -237,7 +237,7 @@ class Planned:
     """The planned shards of all datasets.
 
     Attributes:
-        changes: How the run changes an existing dataset, or None.
+        changes: How a resumed run changes the existing shards, or None if nothing is resumed.
         lost_splits: Existing splits that the run deletes, because the source has no samples for them.
     """
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 _BUFFERS_BYTES = 2 * BUFFER_SIZE + MAX_GAP_BYTES
-_TARGET_RUN_BYTES = 2**20  # shorter writes cause seeks, and longer writes are not faster
+_TARGET_RUN_BYTES = 2**20  # per write to the spool: less causes seeks, and more is not faster
 _MIN_REGION_BYTES, _MAX_REGION_BYTES = 4 * 2**20, 2**30
 _CHUNK_ROWS = 2**20
 
@@ -161,7 +161,7 @@ class _ScatterPass:
         self._rows, self._file_ends = _sort_by_file(entries, rows)
         row_bucket = row_bucket[self._rows]
         if len(sizes) < 2**16:
-            # 16-bit numbers sort several times faster
+            # sort 16-bit numbers, which is several times faster
             row_bucket = row_bucket.astype(np.uint16)
         self._offset = _assign_offsets(entries, self._rows[np.argsort(row_bucket, kind="stable")])
         ends = np.cumsum(sizes)

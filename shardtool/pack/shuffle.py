@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 MAX_PROBES = 64
 _MIN_PROBES = 12
 _MAX_PROBE_S = 1.0
-_DROPPED_OUTLIERS = 8  # ignore the slowest reads, which other activity of the machine may have delayed
+_DROPPED_OUTLIERS = 8  # slowest reads to ignore, because other programs may have delayed them
 _MAX_PROBE_BYTES = 2**20
 _SEQUENCE_BYTES = 4 * 2**20
 _READ_STEP_BYTES = 2**18
@@ -106,7 +106,7 @@ def choose_read_strategy(
 ) -> ReadStrategy:
     """Choose how to read the samples of `plans`.
 
-    Reads of local files are measured. For stores, typical times are assumed, because request times vary too much.
+    For local files, some reads are timed. For stores, typical times are assumed, because request times vary too much.
     """
     entries = plans[0].entries
     positions = SpanPositions(entries)
@@ -149,7 +149,7 @@ def _choose_cheaper(
         try:
             cost = measure_read_cost(spans, size // samples, opening=len(files) > MAX_OPEN_FILES)
         except (OSError, SourceFailed):
-            return ReadStrategy("gather")  # the workers will raise this error when they read the file
+            return ReadStrategy("gather")  # any method will do, because the workers will raise this error
         reason = f"a random read takes {format_time(cost.sample_s)} per sample"
     if is_gathering_cheaper(samples, size, scatter_bytes, workers, cost):
         return ReadStrategy("gather", f"reading samples by offset: {reason}")

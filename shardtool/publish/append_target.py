@@ -27,7 +27,12 @@ _USE_WIDER_RANGE = "Use an open range such as out-{000000..}.tar, or a wider ran
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """An append to the dataset `old`. The old dataset file contains `data`, and new shards start at number `first`."""
+    """An append to the dataset `old`.
+
+    Attributes:
+        data: The bytes of the old dataset file.
+        first: Number of the first new shard.
+    """
 
     old: DatasetFile
     data: bytes
@@ -86,7 +91,7 @@ def list_later_files(pattern: ShardPattern, existing: Collection[str], count: in
 
 
 def remaining_names(pattern: ShardPattern, used: int) -> ShardPattern:
-    """Return the shard pattern without its first `used` names."""
+    """Return the shard pattern without its first `used` names, which existing shards have."""
     if not used:
         return pattern
     if pattern.count is not None and pattern.count <= used:

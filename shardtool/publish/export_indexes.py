@@ -1,6 +1,7 @@
 """Write and update the index files of other tools for a dataset.
 
-Shards are read only for indexes that contain hashes of payloads. All files are staged before the first is published.
+Shards are read only for indexes that contain hashes of payloads. All files are staged before the first is
+published, so an error until then leaves the existing files unchanged.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from shardtool.storage.folders import OutputFolder
 
 
-# path, content, whether to overwrite a file with other content, whether to keep any existing file
+# path, content, whether to replace an existing file that differs, whether to keep any existing file
 IndexFile = tuple[str, bytes, bool, bool]
 
 
@@ -66,7 +67,7 @@ def _match_listed_shards(dataset: DatasetFile, listed: Collection[str]) -> Datas
 
 
 def check_other_shards(export: ExportFormat, target: OutputFolder, others: Iterable[str]) -> None:
-    """Raise an error if a shard in `others` exists. Only the folder's index lists these shards, not the dataset."""
+    """Raise an error if a shard in `others` exists. The folder's index lists it, but it is in another dataset."""
     existing_names = {to_output_name(name) for name in target.names()}
     if others := sorted(name for name in others if "/" in name or name in existing_names):
         found = f"an index of other shards: {format_list(others, 3)}"
@@ -145,9 +146,9 @@ class Exporter:
     def write(self, target: OutputFolder, pool: Pool | None = None, *, overwrite: bool) -> tuple[tuple[str, ...], int]:
         """Publish all index files. Return their names, and the number of existing files that were kept.
 
-        Indexes with hashes of payloads need a `pool`.
+        `pool` is needed only for indexes with hashes of payloads.
         """
-        dataset, requested = self.check(), self.requested.values()  # check again, because the lock is held now
+        dataset, requested = self.check(), self.requested.values()  # the dataset may have changed before it was locked
         self._note_limits(dataset, target)
         own = self.name if target == self.folder else ""
         names = list_index_names([shard.name for shard in dataset.shards], self.requested, own)

@@ -43,14 +43,14 @@ def read_foreign_index(path: str, export_name: str, shard: indexed_shard.Indexed
     limit = shard.limit()
     try:
         data, size = files.read_head(path, limit)
-    except (OSError, AccessRefused):  # if listing is denied, stores deny access to objects that do not exist
+    except (OSError, AccessRefused):  # for a missing object, a store that denies listing denies access
         data, size = b"", 0
     return data, f"{size:,} bytes" if size > limit else exports.describe_index_difference(export_name, data, shard)
 
 
 def read_sample_counts(export: ExportFormat, target: OutputFolder) -> dict[str, int]:
-    """Return the sample counts of the shards in the index of a folder."""
-    subfolder = os.path.dirname(export.folder_file)  # ignored if it is a symbolic link
+    """Return the sample count of each shard that the index of a folder lists."""
+    subfolder = os.path.dirname(export.folder_file)  # an index below a symbolic link is ignored
     is_outside = subfolder and not all(file_info.is_folder for file_info in target.find_entries([subfolder]).values())
     return {} if is_outside else export.sample_counts(read_or_empty(target, export.folder_file))
 
@@ -73,7 +73,7 @@ def find_existing_exports(folder: OutputFolder, old: DatasetFile | None) -> list
         return []
     own_shards, existing = {shard.name for shard in old.shards}, []
     for name, export in exports.EXPORTS.items():
-        if export.folder_file:  # the index in this folder may belong to another dataset
+        if export.folder_file:  # this index covers a folder, which may contain another dataset
             is_there = not own_shards.isdisjoint(read_sample_counts(export, folder))
         else:
             name_of_first = exports.index_name(old.shards[0].name, export)
@@ -84,7 +84,7 @@ def find_existing_exports(folder: OutputFolder, old: DatasetFile | None) -> list
 
 
 def export_notes(folder: OutputFolder, old: DatasetFile | None, renewed: Collection[str]) -> Iterable[str]:
-    """Yield a note if index files are incomplete after an append. Indexes in `renewed` are complete."""
+    """Yield a note if index files lack the appended samples. Index files of the formats in `renewed` are complete."""
     with_hashes = {name for name in find_existing_exports(folder, old) if exports.EXPORTS[name].has_hashes}
     if stale := sorted(with_hashes.difference(renewed)):
         advice = f"renew them with {export_call_text('', stale, overwrite=False)}, which reads all shards"

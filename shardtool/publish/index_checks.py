@@ -76,7 +76,7 @@ def missing_shard_error(path: str) -> CorruptShard:
 
 
 def get_subfolder(folder: str, shards: list[str]) -> str:
-    """Return the path of the shards' folder relative to `folder`. Raise an error unless there is one such folder."""
+    """Return the path of the shards' folder relative to `folder`. Raise an error unless all are in one folder."""
     if len(shards) > 1:
         found = f"shards in {len(shards)} folders: {format_list(shards, 3)}"
         raise InvalidRequest(shards[0] or ".", found, expected="one folder", remedy="Index each folder separately.")
@@ -105,7 +105,7 @@ def _get_relative_path(folder: str, target: str) -> str:
 
 
 def check_rivals(folder: OutputFolder, names: list[str], own_names: set[str]) -> None:
-    """Raise an error if the folder contains other shards whose sidecars would have the same names."""
+    """Raise an error if another shard in the folder would share a sidecar name with one of `names`."""
     sidecars = {*map(sidecar_name, names)}
     others = [name for name in folder.names() if is_shard_name(name) and sidecar_name(name) in sidecars]
     if rivals := sorted(name for name in others if name not in own_names):

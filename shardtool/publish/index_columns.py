@@ -45,8 +45,7 @@ def add_columns(
 
     Raises:
         SampleFailed: A payload is not a JSON object, a number or a short text.
-        OutputExists: A sidecar is a symbolic link, or already has one of the columns, with other values. Nothing was
-            changed.
+        OutputExists: A sidecar is a symbolic link, or has one of the columns with other values. Nothing was changed.
     """
     path = folder.full_path(name)
     _check_no_link(path)
@@ -113,7 +112,7 @@ def _has_columns(path: str, index: ShardIndex, columns: pa.Table, *, overwrite: 
         old, new = metadata.column(name), columns.column(name)
         try:
             same = pc.fill_null(pc.equal(old, new.cast(old.type)), old.type == pa.null())
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # values of another type
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # the values cannot be converted to the column's type
             same = boolean_array(np.zeros(len(old), bool))
         wrong = pc.and_(pc.is_valid(old), pc.invert(same))
         if pc.any(wrong).as_py() and not overwrite:

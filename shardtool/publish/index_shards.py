@@ -151,7 +151,7 @@ class _Indexer:
             self.differing.append(f"{self.dataset_file} (of other shards)")
         self._refuse_differing()
         shards = tuple(self.entries[number] for number in range(count))
-        if is_unchanged and old is not None:  # keep the old checksums if this run computed none
+        if is_unchanged and old is not None:  # shards without a new checksum keep the old one
             shards = tuple(
                 shard if shard.crc is not None else replace(shard, crc=old_entry.crc)
                 for shard, old_entry in zip(shards, old.shards, strict=True)

@@ -27,7 +27,7 @@ _OLD_SUFFIX = ".writer"
 
 
 class Journal:
-    """The journal of the dataset or part with the name `base`. The caller must hold the lock."""
+    """The journal of a dataset, or of a part, whose name is `base`. The caller must hold the lock."""
 
     def __init__(self, folder: OutputFolder, base: str) -> None:
         self.name, self._base, self._folder = f".{base}{_SUFFIX}", base, folder
@@ -50,7 +50,7 @@ class Journal:
         encoded = [_encode(line) for line in (header, *lines)]
         self._folder.publish_bytes(self.name, b"".join(encoded))
         older = [name for name in list_journals(self._base, self._folder.names()) if name != self.name]
-        self._folder.remove(older)  # only after their lines are in the new file
+        self._folder.remove(older)  # the new file contains the lines of the older files
         self._lines, self.is_started = len(encoded), True
 
     def append(self, line: Mapping[str, object], *, durable: bool = True) -> None:

@@ -271,7 +271,7 @@ def get_part_plan(record: PartRecord) -> _PartPlan:
 
 
 def describe_other_plan(parts: Sequence[_PartPlan]) -> tuple[str, str]:
-    """Find parts whose plan differs from the most common plan. Return `found` and `expected` of an error, or "", ""."""
+    """Describe the parts with an unusual plan, and the usual plan, for an error. Return "", "" if all are equal."""
     ((plan, count),) = Counter(plan for _, plan, _ in parts).most_common(1)
     others = [part_plan for part_plan in parts if part_plan[1] != plan]
     if not others:

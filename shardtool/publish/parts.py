@@ -1,7 +1,7 @@
 """The parts of a dataset, each written by one of several runs or writers.
 
 A finished part has a record, until the parts are merged. For the dataset `out`, `create --part 3/64` writes the record
-`.out.part03of64`, and a writer writes `.out-part3of16.record`.
+`.out.part03of64`, and a writer writes `.out-part03of16.record`.
 
 Source: docs/format.md, "Parts".
 """
@@ -83,7 +83,7 @@ class PartRecord(NamedTuple):
 
 
 class WriterPart(NamedTuple):
-    """The files of a writer's part. The names contain the `tag`, such as `part03of16` or `part_NAME`."""
+    """The files of a part that one writer writes. Their names contain `tag`: `part03of16` or `part_NAME`."""
 
     tag: str
     number: int | None
@@ -230,7 +230,7 @@ def make_part_tag(part: int | str, parts: int | None) -> str:
 
 
 def make_part_pattern(pattern: ShardPattern, tag: str) -> ShardPattern:
-    """Return the shard pattern of a writer's part. Only an open range can have parts."""
+    """Return the shard pattern of a writer's part. Raise an error if `pattern` is not an open range."""
     if pattern.names is not None or pattern.count is not None:
         expected = "an open range such as out-{000000..}.tar"
         raise InvalidRequest(pattern.text, "a closed pattern, used with parts", expected=expected)
@@ -238,7 +238,7 @@ def make_part_pattern(pattern: ShardPattern, tag: str) -> ShardPattern:
 
 
 def add_tag(pattern: ShardPattern, tag: str) -> ShardPattern:
-    """Return a shard pattern with the tag after the prefix of the names."""
+    """Return a shard pattern whose names have the tag after their prefix."""
     prefix = f"{pattern.prefix}{tag}-"
     return replace(pattern, prefix=prefix, text=prefix + pattern.text.removeprefix(pattern.prefix))
 

@@ -72,11 +72,11 @@ class Publication:
         self.shards_folder = folder if shards_folder is None else shards_folder
         self.waits = old in ("replace", "exchange") and folder.has_staging
         self._old, self._existing = old, dict(existing or {})
-        # staged shards, and other staged files
+        # for each waiting shard: its staged file, and its other staged files
         self._waiting: list[tuple[list[DurableFile], list[DurableFile]]] = []
 
     def withdraw(self) -> None:
-        """Delete the old dataset file, unless `old` is "keep"."""
+        """Delete the old dataset file, or rename it to `old_list`. If `old` is "keep", do nothing."""
         if self._old != "keep" and self._existing.pop(self.dataset_file, None) is not None:
             if self.old_list:
                 self.folder.publish_bytes(self.old_list, self.folder.read(self.dataset_file))
@@ -147,7 +147,7 @@ class Publication:
 
         Args:
             shards: The names of all listed shards. Indexes of other shards are deleted, unless this is None.
-            before: Small files to publish before the dataset file, by name.
+            before: The contents of small files to publish before the dataset file, by file name.
             stale: Files to delete before the dataset file is published.
             stale_shards: Another folder, and the shards to delete there.
             leftovers: Files to delete last.
@@ -221,7 +221,7 @@ def finish_replacement(folder: OutputFolder, base: str) -> None:
     file = parse_dataset(data, where)
     listed = _list_files(file)
     staged = {new.name: new.path for new in folder.staged() if new.name in listed or new.name == file.skipped_file}
-    # If there is no dataset file, an earlier attempt has checked the published files and deleted it.
+    # If the dataset file is missing, an earlier attempt deleted it after it had checked the published files.
     old = read_valid_dataset(folder.full_path(base + DATASET_SUFFIX))
     old_files = listed if old is None else _list_files(old)
     published = {name for name in listed.keys() - staged.keys() if old_files.get(name) != listed[name]}
@@ -247,7 +247,7 @@ def _list_files(file: DatasetFile) -> dict[str, tuple[int, int | None]]:
 
 def finish_replacements(dataset: object, notes: Notes) -> bool:
     """Finish interrupted exchanges in the folders of a dataset. Return whether an exchange was finished."""
-    # Search the folders for replacement plans, because an interrupted run may have deleted the dataset file.
+    # Search whole folders for unfinished exchanges, because an interrupted run may have deleted the dataset file.
     paths = [
         path
         for path in list_names("the dataset", dataset, EXPECTED_DATASET)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def publish_dataset(
     totals: DatasetTotals, publication: Publication, destination: Destination, run_record: RunRecord, part: str = ""
 ) -> DatasetFile:
-    """Publish the list of skipped samples and the dataset file, or the record of a writer's `part`."""
+    """Publish the dataset file and the list of skipped samples. If `part` is given, publish its record instead."""
     pattern = destination.pattern
     last = destination.first + len(totals.shards)
     if isinstance(destination.append, FinishedAppend):
@@ -118,7 +118,7 @@ def check_fingerprint(source: str, found: str, expected_fingerprint: str) -> Non
 
 
 def join_datasets(old: DatasetFile, new: DatasetFile) -> DatasetFile:
-    """Return one dataset file for old and new shards. `new.skipped` already counts the skipped samples of both."""
+    """Return one dataset file for old and new shards. `new.skipped` must already include the old samples."""
     shards = (*old.shards, *new.shards)
     names = sorted({*old.fields, *new.fields}, key=to_bytes)
     fields = {name: old.fields.get(name, 0) + new.fields.get(name, 0) for name in names}

@@ -29,7 +29,7 @@ class StaleIndexes:
 
     Args:
         pattern: The shard pattern, or None to ignore all index files.
-        appends: Whether all existing shards are kept. The folder's indexes are then incomplete, but stay valid.
+        appends: Whether all existing shards are kept. An index of the folder then lacks shards, but stays valid.
 
     Attributes:
         removed: The `--export` name of each deleted file, by file name.
@@ -40,9 +40,9 @@ class StaleIndexes:
     ) -> None:
         self.folder, self._appends = folder, appends
         self.removed: dict[str, str] = {}
-        self._files: dict[str, dict[str, str]] = {}  # export formats by shard and file name
+        self._files: dict[str, dict[str, str]] = {}  # by shard: the export format of each index file
         self._stale: dict[str, str] = {}
-        self._counts: dict[str, dict[str, int]] = {}  # sample counts by export format and shard
+        self._counts: dict[str, dict[str, int]] = {}  # by export format: the sample count of each shard
         self._owns = (lambda _: False) if pattern is None else pattern.owns
         if pattern is None:
             return
@@ -131,7 +131,7 @@ class StaleIndexes:
         self._stale = {}
 
     def removal_notes(self, dataset_file: str, renewed: Collection[str] = ()) -> Iterator[str]:
-        """Yield a note about deleted index files. Ignore the formats in `renewed`."""
+        """Yield a note about the deleted index files, except files of the formats in `renewed`."""
         if removed := {name: export_name for name, export_name in self.removed.items() if export_name not in renewed}:
             summary = f"{pluralize(len(removed), 'file')} of other tools' indexes deleted, because their shards changed"
             advice = export_call_text(dataset_file, sorted({*removed.values()}), overwrite=True)

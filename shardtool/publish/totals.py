@@ -55,7 +55,7 @@ class DatasetTotals:
 
     Attributes:
         shards: Entries for the dataset file, which are sorted at the end.
-        fields: Number of samples with each field.
+        fields: For each field, the number of samples that have it.
     """
 
     values: FieldValues
@@ -67,7 +67,7 @@ class DatasetTotals:
     skipped: list[Skipped] = field(default_factory=list)
 
     def add(self, facts: ShardFacts, sidecar: bytes, tally: ShardTally) -> ShardEntry:
-        """Add a shard, and return its entry for the dataset file. The caller updates `digest` and `skipped`."""
+        """Add a shard. Return its entry for the dataset file. The caller updates `self.digest` and `self.skipped`."""
         self.shards.append(tally.entry(facts, sidecar))
         self.field_bytes += tally.field_bytes
         self.fields.update(tally.fields)

@@ -11,14 +11,14 @@ from typing import Literal
 # Larger payloads are copied in blocks, because a buffer larger than the L2 cache takes up to twice the time.
 BUFFER_SIZE = 512 * 1024
 
-MAX_GAP_BYTES = 2**20  # smaller gaps are read too, because seeking takes as long
+MAX_GAP_BYTES = 2**20  # read smaller gaps between payloads too, because seeking takes as long
 
 _arena = memoryview(b"")
 
 
 @cache
 def get_buffer(use: Literal["shard", "window", "gap"]) -> memoryview:
-    """Return the buffer for a purpose. Every call returns the same buffer."""
+    """Return the buffer for `use`. Later calls with the same `use` return the same buffer."""
     return memoryview(bytearray(MAX_GAP_BYTES if use == "gap" else BUFFER_SIZE))
 
 

@@ -32,7 +32,7 @@ def pack_shard(task: ShardTask, report: Report) -> ShardResult:
     try:
         return _pack_or_keep(task, report)
     except StoreFailed as error:
-        # threads that read ahead need more descriptors and memory, so try again without them
+        # threads that read ahead may exhaust descriptors or memory, so try again without them
         if error.affects_one_file or task.reads == 1:
             raise
     return _pack_or_keep(task._replace(reads=1), report)

@@ -48,7 +48,7 @@ def _copy_blocks(data: memoryview, view: memoryview) -> Iterator[memoryview]:
 
 
 def _open_root(root: bytes) -> int | None:
-    """Open a local folder, so that file paths can be relative to this folder."""
+    """Open a local folder for reading files relative to it. Return None if `root` cannot be opened."""
     if root and not is_address(root):
         with suppress(OSError):
             return os.open(root, os.O_DIRECTORY | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY))
@@ -78,7 +78,7 @@ class Packer:
         self.size = self.crc = 0
         self.record_crc = 0
         self.field_crcs = array("I")
-        # for each number list with one element: its index in `field_crcs`, and the length and CRC-32C of its text
+        # for each number list with one element: its index in `field_crcs`; length and CRC-32C of the element as text
         self.single_numbers = array("Q")
         self.reported = (0, 0, time.monotonic())
         samples, self.content = task.samples, task.samples.content
@@ -213,7 +213,7 @@ class Packer:
             raise read_error(self.path_of(row, name), error) from None
 
     def _check_read(self, path: bytes, row: int, payload: memoryview, read: Read) -> None:
-        """Raise an error if a file differs from the plan. If only the ctime differs, read the file again first."""
+        """Raise an error if a file differs from the plan. If only its ctime is too new, read it again first."""
         size, mtime_ns, (size_read, info) = self.sizes[row], self.mtimes[row], read
         if (size_read, info.st_size, info.st_mtime_ns) == (size, size, mtime_ns):
             if info.st_ctime_ns <= self.max_ctime_ns:

@@ -35,7 +35,7 @@ class ScatterTask(NamedTuple):
     Attributes:
         is_compressed: If true, `offsets` are offsets in the decompressed bytes.
         targets: int64, the offset of each payload in the spool.
-        stop: Whether to stop at the first wrong checksum.
+        stop: Whether to stop copying after a payload with a wrong checksum.
     """
 
     source: SpanFile
@@ -53,7 +53,7 @@ class ScatterResult(NamedTuple):
     """The result of a `ScatterTask`.
 
     Attributes:
-        wrong: Index and CRC-32C of each payload whose checksum is not `expected`.
+        wrong: For each payload whose CRC-32C is not the expected one, its index and its CRC-32C.
         failed: Code and message if the file cannot be read. The copied payloads are then invalid.
     """
 
@@ -111,7 +111,7 @@ class _Scatterer:
             yield first, len(self._sizes)
 
     def _copy(self, first: int, last: int) -> None:
-        """Read payloads into memory, and write each run of adjacent payloads with one call."""
+        """Read payloads into memory, and write payloads that are adjacent in the spool with one call."""
         arena, sizes, targets = self._arena, self._sizes[first:last].tolist(), self._targets[first:last].tolist()
         views: list[memoryview] = [arena] * len(sizes)
         runs: list[tuple[int, int]] = []

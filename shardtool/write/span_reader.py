@@ -73,7 +73,7 @@ class SpanReader:
 
     Args:
         regions: Start and end of each region of the first file, as ascending int64 pairs.
-        has_crcs: Whether the caller verifies the checksum of every payload.
+        has_crcs: Whether every payload has a checksum that the caller verifies. If so, ctimes are not compared.
     """
 
     def __init__(self, files: tuple[SpanFile, ...], regions: bytes = b"", *, has_crcs: bool = False) -> None:

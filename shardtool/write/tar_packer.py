@@ -42,7 +42,7 @@ class TarPacker(packer.Packer):
         return self.reads_local_files and SPAN not in self.kinds
 
     def _fill(self, first: int, last: int, rows: list[int]) -> bool:
-        """Fill the buffer with samples, and return whether all files match the plan. Inlines `read_file` for speed."""
+        """Fill the buffer with samples. Return False if a file differs from the plan. Inlines `read_file`."""
         view, max_ctime_ns, crcs, used, padding = self.view, self.max_ctime_ns, list[int](), 0, 0
         folder, row, end = self.folder, rows[first], rows[last]
         names = self._names(first, last, rows)

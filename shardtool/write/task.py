@@ -34,7 +34,7 @@ class TransformWork(NamedTuple):
     """The transform that a task applies to its samples, and the limits of the shard.
 
     Attributes:
-        known: The metadata columns that the transform's condition needs, as an Arrow stream.
+        known: An Arrow stream of the planned metadata columns that the transform's condition needs, or b"".
     """
 
     transform: Transform
@@ -49,7 +49,7 @@ class TransformedSamples(NamedTuple):
     """The samples of a shard after a transform.
 
     Attributes:
-        content: The written samples. Its `inline` contains only numbers as text.
+        content: The written samples. Its `inline` contains only numbers, as text.
         sources: int64, for each written sample, the index of its source sample.
         consumed: Number of processed source samples. The remaining source samples do not fit in this shard.
         dropped: Number of source samples for which the user's function returned no sample.
@@ -113,12 +113,12 @@ def split_names(names: bytes) -> list[bytes]:
 def compute_content_fingerprint(
     content: ShardContent, field_crcs: bytes, skipped: Collection[int], single_numbers: Sequence[int] = ()
 ) -> int:
-    """Return the content fingerprint of the samples, except the samples with an index in `skipped`.
+    """Return the content fingerprint of the samples, without those whose index is in `skipped`.
 
     Args:
         field_crcs: uint32, CRC-32C of each written field.
         single_numbers: For each number list with one element, three numbers: its index in `field_crcs`, and the
-            length and CRC-32C of its text.
+            length and CRC-32C of the element as text.
     """
     keys, counts = split_names(content.keys), array("H", content.counts).tolist()
     codes, sizes = content.codes, content.sizes

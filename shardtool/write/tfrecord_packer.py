@@ -122,7 +122,7 @@ class TFRecordPacker(packer.Packer):
             self.single_numbers.extend((written, len(text), crc32c(text)))
 
     def write_streamed(self, data: memoryview | bytes) -> None:
-        """Write part of a record, and update the CRC-32C of the record."""
+        """Write the next bytes of a record, and update the CRC-32C of the record."""
         self.write(data)
         self.record_crc = crc32c(data, self.record_crc)
 

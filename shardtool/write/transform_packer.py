@@ -71,7 +71,7 @@ def pack_transformed(task: ShardTask, work: TransformWork, report: Report) -> Sh
 
 
 def measure_samples(task: ShardTask) -> list[int]:
-    """Return the record size of each transformed sample in bytes: 0 if it is excluded, and -1 if it failed."""
+    """Return the size of each transformed sample's record in bytes: 0 if the sample is excluded, -1 if it failed."""
     if task.work is None:
         return []
     with closing(_TransformPacker(task, task.work, no_report, no_report)) as measuring:

@@ -45,7 +45,7 @@ class BadValue(Exception):
 
 
 def encode_value(value: object, field: str) -> EncodedValue:
-    """Return the bytes of a value and the name of its type, or "" for values that a table cannot store.
+    """Return the bytes of a value, and its type, which is "" for bytes, arrays and images.
 
     Raises:
         BadValue: The field cannot store the value.

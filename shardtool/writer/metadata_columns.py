@@ -47,7 +47,7 @@ class MetadataColumns:
         self.schema = pa.schema([])
         self._families: dict[str, str] = {}
         self._types: dict[str, pa.DataType] = {}
-        # by column of numbers: whether it contains floats, or integers that a float cannot represent
+        # for each column of numbers: whether it contains floats, or integers that a float cannot represent
         self._number_forms: dict[str, str] = {}
         self._row_types: dict[str, pa.DataType] = {}
 
@@ -89,7 +89,7 @@ class MetadataColumns:
             raise make_refusal(where, f"metadata {name!r}: {error}", expected="a type that Arrow supports") from None
         column_type = self._types.get(name, value_type)
         if column_type == value_type or (isinstance(value, datetime) and bool(column_type.tz) == bool(value_type.tz)):
-            return column_type  # the column keeps the time zone of its first value
+            return column_type  # times of other time zones are converted to the column's time zone
         try:
             return _unify_schemas(pa.schema([(name, column_type)]), pa.schema([(name, value_type)]))[0].type
         except pa.ArrowTypeError:
@@ -110,7 +110,7 @@ class MetadataColumns:
         return {"schema": b64encode(self.schema.serialize()).decode(), "forms": dict(self._number_forms)}
 
     def restore(self, state: Mapping[str, Any]) -> bool:
-        """Restore the column types from a journal. Return whether the journal's data was valid."""
+        """Restore the column types from a journal. Return False if the journal's data is invalid."""
         try:
             self.schema = pa.ipc.read_schema(pa.py_buffer(b64decode(state["schema"], validate=True)))
             self._number_forms = {str(name): str(number_form) for name, number_form in state["forms"].items()}

@@ -58,10 +58,10 @@ class JournalEntry:
     """The journal line of a shard.
 
     Attributes:
-        rounded: Number of floats in each field that TFRecord rounds to 32 bits.
+        rounded: For each field, the number of floats that TFRecord rounds to 32 bits.
         skipped: Key, code and message of the samples skipped since the previous shard.
-        version: The version of the shard in a store, or "" if unknown. While the version is the same, a resumed
-            writer does not read the shard.
+        version: The version of the shard in a store, or "" if unknown. A resumed writer does not read a shard that
+            still has this version.
     """
 
     shard: str
@@ -132,7 +132,7 @@ class WriterOutput:
         return dataset
 
     def start_part(self) -> None:
-        """Delete the part record, which exists if an earlier writer finished this part without samples."""
+        """Delete the record of this part. It exists if an earlier writer finished the part without samples."""
         if self._tag and not self.options.overwrite:
             self.folder.remove([*self.folder.find_entries([self._part_record, parts.old_empty_name(self.pattern)])])
 
@@ -237,7 +237,7 @@ class WriterOutput:
         self.totals.digest += digest
 
     def finish(self, encoder: SampleEncoder, record: Mapping[str, object]) -> None:
-        """Update the sidecars and publish the dataset file, with `record` in its run record."""
+        """Update the sidecars and publish the dataset file, and add `record` to its run record."""
         self.totals.schema = self._update_sidecars()
         self.totals.values = FieldValues(types=encoder.types)
         self._remove_old_part_file()

@@ -76,7 +76,7 @@ class SampleEncoder:
     """Encodes samples, and remembers how accepted samples restrict later samples.
 
     Attributes:
-        kinds: The type of each field, or "" for bytes and for fields with several types.
+        kinds: The type of each field, or "" if the field contains bytes or values of several types.
     """
 
     def __init__(self, shard_format: str, dots: values.Dots | None) -> None:
@@ -95,7 +95,7 @@ class SampleEncoder:
 
     @property
     def types(self) -> dict[str, values.ValueType]:
-        """The types of the fields, without bytes and fields with several types."""
+        """The type of each field, except fields that contain bytes or values of several types."""
         return {name: cast("values.ValueType", kind) for name, kind in self.kinds.items() if kind}
 
     @property
@@ -127,7 +127,7 @@ class SampleEncoder:
         return EncodedSample(key, key_hash, fields, parts, sum(map(len, parts)), layout, kinds, inline, has_dot)
 
     def accept(self, sample: EncodedSample) -> None:
-        """Add the restrictions of `sample`, which the caller will write."""
+        """Remember how `sample` restricts later samples. The caller will write it."""
         self._key_hashes.add(sample.key_hash)
         self.has_dotted_key = self.has_dotted_key or sample.has_dotted_key
         layout_and_kinds = sample.layout, sample.kinds
@@ -139,12 +139,12 @@ class SampleEncoder:
         self.inline = self.inline or sample.inline
 
     def add_existing_keys(self, keys: list[bytes]) -> None:
-        """Add the keys of existing samples. A later sample cannot have one of these keys."""
+        """Add the keys of existing samples. Later samples with these keys are refused."""
         self._key_hashes.update(blake2b(key, digest_size=_KEY_HASH_BYTES).digest() for key in keys)
         self.has_dotted_key = self.has_dotted_key or any(map(names.has_early_dot, keys))
 
     def restore(self, kinds: Mapping[str, str], *, inline: bool) -> None:
-        """Restore the restrictions of the fields of existing samples."""
+        """Restore the restrictions that existing samples put on fields, from the recorded types of the fields."""
         self.kinds, self.inline = dict(kinds), inline
         self.dotted_field = next((name for name in kinds if "." in name), "")
 
@@ -257,5 +257,5 @@ def _describe_field(key: bytes, field: str) -> str:
 def make_refusal(
     where: str, found: str, code: SkipCode = "bad-value", *, expected: str, remedy: str = ""
 ) -> SampleRefused:
-    """Return a `SampleRefused` whose error has these parts."""
+    """Return a `SampleRefused` with an `InvalidRequest` made from the arguments."""
     return SampleRefused(InvalidRequest(where, found, expected=expected, remedy=remedy), code)
