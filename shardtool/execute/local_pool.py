@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 _SILENT_WORKER_S = 10.0
-_SIGNAL_GRACE_S = 0.2  # a signal that kills all processes of a group reaches this process within this time
+_SIGNAL_GRACE_S = 0.2  # a signal to the process group that killed a worker also reaches this process within this time
 
 
 def usable_cores() -> int:
@@ -65,7 +65,7 @@ class _Worker:
         return self.tasks, self.results, self.lifeline
 
     def kill(self) -> None:
-        """Kill the process. After `wait`, do nothing, because another process may have this pid."""
+        """Kill the process. After `wait`, do nothing, because another process may now have this pid."""
         if self.status is None:
             with suppress(OSError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -84,9 +84,9 @@ class _Worker:
 class LocalPool(Pool):
     """Runs tasks in worker processes on this machine, and kills the workers at the end of the `with` block.
 
-    The pool first starts one worker per core, and more workers if there are more tasks than cores. The start method
-    `auto` forks if no other thread runs. A `lazy` pool with the start method `auto` runs tasks in this process until
-    `start` is called with more than one task.
+    The pool first starts one worker per core. If there are more tasks, it starts more, up to `workers`. The start
+    method `auto` forks if no other thread runs. A `lazy` pool with the start method `auto` runs tasks in this
+    process until `start` is called with more than one task.
     """
 
     def __init__(
@@ -239,7 +239,7 @@ def _spawn_worker(ends: tuple[int, int, int]) -> subprocess.Popen[bytes]:
         f"import sys; sys.path[:] = {path!r}; from shardtool import messages; from shardtool.execute import worker; "
         f"messages.set_cli_names(command_line={messages.uses_cli_names()}); worker.run_worker{ends}"
     )
-    # The worker inherits the blocked SIGINT. Without this, Ctrl-C during its start would print a traceback.
+    # The worker inherits the blocked SIGINT. Otherwise, Ctrl-C during its start would print a traceback.
     masked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         return subprocess.Popen(  # noqa: S603

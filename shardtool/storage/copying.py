@@ -49,7 +49,7 @@ def copy_verified(
     *,
     keep_mtime: bool = False,
 ) -> DurableFile:
-    """Copy a file, and verify its size and checksum. In a local folder, the copy is not published.
+    """Copy a file, and verify its size and checksum. A copy in a local folder is staged, not published.
 
     The last block is written only after the checksum matches, because a store shows an object once the last byte has
     arrived. `report_bytes` receives the size of each block. `keep_mtime` applies only to local files.
@@ -101,7 +101,7 @@ def copy_inside_store(
 
 
 def publish_staged(folder: OutputFolder, staged: Sequence[OriginalFile]) -> None:
-    """Rename staged files from `path` to `name`. A store copies and then deletes the files.
+    """Rename each staged file from its `path` to its `name`. A store copies the file, then deletes it.
 
     An interrupted call can be repeated.
     """

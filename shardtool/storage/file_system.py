@@ -67,7 +67,7 @@ def _check_kind(path: str, special: str) -> None:
 
 
 def check_local_name(path: str, example: str) -> None:
-    """Raise `InvalidRequest` for an address, a path without file name, or `-`."""
+    """Raise `InvalidRequest` if a path is an address or `-`, or has no file name."""
     if is_url(path) or not os.path.basename(path) or path == "-":
         raise InvalidRequest(path or "''", "not a local file name", expected=f"a file name such as {example}")
 
@@ -100,7 +100,7 @@ def check_target(path: str, *, overwrite: bool, magic: bytes, marker: bytes, opt
 
 
 def special_kind(path: str | bytes, mode: int, folder: int | None = None) -> str:
-    """Return the type of an entry that a file must not replace, such as `a link to a folder`, or ""."""
+    """Return the type of an entry, such as `a link to a folder`, if a file must not replace it, else ""."""
     if not stat.S_ISLNK(mode):
         return _SPECIAL_KINDS.get(stat.S_IFMT(mode), "")
     try:

@@ -131,7 +131,7 @@ class LocalFile(AbstractContextManager["LocalFile"]):
         return done
 
     def read_parts(self, parts: list[memoryview], offset: int, total: int) -> int:
-        """Fill buffers, at most `MAX_IOVEC`, with `total` bytes from `offset`. Return the number of bytes read."""
+        """Fill at most `MAX_IOVEC` buffers with `total` bytes from `offset`. Return the number of bytes read."""
         done = os.preadv(self._fd, parts, offset)
         if done == total or not done:
             return done
@@ -150,7 +150,7 @@ class LocalFile(AbstractContextManager["LocalFile"]):
                 yield into[:count]
 
     def stream(self) -> io.BufferedReader:
-        """Return a file object at the current position, which the caller must close, too."""
+        """Return a file object that reads from the current position. The caller must close both objects."""
         return os.fdopen(os.dup(self._fd), "rb")
 
     def expect_random_reads(self) -> None:
@@ -259,7 +259,7 @@ class ReadAheadStream(io.RawIOBase):
 
     def close(self) -> None:
         self._stopped = True
-        self._free_slots.release()  # the thread may be waiting for a slot
+        self._free_slots.release()  # wake the thread, which may be waiting for a slot
         if self._thread is not None:
             self._thread.join(_CLOSE_TIMEOUT_S)
         super().close()

@@ -75,7 +75,7 @@ class RemoteFolder:
         return StagedObject(self, name)
 
     def stage_bytes(self, name: str, data: bytes) -> DurableFile:
-        """Keep a small file in memory until it is published. If `has_staging`, write the file as a temporary object."""
+        """Keep a small file in memory until it is published or, if `has_staging`, write it as a temporary object."""
         if not self.has_staging:
             return DurableFile(name, "", data)
         check_held(self.path)

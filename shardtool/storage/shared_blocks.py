@@ -32,7 +32,7 @@ os.register_at_fork(after_in_child=_run_fork_hooks)
 
 
 class ForkLock:
-    """A thread lock. A forked child replaces the lock, which another thread may have locked."""
+    """A thread lock. A forked child replaces the lock, because another thread of the parent may have locked it."""
 
     def __init__(self) -> None:
         self.after_fork()
@@ -136,7 +136,7 @@ class SharedBlocks:
     def write(self, number: int, size: int, parts: Iterable[tuple[int, bytes | memoryview]]) -> memoryview | None:
         """Create a block and return it, or None if there is no space.
 
-        `parts` are pairs of an offset in the block and data.
+        Each of `parts` is an offset in the block, and the data to write there.
         """
         if number >= _MAX_BLOCKS or not self._is_open():
             return None
@@ -160,7 +160,7 @@ class SharedBlocks:
                 mapping.madvise(mmap.MADV_DONTNEED)
 
     def _is_open(self) -> bool:
-        """Return whether the descriptor still refers to the file. A program may close all descriptors."""
+        """Return whether the descriptor still refers to the file. A program may have closed all its descriptors."""
         if self._origin is None:
             return False
         try:
@@ -181,7 +181,7 @@ class SharedBlocks:
                 return None
             os.pwrite(fd, _END.pack(end), 0)
             if end > os.fstat(fd).st_size:
-                os.ftruncate(fd, 2 * end)  # the file is sparse, and doubling its size avoids new mappings
+                os.ftruncate(fd, 2 * end)  # doubling the size saves mappings, and the sparse file needs no more space
             return start
 
     @contextmanager

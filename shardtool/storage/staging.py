@@ -289,7 +289,7 @@ class Folder:
             OutputExists: Another run holds the lock, or was interrupted while it replaced shards.
         """
         path = self.full_path(f".{base}.lock")
-        check_replaceable(path)  # must be a regular file, because it is deleted at the end
+        check_replaceable(path)  # the lock must be a regular file, because it is deleted at the end
         with write_errors(path):
             lock = take_lock(path, shared=shared, create=True)
         if lock is None:
@@ -343,7 +343,7 @@ def staged_path(folder: NamedFiles, name: str) -> str:
 
 
 def find_staged(folder: NamedFiles, names: Iterable[str]) -> list[DurableFile]:
-    """Return the staged files among the names of a folder's entries."""
+    """Return the staged files of a folder, from the names of its entries."""
     matches = {name: _STAGED_NAME.fullmatch(name) for name in names}
     return [DurableFile(match[1], folder.full_path(name)) for name, match in matches.items() if match]
 
@@ -370,7 +370,7 @@ class SpoolFile:
 
     def write(self, data: memoryview, offset: int) -> None:
         """Write all of `data` at an offset."""
-        try:  # not `write_errors`, because its overhead equals the time of the write
+        try:  # `write_errors` is not used, because it takes as long as the write
             write_all(self._fd, data, offset)
         except OSError as error:
             raise spool_error(self._folder, error) from None

@@ -19,7 +19,7 @@ _GPS_TAGS = {"latitude": (1, 2, "S", 90), "longitude": (3, 4, "W", 180)}
 
 # TIFF tags to keep, because other TIFF tags describe the pixel layout
 _IMAGE_TAGS = (270, 271, 272, 274, 282, 283, 296, 305, 306, 315, 33432)
-_MAX_TEXT_LENGTH, _MAX_VALUES = 1024, 16  # limits per tag, which exclude maker notes and previews
+_MAX_TEXT_LENGTH, _MAX_VALUES = 1024, 16  # limits for each tag; they exclude maker notes and previews
 
 
 def read_exif(data: bytes | memoryview) -> str | None:

@@ -270,7 +270,8 @@ def _to_format_mode(image: Image.Image, kind: str, *, nearest: bool) -> Image.Im
     if image.mode in WIDE_MODES - _FORMAT_MODES[kind]:
         return to_sixteen_bits(image).convert("I;16")
     if not nearest and "transparency" in image.info and image.mode in ("L", "RGB"):
-        image = image.convert("LA" if image.mode == "L" else "RGBA")  # resampling must not blend the transparent colour
+        # Without an alpha channel, resampling would blend the transparent colour.
+        image = image.convert("LA" if image.mode == "L" else "RGBA")
     if image.mode in _FORMAT_MODES[kind]:
         return image
     if image.mode == "La":
@@ -294,7 +295,7 @@ def _resample(
 
 def _centre(image: Image.Image, canvas: tuple[int, int]) -> Image.Image:
     left, top = (int((image.size[axis] - canvas[axis]) / 2) for axis in (0, 1))
-    placed = image.crop((left, top, left + canvas[0], top + canvas[1]))  # pixels outside the image are 0
+    placed = image.crop((left, top, left + canvas[0], top + canvas[1]))  # fills the area outside the image with 0
     fill = _padding_colour(image)
     if fill and (left < 0 or top < 0):
         placed.paste(fill, (0, 0, *canvas))

@@ -41,11 +41,11 @@ MAX_PIXELS = 2 * (1024**3 // 4 // 3)
 PILLOW_READERS = ("Jpeg", "Png", "WebP", "Bmp", "Gif", "Tiff", "Ppm")
 IMAGE_FORMATS = tuple(name.upper() for name in PILLOW_READERS)
 
-# An A0 scan at 300 dpi needs 0.97 GB to decode. This limits WebP to 53 million pixels, because libwebp keeps four
-# copies.
+# An A0 scan at 300 dpi needs 0.97 GB to decode. WebP images may have at most 53 million pixels, because libwebp
+# keeps four copies.
 MAX_DECODE_BYTES = 2**30
 _WEBP_BYTES_PER_PIXEL = 20
-_COEFFICIENT_BYTES = 2  # memory per colour and pixel of a progressive JPEG
+_COEFFICIENT_BYTES = 2  # bytes per colour and pixel of a progressive JPEG
 _PILLOW_BITS = 8  # bits per value in most Pillow modes
 
 # Memory in bytes per pixel. Modes that are not listed take 4 bytes.
@@ -55,7 +55,7 @@ GREY_MODES = frozenset({"1", "L", "LA", "La"}) | WIDE_MODES
 _MAX_16_BIT = 0xFFFF
 ORIENTATION_TAG = 0x0112
 
-TRANSPOSES = {  # the transposition that turns an image upright, by EXIF orientation
+TRANSPOSES = {  # maps each EXIF orientation to the transposition that turns the image upright
     2: Transpose.FLIP_LEFT_RIGHT,
     3: Transpose.ROTATE_180,
     4: Transpose.FLIP_TOP_BOTTOM,
@@ -97,7 +97,7 @@ def decode_image(
     Args:
         min_size: Width and height. A JPEG is decoded at 1/8, 1/4 or 1/2 if it is then at least this large.
         exact: Whether to return stored values. Raises `BadImage` if Pillow does not preserve them.
-        max_bytes: Memory limit, including rotation and conversion to RGB.
+        max_bytes: Memory limit for decoding, rotation and conversion to RGB.
         on_loss: Function that is called if the result has fewer bits or pages than the image.
     """
     with image_errors(data):
@@ -149,12 +149,12 @@ class OpenedImage:
         self.image: Image.Image = image
         self.kind = "JPEG" if image.format == "MPO" else image.format
         width, height = image.size
-        if self.kind == "TIFF":  # Pillow's size is before or after rotation, depending on its version
+        if self.kind == "TIFF":  # Pillow reports the size before or after rotation, depending on its version
             width, height = image.tag_v2[TiffImagePlugin.IMAGEWIDTH], image.tag_v2[TiffImagePlugin.IMAGELENGTH]
         if width * height > max_pixels:
             raise BadImage("image-too-large", f"{width:,} x {height:,} pixels, more than {max_pixels:,}")
         self.deep, self.white = _has_deep_colours(image), _white_value(image)
-        if self.kind == "PNG":  # reading EXIF may decode the image
+        if self.kind == "PNG":  # reading the EXIF of a PNG may decode its pixels
             self.check_memory()
         profile = image.info.get("icc_profile")
         self.profile = profile if isinstance(profile, bytes) else None
@@ -167,7 +167,7 @@ class OpenedImage:
         """Raise `BadImage` if decoding and conversion would need too much memory.
 
         Args:
-            full: Width and height in the file, if the image is decoded at a reduced size.
+            full: Width and height in the file if the image is decoded at a reduced size, else None.
         """
         if self._max_bytes is None:
             return
@@ -190,7 +190,7 @@ class OpenedImage:
             full_width, full_height = full or image.size
             coefficients = full_width * full_height * _COEFFICIENT_BYTES * len(image.getbands())
             progressive = width * height * pixel_bytes + coefficients
-            # A JPEG with several scans is probably progressive. The scan of an embedded preview also counts.
+            # A JPEG with several scans is probably progressive. The count includes the scans of an embedded preview.
             if progressive > self._max_bytes and self.stream.getvalue().count(b"\xff\xda") > 1:
                 size = max(size, progressive)
         if size > self._max_bytes:
@@ -288,7 +288,7 @@ def _missing_part(picture: OpenedImage, strips: Sequence[tuple[int, int, int, in
         if all(name != b"IEND" for name, _ in _png_chunks(data)):
             return "a PNG without its last chunk"
         last = image.crop((0, image.height - 1, *image.size)).tobytes()
-        if last.count(0) == len(last) or image.info.get("interlace"):  # missing rows have the value 0
+        if last.count(0) == len(last) or image.info.get("interlace"):  # rows may be missing: Pillow sets them to 0
             return "" if _png_has_rows(data) else "a PNG with fewer rows than its header declares"
     if picture.kind == "GIF" and not _gif_has_end(data):
         return "a GIF of several frames without an end mark"
@@ -394,7 +394,8 @@ def image_errors(data: bytes | memoryview) -> Iterator[None]:
     """Convert Pillow's exceptions to `BadImage`."""
     try:
         yield
-    except (BadImage, MemoryError):  # images are limited in size, so a MemoryError is the machine's
+    except (BadImage, MemoryError):
+        # Images have a pixel limit, so a `MemoryError` means that the machine lacks memory.
         raise
     except Exception as error:  # hostile bytes can make Pillow raise any exception
         raise _image_error(error, data) from error

@@ -41,7 +41,7 @@ _END_MARKER = b"\xff\xd9"
 _EXTRA_DATA_WARNING = "extraneous bytes before marker 0xd"
 
 _MAX_BYTES_PER_PIXEL = 9  # three colours of one byte, and three coefficients of two bytes in a progressive JPEG
-_MARGIN_PIXELS = 32  # blocks may extend this far beyond each side
+_MARGIN_PIXELS = 32  # the last blocks may extend this far beyond the width and the height
 _SCALE_FRACTIONS = (8, 4, 2)
 
 # Matches the orientation tag of EXIF in either byte order, and of XMP.
@@ -56,7 +56,7 @@ class JpegHeader(NamedTuple):
     Attributes:
         block_rows: Pixel rows per row of blocks.
         is_supported: Whether simplejpeg decodes the JPEG, which must have eight bits and one or three colours.
-        is_cropped: Whether `height` was reduced, so that more rows follow.
+        is_cropped: Whether `crop_jpeg_rows` reduced `height`, so that the data contain more rows.
     """
 
     height_offset: int
@@ -92,7 +92,7 @@ def read_jpeg_header(data: bytes) -> JpegHeader | None:
 
 def crop_jpeg_rows(data: bytes, head: JpegHeader, rows: int) -> tuple[bytes, JpegHeader]:
     """Reduce the height in a sequential JPEG's header to `rows`, so that only these rows are decoded."""
-    view = memoryview(data)  # its slices are not copied
+    view = memoryview(data)  # slicing it copies no data
     cropped = b"".join((view[: head.height_offset], rows.to_bytes(2, "big"), view[head.height_offset + 2 :]))
     return cropped, head._replace(height=rows, is_cropped=True)
 
@@ -121,7 +121,7 @@ def decode_jpeg_fast(
     scale = min(width // min_size[0], height // min_size[1]) if min_size else 1
     if scale > 1:
         if min(width, height) < _BLOCK_PIXELS:
-            return None  # several fractions give the same size, and simplejpeg may not choose Pillow's
+            return None  # several fractions give the same size, and simplejpeg may choose another one than Pillow
         fraction = next(divisor for divisor in _SCALE_FRACTIONS if scale >= divisor)
         width, height = -(-width // fraction), -(-height // fraction)
     pixels = np.empty((height, width, 3), np.uint8)
@@ -146,7 +146,7 @@ def jpeg_decoder() -> Callable[..., Any] | None:
 
 
 def _is_upright(app1_data: bytes, data: bytes) -> bool:
-    """Return whether EXIF and XMP require no rotation. If a search for their tags is not conclusive, use Pillow."""
+    """Return whether EXIF and XMP require no rotation. If a search for their tags is inconclusive, Pillow decides."""
     if len(_ORIENTATION_PATTERN.findall(app1_data)) == sum(map(app1_data.count, _UPRIGHT_TAGS)):
         return True
     try:

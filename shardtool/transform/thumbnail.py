@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
 
-# For these valid images that cannot be resized, the thumbnail shows the first frame.
+# Images with these problems are valid but cannot be resized. Their thumbnail shows the first frame.
 FRAME_PROBLEMS = ("animated-image", "image-depth")
 MAX_PIXELS = 100_000_000
 WEBP_QUALITY = 75
@@ -67,7 +67,7 @@ def encode_image(image: Picture, form: str, **options: object) -> bytes:
 MASK_FORMATS = ("PNG", "TIFF", "BMP", "PNM", "GIF")
 _PILLOW_MASK_FORMATS = ("PNG", "TIFF", "BMP", "PPM", "GIF")
 MASK_MODES = ("1", "L", "P", "I", "I;16", "I;16B")
-_MAX_MASK_CLASSES = 64  # photographs have more distinct values
+_MAX_MASK_CLASSES = 64  # an image with more distinct values is a photograph
 _MAX_DARK_VALUE = 64  # an image with only darker grey values is a mask
 _VOID, _VOID_COLOUR = 255, (190, 190, 190)  # value (by convention) and colour of pixels without a class
 _MIN_COLOUR_DIFFERENCE = 40  # a palette colour whose channels differ by this much is not grey
@@ -148,7 +148,7 @@ IMAGE_SIGNATURES = (
 )  # fmt: skip
 
 
-MAGIC_SIGNATURES = 5  # the first five entries are recognised in fields with any name
+MAGIC_SIGNATURES = 5  # the first five `IMAGE_SIGNATURES` are recognised in fields with any name
 EXPECTED_IMAGES = frozenset((*FRAME_PROBLEMS, "image-too-large"))  # valid images that cannot be shown
 _MIN_EDGE_PIXELS = 40
 _MAX_ATTEMPTS = 6

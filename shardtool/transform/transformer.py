@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 KEY_ITEM = "__key__"
 _MAX_TRACE_LINES = 12
-_INVALID_KEY_PARTS = {"", ".", ".."}  # parts of a key between slashes
+_INVALID_KEY_PARTS = {"", ".", ".."}  # a key must not contain these between slashes
 
 
 class BadSample(Exception):
@@ -163,7 +163,7 @@ def _encode_payload(name: str, value: object) -> Payload:
     try:
         if isinstance(value, (int, float, str)):
             return str(value).encode()
-    except ValueError:  # invalid UTF-8, or thousands of digits
+    except ValueError:  # a string that UTF-8 cannot encode, or an integer of thousands of digits
         shown = f"{value!r:.40}" if isinstance(value, str) else "a number of thousands of digits"
         raise _map_error(f"returned {name!r}: {shown}") from None
     raise _map_error(f"returned a {type(value).__name__} as {name!r}, not bytes")

@@ -21,8 +21,8 @@ SCHEME_ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "az", "abfss": 
 
 INSTALL_COMMANDS = {"hf": "pip install 'shardtool[hf]'"}
 SOURCE_PREFIX = "SHARDTOOL_SOURCE_"
-SOURCE_MARKER = "source="  # start of a marker from `source_address_for`; the server follows
-OPTIONS_MARKER = "options="  # start of a marker from `address_with_options`; a key follows
+SOURCE_MARKER = "source="  # `source_address_for` creates markers from this text and a server
+OPTIONS_MARKER = "options="  # `address_with_options` creates markers from this text and a key
 _PORT_PATTERN = r"(?:[0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 _HOST_PATTERN = re.compile(rf"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%]+\])(?::{_PORT_PATTERN})?")
 _LOCAL_SCHEMES = ("file", "local", "data")

@@ -120,7 +120,7 @@ def _pool_classes() -> dict[str, type[urllib3.HTTPConnectionPool]]:
         def __init__(self, peer: str, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
             super().__init__(sock, *args, **kwargs)
             self._paced, self._socket_file = PacedSocket(sock, peer), self.fp
-            self._paced.max_bytes = _MAX_HEADER_BYTES  # the response of a proxy to CONNECT has only headers
+            self._paced.max_bytes = _MAX_HEADER_BYTES  # limit a proxy's response to CONNECT, which has only headers
             self.fp = io.BufferedReader(self._paced)
 
         def begin(self) -> None:

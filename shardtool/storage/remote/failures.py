@@ -34,7 +34,7 @@ _WRONG_REGION_CODES = ("", "AuthorizationHeaderMalformed", "AuthorizationQueryPa
               "IllegalLocationConstraintException", "PermanentRedirect")  # fmt: skip
 
 
-# The first form occurs in the XML of a store, the second in messages from obstore.
+# The first alternative matches the XML of a store, the second messages from obstore.
 _ERROR_CODE = re.compile(rb"<Code>([A-Za-z]{1,60})</Code>|\(code: ([A-Za-z]{1,60})\)")
 _STATUS_TEXT = re.compile(r"(?:status(?: code)?|\(code):? (\d{3})|\b(\d{3}) [A-Z][a-z]+")
 _REGION_ELEMENT = re.compile(rb"<Region>([a-z0-9-]{1,40})</Region>")
@@ -62,7 +62,7 @@ _SERVER_URL = re.compile(r"https?://([A-Za-z0-9.-]+(?::\d+)?)[/?)]")
 
 
 _UNTRUSTED_CERTIFICATE = re.compile(r"(?:InvalidCertificate|InvalidMessage|AlertReceived|PeerIncompatible)\(\s*(\w+)")
-HUGGINGFACE_MISSING = {  # messages by the X-Error-Code header of the Hub
+HUGGINGFACE_MISSING = {  # error messages by the Hub's X-Error-Code header
     "RepoNotFound": "no such repository, or no access with this token",
     "RevisionNotFound": "no such revision",
 }

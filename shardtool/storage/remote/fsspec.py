@@ -1,7 +1,7 @@
 """Read addresses of other schemes, such as `hf://` and `sftp://`, through fsspec.
 
-fsspec has no common file versions, so changes are detected only by size and checksum. Hugging Face datasets are read
-over HTTP, because fsspec would read 5 MB more than each range and would not detect replaced files.
+fsspec's file systems share no file versions, so changes are detected only by size and checksum. Hugging Face datasets
+are read over HTTP, because fsspec would read 5 MB more than each range and would not detect replaced files.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def _fsspec_errors(address: str) -> Iterator[None]:
 
 
 def _missing_error(address: str, error: FileNotFoundError) -> Exception:
-    _file_system.cache_clear()  # the user may now add a token or create the repository
+    _file_system.cache_clear()  # connect again next time, because the user may add a token or create the repository
     if _error_status(error) in failures.DENIED_STATUSES:
         return failures.private_error(address)
     headers = getattr(_error_response(error), "headers", {})

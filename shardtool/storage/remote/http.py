@@ -257,7 +257,7 @@ class FirstResponse(NamedTuple):
 
 
 def first_response(address: str) -> FirstResponse:
-    """Request an object, which need not exist, and describe the response.
+    """Request an object and describe the response. The object may be missing.
 
     Raises:
         TransientError: There is no response, or the server is busy.

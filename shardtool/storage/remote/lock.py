@@ -43,7 +43,7 @@ _LOCK_REMAINS_ADVICE = (
 )
 
 
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # BOOTTIME includes sleep
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # BOOTTIME also counts while the machine sleeps
 _held_leases: dict[str, list[Lease]] = {}
 _own_tokens: set[str] = set()
 
@@ -52,7 +52,7 @@ class LockHolder(NamedTuple):
     """The process that holds a lock.
 
     Attributes:
-        machine: Identifies a machine until its next boot, or "".
+        machine: Identifies a machine until its next boot, or "" if unknown.
         born: Start time of the process, from the kernel.
     """
 
@@ -71,7 +71,7 @@ class LockHolder(NamedTuple):
         return cls(who, since, token_hex(8), _machine_id(), os.getpid(), _process_start(os.getpid()))
 
     def encode(self, renewals: int = 0) -> bytes:
-        """Return the content of the lock. Each renewal changes the content, because stores derive versions from it."""
+        """Return the content of the lock. Each renewal changes it, because stores derive versions from the content."""
         return json.dumps({"shardtool lock": 1, **self._asdict(), "renewals": renewals}).encode() + b"\n"
 
     def has_exited(self) -> bool:
@@ -187,7 +187,7 @@ class Lease:
 
 @contextmanager
 def hold_lock(folder: str, base: str, *, shared: bool = False) -> Iterator[None]:
-    """Hold the lock of the dataset `base` in a folder during the `with` block. Runs can share `shared` locks."""
+    """Hold the lock of the dataset `base` in a folder during the `with` block. Several runs can hold `shared` locks."""
     if os.environ.get(UNLOCKED_VARIABLE, "").lower() in ("1", "true"):
         yield
         return

@@ -45,7 +45,7 @@ class FetchProgress(NamedTuple):
 
     Attributes:
         share: Fraction of the files that are packed.
-        host: The slowest host, or "" if packing is slower.
+        host: The slowest host, or "" if packing is slower than downloading.
     """
 
     worker: int
@@ -90,5 +90,5 @@ def retry_count() -> int:
 
 
 def retry_totals() -> dict[str, float]:
-    """Return the number of retries and the seconds waited, or an empty dict without retries."""
+    """Return the number of retries and the seconds waited, or an empty dict if there were no retries."""
     return {"retries": retry_count(), "waited_s": round(_totals[1], 3)} if retry_count() else {}

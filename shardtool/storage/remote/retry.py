@@ -34,11 +34,11 @@ class RetryPolicy(NamedTuple):
     """Limits for retries, waits and slow servers.
 
     Attributes:
-        tries: Maximum attempts until the first response to any request, because the endpoint may be wrong.
+        tries: Maximum attempts while no request has had a response, because the endpoint may be wrong.
         first_wait_s: Maximum wait before the first retry. It doubles with each further retry.
         max_wait_s: Maximum wait, unless the server requests more.
-        max_total_s: No retry starts after this time.
-        first_answer_s: Replaces `max_total_s` until the first response to any request.
+        max_total_s: No retry starts after this many seconds without progress.
+        first_answer_s: Replaces a larger `max_total_s` while no request has had a response.
         min_bytes_per_s: Minimum speed, measured over `speed_window_s` seconds of waiting.
     """
 
@@ -56,7 +56,7 @@ DEFAULT_POLICY = RetryPolicy()
 _any_answer = threading.Event()
 _notice_lock = threading.Lock()
 _thread_state = threading.local()
-_deadlines: list[float] = []  # when all requests must have stopped; `end_requests` adds a time
+_deadlines: list[float] = []  # times when all requests must have stopped, added by `end_requests`
 
 
 class TransientError(Exception):

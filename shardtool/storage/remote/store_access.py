@@ -128,7 +128,7 @@ def environment_for(address: str) -> Mapping[str, str]:
 
 
 def store_for(address: str) -> tuple[Any, str | None]:
-    """Return obstore's store for a bucket. If requests are unsigned, also return the URL of the bucket."""
+    """Return obstore's store for a bucket, and the URL of the bucket if requests are unsigned, else None."""
     parts = parse_address(address)
     if parts.scheme not in STORES:
         where, expected = f"{parts.scheme}://{parts.host}", f"{'://, '.join(STORES)}:// or a folder"
@@ -271,7 +271,7 @@ def _aws_session(bucket: str, environment: Mapping[str, str]) -> Any:
         with _aws_errors(profile or "default"):
             session = boto3.Session(profile_name=None if profile == os.environ.get("AWS_PROFILE") else profile)
             if (keys := session.get_credentials()) is not None:
-                keys.get_frozen_credentials()  # raises errors here, because obstore would report another error
+                keys.get_frozen_credentials()  # raises errors inside `_aws_errors`, because obstore would report others
                 return session
     has_credentials = any(map(environment.get, _AWS_CREDENTIAL_VARIABLES))
     if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true" and not has_credentials:

@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 
 MAX_PUT_BYTES = 5 * 10**9
 _HTTPS_PORT = 443
-_CONTINUE_TIMEOUT_S = 1  # some servers do not reply to `Expect: 100-continue`
+_CONTINUE_TIMEOUT_S = 1  # then send the body, because some servers do not reply to `Expect: 100-continue`
 _MAX_REFUSAL_BYTES = 2**18
 _STATUS_LINE = re.compile(rb"^HTTP/1\.[01] (\d{3})\b")
 
@@ -165,7 +165,7 @@ class Upload(AbstractContextManager["Upload"]):
     def _compare(self, headers: Mapping[str, str]) -> None:
         if etag_md5(headers) == self._md5.hexdigest():
             return
-        with suppress(OSError):  # the object does not exist, or another object has replaced it
+        with suppress(OSError):  # retry if the object is missing or was replaced
             if files.read_crc(self._address) == (self._size, self._crc):
                 return
         raise retry.TransientError("the store's copy differs from the data sent")

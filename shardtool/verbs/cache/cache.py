@@ -268,7 +268,7 @@ class Cache:
         return LeasedShard(lock.path, lock)
 
     def expect(self, shard: StoredShard) -> None:
-        """Copy a shard in advance if no other shard must be evicted. Only `open` reports failures."""
+        """Copy a shard in advance if no shard must be evicted for it. Ignore failures, because `open` reports them."""
         with suppress(NotCopiedWarning, CorruptShard, OutputFailed, OSError):
             original = self._original(shard)
             if (lock := lease_copy(self._space, original)) is not None:

@@ -145,7 +145,7 @@ class CacheSpace(NamedTuple):
         return contents
 
     def counts(self) -> tuple[CacheCounts, list[int]]:
-        """Return the statistics of all processes, and the ids of running ones. The folder's lock must be held."""
+        """Return all processes' statistics, and the ids of those still running. The folder's lock must be held."""
         folder = Folder(os.path.join(self.folder, layout.COUNTS))
         total, ended, pids = read_counts(folder, layout.TOTAL_NAME), [], []
         live = CacheCounts()
@@ -186,7 +186,7 @@ class CacheSpace(NamedTuple):
         return max(contents.size + contents.reserved + size - self.max_bytes, size - Folder(self.folder).free_bytes())
 
     def evict(self, shards: Iterable[layout.CachedFile], excess: int) -> int | None:
-        """Evict shards in order until `excess` bytes are free, and return their number.
+        """Evict shards in order until this frees `excess` bytes. Return how many were evicted.
 
         If too many shards are in use, evict none and return None. The folder's lock must be held.
         """

@@ -37,7 +37,7 @@ RESERVATION_PREFIX, PART_SUFFIX = ".room-", ".part"
 
 _MAX_RESERVATION_BYTES = 200
 
-_MAX_SHARD_NAME_CHARS = 80  # the name of a copy ends with the end of the shard's name, which includes the suffix
+_MAX_SHARD_NAME_CHARS = 80  # the name of a copy ends with the last characters of the shard's name, including its suffix
 
 _UNSAFE_CHAR = re.compile(r"[^A-Za-z0-9._-]")
 
@@ -53,12 +53,12 @@ COUNTS_FILE_NAME = re.compile(r"\d{1,10}-[0-9a-f]{8}")
 def original_file(shard: StoredShard) -> OriginalFile:
     """Return a shard's path, size and checksum, and the name of its copy.
 
-    The name contains a hash of the shard's name, size and checksum. Without a sidecar, the path, size and modification
-    time or object version are hashed.
+    The name contains a hash of the shard's name, size and checksum. For a shard without a sidecar, the hash is that of
+    its path, size and modification time or object version.
     """
     try:
         facts = parse_facts(load_sidecar(shard.sidecar), shard.sidecar)
-    except (OSError, CorruptShard, AccessRefused):  # S3 also refuses access to missing objects
+    except (OSError, CorruptShard, AccessRefused):  # S3 may refuse access to a missing sidecar
         facts = None
     if facts is not None and facts.crc is not None:
         size, crc, identity = facts.size, facts.crc, f"{shard.file_name}\0{facts.size}\0{facts.crc}"
@@ -150,7 +150,7 @@ def names_in_folder(folder: str) -> list[str]:
 
 def scan_folder(folder: str) -> Iterator[os.DirEntry[str]]:
     """Yield the entries of a folder, or nothing if the folder does not exist."""
-    with suppress(FileNotFoundError):  # any other failure must not look like an empty folder
+    with suppress(FileNotFoundError):  # only a missing folder counts as empty; other failures are raised
         yield from iter_entries(folder)
 
 
@@ -189,5 +189,5 @@ def add_reservation(
 
 
 def _remove_reservation(folder: str, names: Iterable[str]) -> None:
-    """Delete the files of an exited process, the reservation last, so that an interrupted deletion is continued."""
+    """Delete an exited process's files, the reservation last, so that a later scan can continue the deletion."""
     Folder(folder).discard(*sorted(names, key=lambda name: name.startswith(RESERVATION_PREFIX)))

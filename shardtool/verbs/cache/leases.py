@@ -189,7 +189,8 @@ def lease_written_shards(space: CacheSpace, max_bytes: int | None) -> CacheShard
         written = [shard for shard in contents.shards if shard.folder == WRITTEN and shard not in reclaimed]
         written.sort(key=lambda shard: (shard.added_ns, shard.name))
         locks = _lease_paths([os.path.join(space.folder, shard.path) for shard in written])
-        for lock in locks:  # also mark the shards released below as used, because unused shards are not evicted here
+        # Mark all shards as used, including those released below, because `_shards_to_reclaim` skips unused shards.
+        for lock in locks:
             lock.record_use(time.time_ns())
         size = sum(lock.info.st_size for lock in locks)
         while max_bytes is not None and size > max_bytes:

@@ -81,8 +81,8 @@ class CacheChange(Result):
     """The shards deleted from a cache, and those still in use.
 
     Attributes:
-        removed: Maps the path of each deleted shard to its damage, or to "".
-        held: Maps the path of each shard that is in use, and was not deleted, to its damage, or to "".
+        removed: Maps the path of each deleted shard to a description of its damage, or to "" if none was found.
+        held: The same for each shard that was not deleted, because it is in use.
         size: Bytes of the deleted shards.
     """
 
@@ -98,7 +98,7 @@ def cache_status(folder: str | os.PathLike[str]) -> CacheStatus:
     """Return the state of a cache.
 
     Raises:
-        InvalidRequest: The folder is not a cache, or has another version.
+        InvalidRequest: The folder is not a cache, or is a cache of another version.
     """
     space = _open_space(folder)
     with _locked_contents(space) as contents:
@@ -142,8 +142,8 @@ def _remove_shards(
 ) -> CacheChange:
     """Delete shards that are not in use. The folder's lock must be held.
 
-    `shards` maps each shard to its damage, or to "", and to the inode of the damaged file, or None. If the file now has
-    another inode, it is kept.
+    `shards` maps each shard to a pair: its damage, or "", and the inode of the damaged file, or None. If the file now
+    has another inode, it is kept.
     """
     removed, held, size = {}, {}, 0
     for shard, (reason, inode) in shards.items():
