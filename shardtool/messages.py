@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from shlex import quote
 
-# `options_class` adds the command-line names that differ from Python names, the options whose value is one word with
-# commas, and the options that are written inside the value of another option, such as `fetch timeout={}`.
+# `options_class` adds command-line names that differ from Python names, options whose value is one word with commas,
+# and options that are written inside the value of another option, such as `fetch timeout={}`.
 CLI_NAMES: dict[str, str] = {}
 COMMA_OPTIONS: set[str] = set()
 PARENT_FORMS: dict[str, str] = {}

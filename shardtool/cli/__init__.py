@@ -185,7 +185,7 @@ def _run(arguments: list[str], signals: SignalHandler) -> int:
         signals.end()
         signum = error.signum if isinstance(error, Interrupted) else signals.first
         failure = _describe_error(error, arguments) if signum is None else _describe_interrupt(signum, arguments)
-    # Print outside the `except` block, so that the frames of the failed code, and their memory, are already freed.
+    # Print outside the `except` block, so that the frames of the failed code no longer use memory.
     return _print_error(failure, arguments)
 
 

@@ -111,9 +111,9 @@ def split_destination(names: tuple[str, ...], *missing: str) -> tuple[list[str],
 
 
 def split_keys(names: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    """Split `DATASET... [KEY...]` into datasets and keys. Keys follow the first dataset.
+    """Split `DATASET... [KEY...]` into datasets and keys. The first name is a dataset.
 
-    Existing paths, URLs, globs, and names of shards and dataset files are datasets. Other names are keys.
+    After it, existing paths, URLs, globs, and names of shards or dataset files are datasets. Other names are keys.
     """
 
     def is_dataset(name: str) -> bool:

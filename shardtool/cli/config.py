@@ -43,7 +43,7 @@ _WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # numbers that TOML reads b
 
 
 def read_config(path: str, ctx: click.Context) -> dict[str, Any]:
-    """Return the parameters of a verb from a job file, with values as they would be typed on the command line."""
+    """Return the parameters of a verb from a job file, with values as typed on the command line."""
     options, is_path_argument = _options_by_key(ctx.command), _arguments_by_key(ctx.command)
     params, arguments = dict[str, Any](), dict[str, list[str]]()
     for key, value in _read_toml(path).items():
@@ -95,7 +95,7 @@ def _to_option_value(where: str, value: object, param: click.Option, path: str) 
     if param.is_flag:
         if not isinstance(value, bool):
             raise InvalidRequest(where, repr(value), expected="true or false")
-        return param.flag_value is not False if value else None  # `no-stat = true` sets False
+        return param.flag_value is not False if value else None  # `no-stat = true` sets `stat` to False
     if isinstance(value, Mapping):
         if "=" not in (param.metavar or "") and param.metavar not in ("SHARES", "FIELDS"):
             raise InvalidRequest(where, "a table", expected="one value")
@@ -140,7 +140,7 @@ def _rebase_name(where: str, name: str, from_folder: str, to_folder: str) -> str
 def prepare_config(path: str, ctx: click.Context) -> Callable[[], None]:
     """Check that a job file can be written. Return a function that writes it, without secrets and `--dry-run`."""
     check_local_name(path, _EXAMPLE_NAME)
-    if not path.endswith(".toml"):  # so a mistyped name cannot replace other outputs
+    if not path.endswith(".toml"):  # so a mistyped name cannot replace a file of another type
         raise InvalidRequest(path, "not a name of a job file", expected=f"a name such as {_EXAMPLE_NAME}")
     secret, lines = list[str](), [f"# shardtool {ctx.info_name} --config {base_name(path)}"]
     for key, value in _typed_items(ctx, path):

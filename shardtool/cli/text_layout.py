@@ -14,7 +14,7 @@ _DEFAULT_COLUMNS, _MIN_COLUMNS, _MAX_COLUMNS = 100, 40, 160
 
 
 def terminal_width(default: int = _DEFAULT_COLUMNS) -> int:
-    """Return the width for output: the value of COLUMNS, or else the width of the terminal, or else `default`."""
+    """Return the output width: the value of COLUMNS, or else the width of the terminal or `default`."""
     # like shutil.get_terminal_size, but shutil imports bz2 and lzma
     columns = os.environ.get("COLUMNS", "")
     if columns.isdecimal() and int(columns):

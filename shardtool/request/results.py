@@ -240,7 +240,7 @@ class RemovalSummary:
     Attributes:
         samples: Number of remaining samples.
         empty: Names of the rewritten shards from which all samples were removed.
-        size: Total bytes of the shards after they were rewritten.
+        size: Total bytes of the rewritten shards.
         freed: Bytes by which the shards became smaller.
         fingerprint: The content fingerprint, or "" if unknown or in a dry run.
     """

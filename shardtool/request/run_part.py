@@ -1,4 +1,4 @@
-"""Divide the writing of one dataset among N parallel runs, its parts. Slurm or Kubernetes can number them."""
+"""Split the writing of a dataset into parts for N parallel runs. Slurm or Kubernetes can number the parts."""
 
 from __future__ import annotations
 
