@@ -77,8 +77,7 @@ class ShardSpans(NamedTuple):
         crcs: int64 per field, expected CRC-32C of the payload, or -1 if unknown. Empty if all are unknown.
         runs: uint32, end (exclusive) of each range of fields that one call reads, because their payloads are as far
             apart in the file as in a tar shard.
-        regions: int64, ascending start and end offsets (exclusive) of the regions of the first file that are read as a
-            whole.
+        regions: int64, ascending start and exclusive end offsets of regions of the first file that are read as a whole.
     """
 
     files: tuple[SpanFile, ...] = ()

@@ -58,7 +58,7 @@ def drop_overridden(kind: type[Any], context: click.Context) -> None:
             continue
         parent = cli_spellings(kind, name)[0][2:]
         members = [other for other in specs if specs[other].parent.split(" ")[0] == parent and params[other]]
-        if not spec.comma_separated:  # the option has one value, which a typed value replaces
+        if not spec.comma_separated:  # a typed value replaces the value of the job file
             required = {
                 other.name
                 for member in typed & {*members}

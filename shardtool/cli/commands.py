@@ -80,7 +80,7 @@ def register_verb(
         option_names = {kind: [name for name in option_specs(kind) if name not in omitted] for kind in kinds}
         params = [build_click_option(kind, name) for kind, names in option_names.items() for name in names]
         first = VerbOption(["-h", "first_help"], is_flag=True, is_eager=True, expose_value=False, callback=_show_brief)
-        plain = VerbOption(["--no-color"], is_flag=True, expose_value=False)  # see `allow_color`
+        plain = VerbOption(["--no-color"], is_flag=True, expose_value=False)  # was applied at the start
         first.hidden = plain.hidden = True
         params += [first, plain]
 
@@ -439,7 +439,7 @@ def _index_dataset(
     lines, file, forms = list[str](), dataset[0], options.export
     reads_shards = options.checksum or options.columns_from
     if options.merge or not forms or len(dataset) > 1 or not file.endswith(".json") or reads_shards:
-        if options.merge:  # import this late, because its imports start threads, after which workers cannot be forked
+        if options.merge:  # imported late, because this starts threads, and workers must be forked before
             from shardtool.publish.merge_parts import merge
 
             result: IndexResult = merge(dataset[0] if len(dataset) == 1 else dataset, observer=terminal)

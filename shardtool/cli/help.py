@@ -190,7 +190,7 @@ class VerbCommand(click.Command):
 
 @cache
 def read_synonyms(kind: str) -> list[tuple[list[str], str]]:
-    """Return names that other tools use, with shardtool's name or advice. `kind` is `options`, `verbs` or `help`."""
+    """Return names that other tools use, and for each, shardtool's name or advice. `kind` is `options`, `verbs` or `help`."""
     lines = _read_resource("synonyms.txt").partition(f"[{kind}]\n")[2].partition("\n\n")[0].splitlines()
     return [(names.split(), meaning) for names, _, meaning in (line.partition(": ") for line in lines)]
 
@@ -198,7 +198,7 @@ def read_synonyms(kind: str) -> list[tuple[list[str], str]]:
 def restore_typed_names(
     texts: Mapping[str, object], command: click.Command, arguments: Sequence[str]
 ) -> dict[str, str]:
-    """Return `where` and `found` with the former option names that the user typed, or {} if there are none."""
+    """Return `where` and `found` with former option names if the user typed them, otherwise {}."""
     typed, renamed = {word.partition("=")[0] for word in arguments}, {}
     for option in command.params:
         names = {*option.opts}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _MAX_MATCHES = 3
 _MIN_PLURAL_LETTERS = 3
 _MAX_SNIPPET_COLUMNS = 96
-_MAX_COUNTED_HITS = 2  # further hits in a passage are not counted, so that a long page does not outweigh a title
+_MAX_COUNTED_HITS = 2  # limit per passage, so that a title outweighs many hits in a long page
 _TITLE_WEIGHT, _OPTION_WEIGHT = 5, 8
 _FENCED_BLOCK = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"<!--.*?-->\n*", re.DOTALL)  # pages contain commands for their tests in comments
