@@ -43,7 +43,7 @@ def datasource(dataset: Dataset, *, fields: Collection[str] | None = None) -> An
     """Return a dataset as a source for `ray.data.read_datasource`, with one task per shard.
 
     A shard becomes one block, or several of at most 128 MB, in shard order. The columns are `__key__` and the fields,
-    and with `metadata=True` also the sidecar columns. Fields are stored bytes (`large_binary`) or, for TFRecord
+    and, with `metadata=True`, the sidecar columns. Fields are stored bytes (`large_binary`) or, for TFRecord
     numbers, int64 and float32. A missing field is null.
 
     Args:

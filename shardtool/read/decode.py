@@ -93,7 +93,7 @@ class Decode:
     Attributes:
         on_error: `raise` or `skip`. None means the value passed to `open`.
         only: The fields to decode, or None for all.
-        types: Recorded type of the values of each field.
+        types: Type of the values of each field, from the dataset file.
     """
 
     own: tuple[tuple[str, Decoder], ...] = ()

@@ -36,7 +36,7 @@ _COPIED_PARTS_PER_RANK = 32  # fewer with a cache, which must hold a shard of ea
 
 
 def window_size(mean_size: int, buffer: int | None, parts: int) -> int:
-    """Return the number of samples in the shuffle window of a part. All windows have at most 32 MB by default."""
+    """Return the number of samples in the shuffle window of a part. By default, all windows together have 32 MB."""
     for name, value in (("parts", parts), ("buffer", buffer)):
         if value is not None:
             check_minimum(name, value)
@@ -208,7 +208,7 @@ class MixedSamples:
                 if (order := orders.get((number, epoch))) is None:
                     if len(orders) > 2 * len(self.sources):
                         orders.clear()
-                    # datasets of equal size must have different orders
+                    # one seed per dataset, so that datasets of equal size have different orders
                     seed = derive_state("mixed", options.seed, number)
                     order = orders[number, epoch] = source.order(replace(options, seed=seed, epoch=epoch))
                 numbers[indexes[is_in_epoch]] = first + order.numbers(source_positions[is_in_epoch])

@@ -70,7 +70,7 @@ class GrowingCache(Protocol):
     """A cache to which other processes add new shards."""
 
     def refresh(self) -> HeldShards:
-        """Return the shards that are finished so far."""
+        """Return the shards that have been finished so far."""
         ...
 
 

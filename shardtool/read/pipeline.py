@@ -162,7 +162,7 @@ class Pipeline:
     """A sequence of stages.
 
     Attributes:
-        types: Recorded types of fields, for a `Decode` that is added later.
+        types: Types of fields from the dataset file, for a `Decode` that is added later.
         on_error: What a `Decode` that is added later does with a sample that cannot be decoded.
     """
 

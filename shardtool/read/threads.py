@@ -1,4 +1,4 @@
-"""Stop the threads of a generator, even if the garbage collector closes the generator.
+"""Stop the threads of a generator, even if the garbage collector closes it.
 
 Arguments with an underscore keep values that Python may delete from modules at interpreter exit.
 """

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _SHUFFLE_BUFFER_BYTES = 2**28
 _MAX_BUFFER_SAMPLES = 10_000
-_OPTIONAL_KEY = TfFeature(is_optional=True)  # records of some tools have no key
+_OPTIONAL_KEY = TfFeature(is_optional=True)  # TFRecords of some tools have no key
 _COMPRESSION_TYPES = {"": "", "gzip": "GZIP"}
 
 
@@ -272,7 +272,7 @@ def tf_dataset(
             datasets to concatenate.
         fields: Fields of a sample, or None for all fields and `__key__`.
         shuffle: With False, keep the order of the dataset. With True, read shards in random order, several in parallel,
-            through a buffer of at most 256 MB and 10,000 samples. A number sets the number of samples in the buffer.
+            through a buffer of at most 256 MB and 10,000 samples. An integer sets the number of samples in the buffer.
         seed: Seed of the shuffle.
         epoch: Epoch, counted from 0, whose order every pass uses. With None, every pass uses a different order.
         batch_size: Samples per batch. The last batch can be smaller. With None, samples are not batched.

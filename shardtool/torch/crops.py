@@ -1,6 +1,6 @@
 """Decoders that return a crop of an image, uint8 [size, size, 3] in RGB.
 
-Rows of a baseline JPEG below the crop are not decoded, because the decoder gets a header with a reduced height. If the
+In a baseline JPEG, rows below the crop are not decoded, because the decoder gets a header with a reduced height. If the
 crop is at least twice as large as `size`, a JPEG is decoded at 1/2, 1/4 or 1/8. Other images and rotated JPEGs are
 decoded completely. Damage below the crop is not detected.
 

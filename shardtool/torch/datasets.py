@@ -127,7 +127,7 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 
     @property
     def classes(self) -> list[str]:
-        """Class names, as in torchvision, or an empty list with `labels`."""
+        """Class names, as in torchvision, or an empty list if `labels` was given."""
         return [] if self.labels is not None else [*self._single_dataset.classes.get(self._label, ())]
 
     @property
@@ -137,7 +137,7 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 
     @cached_property
     def targets(self) -> list[Any]:
-        """The label of each sample, from `labels` or the sidecars, or None if missing.
+        """The label of each sample, from `labels`, or from the sidecars, where a missing label is None.
 
         Raises:
             InvalidRequest: The sidecars have no label column, or several.

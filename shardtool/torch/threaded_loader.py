@@ -293,7 +293,7 @@ class _FieldRows:
                 rows[row].copy_(value)
                 value = _IN_ROW
         elif isinstance(value, np.ndarray) or hasattr(type(value), "__array_interface__"):
-            # this includes Pillow images
+            # `asarray` also converts Pillow images
             array = np.asarray(value)
             if array.dtype.kind in "biufc" and array.dtype.isnative:
                 if not self._listed:

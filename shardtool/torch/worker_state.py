@@ -90,7 +90,7 @@ def stream_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
         return state
     batches = snapshot["_snapshot_step"] + state["_steps_since_snapshot"]
     workers = snapshot["_worker_snapshots"].values()
-    # do this for all workers, because `_state_after_batches` raises an error if a worker has skipped samples
+    # for all workers, because `_state_after_batches` raises an error if one has skipped samples
     states = [*filter(None, (_state_after_batches(worker, batches) for worker in workers))]
     return states[0] if states else state
 

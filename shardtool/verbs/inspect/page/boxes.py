@@ -56,7 +56,7 @@ def find_outlines(
     """Return the outlines of the first value that contains boxes.
 
     Args:
-        values: Parsed JSON fields, texts and metadata columns by name.
+        values: Parsed JSON fields, text fields and metadata columns by name.
     """
     for shapes in _candidates(values, image):
         if shapes:

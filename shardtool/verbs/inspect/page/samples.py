@@ -110,7 +110,7 @@ class ShownSample:
 
     @property
     def caption(self) -> TextExcerpt | None:
-        """The text that says most about the sample: a conversation, or else the longest text, or None."""
+        """The most informative text: a conversation, or else the longest text, or None."""
         long_texts = [excerpt for excerpt in self.texts if excerpt.kind != "bytes" and len(excerpt.text) > 1]
         return max(
             long_texts or self.texts[:1],
@@ -129,7 +129,7 @@ class SampleBudget(NamedTuple):
 
     Attributes:
         image: Maximum bytes of all thumbnails of a sample, or None for no limit.
-        media: Budget for audio and video, which all samples share, or None for no clips.
+        media: Budget that all samples share for audio and video, or None for no clips.
     """
 
     edge: int
