@@ -47,8 +47,8 @@ def resolve_duplicate_keys(
     """Make the keys of samples unique. Return the samples, the skipped samples, and a note about renamed samples.
 
     Args:
-        rule: With `rename`, the second sample with the key `a` becomes `a-2`, and the third becomes `a-3`. New
-            keys that already exist are skipped. `last` cannot be combined with `existing_keys`.
+        rule: With `rename`, the second sample with the key `a` becomes `a-2`, and the third becomes `a-3`. A
+            number whose key already exists is skipped. `last` cannot be combined with `existing_keys`.
         shards: Names of the files in `entries.known_spans.files`, for messages.
     """
     if rule == "last" and existing_keys is not None:

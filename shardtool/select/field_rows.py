@@ -41,7 +41,7 @@ def drop_empty_samples(
 ) -> tuple[SampleTable, tuple[Skipped, ...]]:
     """Drop samples without fields. Return the remaining samples, and a `Skipped` for each dropped sample.
 
-    `why` is the reason in each `Skipped`. If all samples are without fields, raise an error with `where` and `found`.
+    `why` is the reason in each `Skipped`. If no sample has a field, raise an error about `found` in `where`.
     """
     counts = entries.counts()
     empty = np.flatnonzero(counts == 0)

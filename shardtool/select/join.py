@@ -308,19 +308,19 @@ def _match_notes(
 def _unify_types(*columns: pa.Array) -> list[pa.Array] | None:
     kinds = [column.type for column in columns]
     if any(map(pa.types.is_decimal, kinds)) and any(map(pa.types.is_floating, kinds)):
-        return None  # Arrow would round decimals to floats
+        return None  # no common type, because Arrow would round decimals to floats
     try:
         schemas = [pa.schema([pa.field("", kind)]) for kind in kinds]
         kind = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
         return [pc.cast(column, kind) for column in columns]
     except MemoryError:
         raise
-    except pa.ArrowException:  # for example, a number is out of range
+    except pa.ArrowException:  # no common type exists, or a number is out of its range
         return None
 
 
 def _take_values(column: pa.Array, sample_rows: NDArray[np.int64], before: pa.Array | None) -> pa.Array:
-    # Samples are processed in chunks, because many samples may share one long text.
+    # Take values in chunks, because each sample gets its own copy of a long text that many may share.
     chunks = []
     for chunk in chunk_slices(len(sample_rows)):
         rows = sample_rows[chunk]

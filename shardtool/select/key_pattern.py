@@ -65,7 +65,7 @@ class KeyPattern:
     def split(self, names: PackedStrings) -> tuple[PackedStrings, list[bytes], list[int]]:
         """Split each path into a key and the rest of the file name.
 
-        Return the keys, the different rests, and the index of each path's rest.
+        Return the keys, the distinct rests, and the index of each path's rest.
         """
         import pyarrow.compute as pc
 

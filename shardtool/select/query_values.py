@@ -79,7 +79,7 @@ class Numbers(NamedTuple):
         return cls(_to_numpy(array) if types.is_boolean(array.type) else arrow.number_values(array), valid)
 
     def to_bools(self, *, missing: bool) -> Bools:
-        """Return the values of boolean rows, and `missing` for nulls."""
+        """Return the values as booleans, with `missing` in place of nulls."""
         return np.where(self.valid, self.values, missing)
 
 
@@ -221,7 +221,7 @@ def _offset_seconds(zone: str) -> int | None:
 
 
 def time_field(name: str, times: pa.Array) -> Numbers:
-    """Return a part of each time, such as its `year`, in the time zone of the column. See `TIME_FIELDS`."""
+    """Return one component of each time, such as its `year`, in the time zone of the column. See `TIME_FIELDS`."""
     offset = _offset_seconds(times.type.tz or "")
     if offset is not None:  # pyarrow 21 supports only named zones
         unit = times.type.unit

@@ -42,7 +42,7 @@ _PART_STARTS = b"/\0."
 
 
 def has_dotted_keys(keys: PackedStrings) -> bool:
-    """Return whether the last part of any key contains a dot after its first character."""
+    """Return whether the last component of any key contains a dot after the component's first character."""
     data = keys.data
     return any(
         b"." in match[0][1:] or data[max(0, match.start() - 1)] not in _PART_STARTS
@@ -185,7 +185,7 @@ def _portable_keys(keys: PackedStrings, max_bytes: int) -> PackedStrings:
         chunk = keys.span(span.start, span.stop)
         if _UNSAFE_IN_CHUNK.search(chunk) or lengths[span].max() > max_bytes:
             renamed = [_portable_key(key, max_bytes) for key in chunk[:-1].split(b"\0")]
-            # New keys can only be equal if both were shortened. A shortened key ends in `~` and a hash.
+            # Compare only shortened keys, which end in `~` and a hash, because no other keys can become equal.
             hashed = [key for key in renamed if b"~" in key]
             if len(hashed_keys) + len(hashed) > len(hashed_keys.union(hashed)):
                 found = "two long keys become the same key"

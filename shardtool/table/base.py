@@ -16,7 +16,7 @@ from shardtool.storage import paths
 from shardtool.table.columns import MAX_ROW_BYTES
 
 HEADER_BYTES = 2**20
-READ_BLOCK_BYTES = 2**20  # a row must fit into a block
+READ_BLOCK_BYTES = 2**20  # first block size; `read_in_blocks` increases it until every row fits
 _NULL_TEXTS = ["", "NA", "N/A", "null", "NULL", "nan", "NaN"]
 
 _NUMBER_PATTERNS = (
@@ -122,7 +122,7 @@ def read_in_blocks(read: Callable[[int], pa.Table]) -> pa.Table:
 
 
 def check_text_start(name: str, head: bytes) -> bytes:
-    """Return the start of a string without its byte-order mark. Raise an error if the encoding is not UTF-8."""
+    """Return the start of a text file without its byte-order mark. Raise an error if the encoding is not UTF-8."""
     for mark, meaning in _FOREIGN_MARKS:
         if head.startswith(mark):
             remedy = "Convert it: `iconv -f UTF-16 -t UTF-8`." if meaning == "UTF-16" else ""
@@ -137,7 +137,7 @@ def reading_table(name: str) -> Iterator[None]:
     """Convert errors in the `with` block to `InvalidRequest`, except errors about memory."""
     try:
         yield
-    except MemoryError:  # pyarrow's MemoryError is also an ArrowException
+    except MemoryError:  # this clause must come first, because pyarrow's MemoryError is also an ArrowException
         raise
     except (pa.ArrowException, OSError, ValueError, TypeError, ArithmeticError) as error:
         if is_out_of_memory(error):

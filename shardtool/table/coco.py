@@ -130,7 +130,7 @@ def _to_array(values: list[Any], property_name: str, first: int, location: str) 
     expected = _EXPECTED_VALUES[property_name]
     try:
         has_fractions = any(value % 1 for value in values if isinstance(value, float))
-        if expected != _WHOLE_NUMBER or not has_fractions:  # pyarrow would truncate 2.5 to 2
+        if expected != _WHOLE_NUMBER or not has_fractions:  # do not let pyarrow truncate 2.5 to 2
             return pa.array(values, _ARROW_TYPES[property_name])
     except (TypeError, ValueError, OverflowError):
         pass

@@ -43,7 +43,7 @@ def group_rows(keys: pa.Array) -> RowGroups:
 
 
 def collected_note(rows: int, keys: int, name: str) -> str:
-    """Return the note about the rows of the table `name` that were collected."""
+    """Return the note that rows of the table `name` were collected into lists."""
     return f"{pluralize(rows, 'row')} of {name} collected into lists for {pluralize(keys, 'key')}"
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 
-_BUFFER_BYTES = 2**20  # without a buffer, pyarrow reads a whole column of a row group in one piece
+_BUFFER_BYTES = 2**20  # limits memory: without it, pyarrow reads a whole column of a row group at once
 _BATCH_ROWS = 64
 
 

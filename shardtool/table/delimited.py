@@ -139,7 +139,7 @@ class DelimitedTable(Table):
         return read_in_blocks(read)
 
     def _check_last_quote(self, table: pa.Table) -> None:
-        # After an unclosed quotation mark, pyarrow returns the remaining rows as one value.
+        # If a quotation mark is never closed, pyarrow returns the remaining rows as one value, without an error.
         last_column = table.column(table.num_columns - 1)
         if not table.num_rows or not pa.types.is_string(last_column.type):
             return

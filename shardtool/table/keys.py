@@ -1,4 +1,4 @@
-"""Convert columns to keys, check keys, and find keys in other keys."""
+"""Convert columns to keys, check keys, and look up keys among other keys."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def find_repeated(keys: PackedStrings) -> dict[bytes, list[int]]:
 
 def find_positions(keys: PackedStrings, others: PackedStrings) -> NDArray[np.int64]:
     """Return the position of each key in `others`, or -1 if it is missing. The keys in `others` must be unique."""
-    # Look up keys in parts, chosen by hash, because one lookup table for all keys takes twice the memory.
+    # Look up keys in groups, chosen by hash, because one lookup table for all keys takes twice the memory.
     import pyarrow.compute as pc
 
     positions = np.full(len(keys), -1, np.int64)

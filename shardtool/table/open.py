@@ -49,7 +49,7 @@ def _read_list(name: str, data: bytes, column: str) -> pa.Table:
     return pa.table({column: arrow.text_array([line.decode() for line in lines])})
 
 
-_MAX_SECONDS = 2**63 // 1000 - 1  # sidecars store times in milliseconds, because Parquet has no seconds
+_MAX_SECONDS = 2**63 // 1000 - 1  # later times overflow: sidecars store milliseconds, because Parquet has no seconds
 _STDIN_NAME = "stdin"
 
 

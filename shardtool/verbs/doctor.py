@@ -51,7 +51,7 @@ _MAX_LISTED_OBJECTS = 100  # maximum number of objects to list until a non-empty
 _NOT_CHECKED = Check("", "unknown", "")
 _EXACT_S = 2  # smaller differences are ignored, because the header `Date` has whole seconds
 _SKEW_S = 300  # stores reject requests if the clocks differ by more than 5 minutes (some: 15)
-_SECOND_REMOVAL_S = 0.3  # time after which to delete again, because a store may complete an interrupted write
+_SECOND_REMOVAL_S = 0.3  # seconds until the second deletion, because a store may complete an interrupted write
 _READER, _WRITER = "the role Storage Blob Data Reader", "the role Storage Blob Data Contributor"
 
 _PERMISSIONS = {
@@ -226,7 +226,7 @@ def _check_write(probe: str, steps: _Steps) -> None:
 
 def _check_conditions(probe: str, version: str) -> str:
     check_conditional_writes(probe, b"2")
-    put_object(probe, b"3", version)  # this conditional write renews locks and replaces dataset files
+    put_object(probe, b"3", version)  # commands use this conditional write to renew locks and replace dataset files
     check_conditional_writes(probe, b"4", version)
     return "supported (If-None-Match, If-Match)"
 
@@ -281,7 +281,7 @@ def _check_folder(path: str, steps: _Steps) -> None:
         existing = paths.folder_of(existing.rstrip("/"))
     folder, name = Folder(existing or "."), _probe_name()
     description = "exists" if existing == path else f"does not exist yet, but {folder.path} exists"
-    if existing not in (path, parent):  # the path may be misspelled
+    if existing not in (path, parent):  # even the parent is missing, so the path may be misspelled
         description = f"does not exist yet, nor does {parent}; both would be created in {folder.path}"
     steps.require("folder", partial(lookup.list_folder, folder.path), lambda _: description)
     steps.check("space", folder.free_bytes, lambda free_bytes: f"{format_size(free_bytes)} free")

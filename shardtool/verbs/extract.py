@@ -64,7 +64,7 @@ _RESERVED_NAMES = {name.encode() for name in (MANIFEST, METADATA, _UNFINISHED_NA
 _LABEL_FIELD = "cls"
 _PATHS_COLUMN = "source_paths"
 _MAX_TASK_SAMPLES, _MAX_TASK_BYTES = 2**12, 2**26  # maximum size of a task
-_MIN_SHARDS_PER_WORKER, _LARGER_TASKS = 3, 2**5  # with enough shards, the maximums are multiplied by this factor
+_MIN_SHARDS_PER_WORKER, _LARGER_TASKS = 3, 2**5  # with so many shards, tasks may be so many times larger
 
 _NAMING_OPTIONS = ("dots", "hidden", "label_from_folder", "portable")
 
@@ -178,7 +178,7 @@ def _file_paths(entries: SampleTable, *, by_key: bool) -> PackedStrings:
     metadata = entries.metadata
     if not by_key and metadata is not None and _PATHS_COLUMN in metadata.column_names:
         recorded_paths = [name.encode() for paths in metadata.column(_PATHS_COLUMN).to_pylist() for name in paths or ()]
-        if len(recorded_paths) == len(entries.rows.code):  # if all datasets record paths
+        if len(recorded_paths) == len(entries.rows.code):  # true if all datasets record paths
             return PackedStrings.of(map(unquote_to_bytes, recorded_paths))
     plain = replace(entries, fields=tuple(name.replace("/", ".") for name in entries.fields))
     return PackedStrings.parse(list_source_paths(plain).span(0, len(entries.rows.code)))
@@ -235,7 +235,8 @@ def _create_options(
     # Keep the dataset's class numbers. `create` would choose other numbers if a class has no samples.
     if "label_from_folder" in create_options:
         create_options["classes_from"] = datasets[0].dataset_file
-    if metadata and "portable" not in create_options:  # `portable` would change keys only after the join
+    # With `portable`, `create` would join the table before it renames the keys, so the keys would not match.
+    if metadata and "portable" not in create_options:
         create_options |= {"join": metadata, "on": "key"}
     return {**create_options, "exclude": [MANIFEST, METADATA]} if "hidden" in create_options else create_options
 

@@ -166,7 +166,7 @@ class _Transfer:
     def __init__(self, target: CopyTarget, pending: list[ShardCopy], options: CopyOptions, notes: Notes) -> None:
         self.target, self.pending, self._notes = target, pending, notes
         self._options = options
-        self._refusal = ""  # if the store refuses server-side copies, the reason
+        self._refusal = ""  # why the store refuses server-side copies, or empty
         self._only_adds, pattern = target.only_adds_shards, _shard_pattern(target.source)
         names = () if pattern is None else target.folder.names()
         indexes = StaleIndexes(target.folder, pattern, names, appends=self._only_adds)
@@ -207,7 +207,7 @@ class _Transfer:
         original, matches = part
         if matches:
             return None
-        # A server-side copy is verified only after it has replaced the existing file, which may damage a valid dataset.
+        # A server-side copy replaces the existing file before it is verified, so it could damage a valid dataset.
         use_server_copy = matches is None or not self._only_adds
         try:
             copied = self._copy_inside_store(folder, original, meter) if use_server_copy else None

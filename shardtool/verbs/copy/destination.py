@@ -61,7 +61,10 @@ class ShardCopy(NamedTuple):
 
     @property
     def parts(self) -> tuple[tuple[OriginalFile, bool | None], tuple[OriginalFile, bool | None]]:
-        """The shard and the sidecar, each with whether the existing file matches, or None if none exists."""
+        """The shard and the sidecar, each with whether the destination has an identical file.
+
+        None means that the destination has no file of this name.
+        """
         return (self.shard, self.shard_matches), (self.sidecar, self.sidecar_matches)
 
 
@@ -86,7 +89,7 @@ class CopySource(NamedTuple):
 
     @property
     def old_list(self) -> str:
-        """The temporary name of a replaced dataset file until the copy is complete."""
+        """The name that the replaced dataset file has until the copy is complete."""
         return old_list_name(self.name.removesuffix(DATASET_SUFFIX))
 
     @property
@@ -155,7 +158,7 @@ class CopyTarget(NamedTuple):
     Attributes:
         shard_folder: The folder of the shards, which is `folder` or a subfolder.
         existing_files: Size and modification time of each existing file, by name, in `folder` and in `shard_folder`.
-        data: The bytes of the existing dataset file, even if an interrupted copy renamed it.
+        data: The bytes of the existing dataset file, even if an interrupted copy renamed it. None if it is missing.
         old: The parsed `data`, or None if it is missing or damaged.
     """
 
@@ -198,7 +201,7 @@ def open_target(source: CopySource, where: str) -> CopyTarget:
     """Open the destination `where` of a copy, and find its existing files.
 
     Raises:
-        OutputExists: Something that cannot be a file of a dataset has one of the dataset's file names.
+        OutputExists: At the destination, something else, such as a folder, has the name of a file of the dataset.
     """
     folder = open_folder(where)
     shard_folder = open_subfolder(folder, to_local_name(source.file.shards_folder))
@@ -279,7 +282,7 @@ def _compare_shard(target: CopyTarget, trust: Trust | None, pair: ShardCopy, met
         matches: bool | None = True
     elif pair.shard.crc is None or (sidecar_matches is not None and not target.shard_folder.has_staging):
         matches = bool(sidecar_matches) and _is_same_object(target.shard_folder, pair.shard, meter)
-    else:  # an interrupted run may have copied only the shard to a store, so compare its bytes
+    else:  # compare the bytes, because an interrupted run may have copied the shard without its sidecar
         matches = _matches_original(target.shard_folder, target.existing_files[1], pair.shard, meter)
     return pair._replace(shard_matches=matches, sidecar_matches=sidecar_matches)
 
@@ -293,7 +296,7 @@ def _matches_original(
     if info.size != original.size:
         return False
     path = folder.full_path(original.name)
-    with suppress(OSError):  # the file is a link or unreadable
+    with suppress(OSError):  # a link or an unreadable file does not match
         stored_crc = lookup.recorded_crc(path)
         return (read_crc(path, meter.add)[1] if stored_crc is None else stored_crc) == original.crc
     return False

@@ -39,7 +39,8 @@ class ByteMeter:
     def __init__(self, limit: int | None, report: Callable[[int], object] = lambda _: None) -> None:
         self._lock, self._bytes, self.stopped = threading.Lock(), 0, threading.Event()
         self._report = report
-        self._limit, self._free_at = limit, 0.0  # time from which more bytes can be copied without exceeding the limit
+        # From the time `_free_at` on, more bytes can be copied without exceeding the limit.
+        self._limit, self._free_at = limit, 0.0
 
     def add(self, size: int) -> None:
         """Count copied bytes, and wait while the rate is above the limit.
@@ -102,7 +103,7 @@ def run_in_threads(
 ) -> Iterator[tuple[Task, Result]]:
     """Run tasks in threads, or in this thread if `options.workers` is 0. Yield each finished task with its result.
 
-    No thread is running after the iteration, even if it fails.
+    When the iteration ends, even with an error, all threads have stopped.
     """
     from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 

@@ -195,7 +195,7 @@ class SideComparison:
         moved = np.flatnonzero((before != "") & (now != "") & (before != now))
         metadata_ids, columns = self._changed_metadata(moved)
         ids = np.sort(np.concatenate((self._changed_fields(), metadata_ids)))
-        ids = ids[np.diff(ids, prepend=-1) > 0]  # ten times faster than `np.unique`, which hashes numbers
+        ids = ids[np.diff(ids, prepend=-1) > 0]  # drop duplicates; ten times faster than `np.unique`, which hashes
         samples, firsts = np.unique(ids // self._width, return_index=True)
         ends = np.append(firsts[1:], len(ids))
         metadata_only = np.count_nonzero((ends - firsts == 1) & (ids[firsts] % self._width == len(self._names)))
@@ -223,7 +223,7 @@ class SideComparison:
         )
 
     def _classes_differ(self, name: str) -> bool:
-        # `zip` ignores classes that were added at the end of one list.
+        # `zip` ignores classes that were added at the end of a list, because they do not change the other numbers.
         pairs = zip(self._a.classes[name] or (), self._b.classes[name] or (), strict=False)
         return any(before != now for before, now in pairs)
 
@@ -246,7 +246,7 @@ class SideComparison:
         sides = (a, rows_a), (b, rows_b)
         inline = [inline_checksums(side.entries, rows, as_numbers=as_numbers) for side, rows in sides]
         sizes, sums = zip(*inline, strict=True)
-        fetched = b.entries.rows.kind[rows_b] == URL  # the content of the URL may have changed since packing
+        fetched = b.entries.rows.kind[rows_b] == URL  # not compared, because URLs may have other content now
         differ = np.asarray((sizes[0] != sizes[1]) & ~fetched)
         if fetched.any():
             count = pluralize(int(fetched.sum()), "file")
@@ -319,6 +319,6 @@ def _values_differ(first: pa.ChunkedArray, second: pa.ChunkedArray) -> NDArray[n
         equal = pc.or_(equal, pc.and_(pc.is_null(first, nan_is_null=True), pc.is_null(second, nan_is_null=True)))
     except MemoryError:
         raise
-    except pa.ArrowException:  # Arrow cannot compare lists and incompatible types
+    except pa.ArrowException:  # compare in Python, because Arrow cannot compare lists or incompatible types
         return np.array([x != y for x, y in zip(first.to_pylist(), second.to_pylist(), strict=True)], np.bool_)
     return np.array(~equal.to_numpy().astype(np.bool_))

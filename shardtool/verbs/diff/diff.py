@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @accepts_options(DiffOptions)
 def diff(a: DatasetLike, b: object, options: DiffOptions, observer: Observer) -> DiffResult:
-    """List the samples that are only in one of two datasets, that differ, or that are in another split.
+    """List the samples that only one of two datasets contains, that differ, or whose split differs.
 
     Args:
         a: A dataset file, a shard pattern, a glob, a folder, or shards. For several datasets, such as all splits, pass

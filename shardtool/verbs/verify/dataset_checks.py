@@ -71,7 +71,7 @@ def check_numbering(subject: VerifiedDataset) -> Findings:
 
 
 def check_complete(subject: VerifiedDataset) -> Iterator[Finding]:
-    """If the dataset file is missing or damaged, find missing shards with the list of shards in the sidecars."""
+    """If the dataset file is missing or damaged, use the list of shards in the sidecars to find missing shards."""
     missing = _missing_dataset_file_finding(subject)
     if missing is None and not (subject.file is None and subject.dataset.has_own_file):
         return
@@ -92,10 +92,10 @@ def _names_in_folders(subject: VerifiedDataset, *, needed: bool = False) -> set[
 
 
 def _neighbouring_datasets(subject: VerifiedDataset, names: set[str]) -> dict[str, set[str]]:
-    # Return the shards in each dataset file of the folder that lists at least one of the verified shards.
+    # Find the dataset files in the folder that list at least one verified shard. Return the shards that each lists.
     unlisted, datasets = {case.name for case in subject.cases}, dict[str, set[str]]()
     if names.isdisjoint(case.sidecar for case in subject.cases):
-        return datasets  # without sidecars, the dataset files describe earlier shards of the same names
+        return datasets  # if no shard has a sidecar, any dataset file describes earlier shards of the same names
     for name in sorted(name for name in names if name.endswith(DATASET_SUFFIX)):
         if unlisted & (listed := find.names_listed_by(join(subject.folder, name))):
             unlisted -= listed

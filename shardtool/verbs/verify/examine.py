@@ -69,7 +69,7 @@ def examine_shard(task: ExamineTask) -> ShardExamination:
     try:
         scan = task.shard.scan(checksum=True)
     except StoreFailed as failed:
-        if not failed.affects_one_file:  # the machine or the network failed
+        if not failed.affects_one_file:  # the machine or the network failed, not the shard
             raise
         return ShardExamination(None, error=CorruptShard(task.shard.path, failed.found))
     except (CorruptShard, InvalidRequest) as error:
@@ -93,7 +93,7 @@ def content_ids(scan: ShardScan, labels: frozenset[str]) -> bytes:
     index = scanned_index(scan)
     content = index_content(index, labels)
     crcs = np.zeros(len(index.codes), np.uint32)
-    crcs[: len(scan.crcs)] = scan.crcs  # the last payload of a damaged shard may lack a checksum
+    crcs[: len(scan.crcs)] = scan.crcs  # a damaged shard may lack the checksum of its last payload
     return content.ids(index.lengths[content.rows], crcs[content.rows]).tobytes()
 
 
@@ -118,8 +118,8 @@ class _PayloadCheck(NamedTuple):
     """How to check the payloads of a field.
 
     Attributes:
-        decode: Function that returns the problem of a payload, "" for a valid payload, or None if it is too large.
-        skip_large: Whether payloads larger than `limit` are skipped. Otherwise they are invalid.
+        decode: Function that returns the problem of a payload, "" if it is valid, or None if it is too large to check.
+        skip_large: Whether payloads of more than `limit` bytes are skipped. Otherwise they are invalid.
     """
 
     code: str
@@ -175,7 +175,7 @@ def _image_problem(data: bytes) -> str | None:
             warnings.simplefilter("ignore")
             decode_image(data, exact=True)
     except BadImage as error:
-        # the image exceeds the memory limit, but may be valid
+        # The image exceeds the memory limit, so it cannot be checked.
         if error.code == "image-too-large" and error.__cause__ is None:
             return None
         return "" if error.code == "image-depth" else error.message  # an unusual depth is valid

@@ -45,7 +45,8 @@ def check_exports(subject: VerifiedDataset, pool: Pool) -> Findings:
     for index, (problems, unknown_names) in pool.map(_compare_exports, iter(tasks.values())):
         findings.add(numbers[index], *problems)
         findings.unchecked += [f"{to_output_name(name)}: not a known index format" for name in unknown_names]
-    if subject.file is not None and subject.is_all:  # the index of a folder covers all shards
+    # The index of a whole folder can only be compared if all shards are known.
+    if subject.file is not None and subject.is_all:
         for export in exports.FOLDER_EXPORTS:
             findings.take(_check_counts(subject.folder, subject.file, export))
         findings.add(-1, *_check_readme(subject, subject.file, names))
@@ -90,7 +91,7 @@ def _check_counts(folder: str, file: DatasetFile, export: ExportFormat) -> Findi
     findings = Findings()
     subfolder = folder_of(export.folder_file)
     if subfolder and not is_url(folder) and subfolder not in list_folders(folder):
-        return findings  # a link to a folder is not followed
+        return findings  # the folder is missing, or is a link, which is not followed
     counts = export.sample_counts(exports.read_index_list(join(folder, export.folder_file)))
     shards = {shard.name: shard.samples for shard in file.shards if shard.samples}
     if not counts.keys() & shards.keys():

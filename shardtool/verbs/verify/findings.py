@@ -1,4 +1,4 @@
-"""The findings and the report of `verify`. docs/findings.md explains the causes and fixes of each finding code."""
+"""The findings and the report of `verify`. docs/findings.md explains each finding code."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ class Findings:
     """Findings of one or more checks.
 
     Attributes:
-        listed: Pairs of a shard number (-1 for the whole dataset) and a finding. `counts` includes further findings.
+        listed: Pairs of a shard number (-1 for the whole dataset) and a finding. `counts` includes unlisted findings.
     """
 
     listed: list[tuple[int, Finding]] = field(default_factory=list)

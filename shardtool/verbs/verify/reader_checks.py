@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from shardtool.verbs.verify.verified_dataset import VerifiedDataset
 
 
-# `_find_missing_fields` reports missing fields. The other problems only need a note.
+# These are not findings: `_find_missing_fields` reports missing fields, and the other problems only need a note.
 _NOTE_ONLY_RULES = ("space-in-key", "meta-field", "text-label", "missing-field")
 _DALI_NAME_RULES = ("dot-in-key", "pax-name")
 _UNCOMPRESSED_ONLY = ("wids", "dali", "energon")

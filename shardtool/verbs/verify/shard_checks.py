@@ -39,7 +39,6 @@ def check_shard(case: ShardCheck) -> Iterator[Finding]:
     if case.entry is not None and case.size != case.entry.size:
         yield Finding("shard-size", case.name, f"{case.size:,} bytes", f"{case.entry.size:,}{AS_LISTED}")
     if case.examined is None:
-        # The size of a complete tar is a multiple of the block size.
         if case.entry is None and case.name.endswith(".tar") and case.size % TAR_BLOCK_BYTES:
             expected = f"a multiple of {TAR_BLOCK_BYTES}, as for every tar"
             yield Finding("shard-size", case.name, f"{case.size:,} bytes", expected)
@@ -80,7 +79,7 @@ def _find_unsafe_keys(name: str, scan: ShardScan) -> Iterator[Finding]:
         if field in RESERVED_NAMES:
             problem = f"a reserved field name, in {pluralize(scan.codes.count(code), 'sample')}"
             yield Finding("key-unsafe", name, problem, "another name", field=printable(field))
-        # TFRecord features, such as image/encoded, may contain a slash.
+        # A slash within a name is allowed, because TFRecord features such as image/encoded contain one.
         if field[:1] == b"/" or has_parent_part(field) or _CONTROL_CHARS.search(field):
             problem = "a field with an absolute path, a part `..`, or a control character"
             problem += f", in {pluralize(scan.codes.count(code), 'sample')}"
@@ -114,7 +113,7 @@ def _unsafe_type_reason(member: UnrecognisedMember) -> str:
         return "a device or FIFO"
     if member.kind not in (_HARD_LINK, _SYMBOLIC_LINK):
         return ""
-    # The target of a symbolic link is relative to its folder, and of a hard link to the root of the archive.
+    # A symbolic link is relative to its own folder, but a hard link is relative to the root of the archive.
     folder = os.path.dirname(member.name) if member.kind == _SYMBOLIC_LINK else b""
     target = os.path.normpath(os.path.join(folder, member.link))
     inner_parent = re.search(rb"[^/.][^/]*/+(?:\.\.)(?:/|$)", member.link)  # `..` after a link may lead anywhere
@@ -174,7 +173,7 @@ def read_sidecar(case: ShardCheck) -> SidecarFile:
     except OSError as error:
         return SidecarFile(findings=(Finding("sidecar-damaged", name, os_error_text(error)),))
     if not case.sidecar_required and _PARQUET_MAGIC not in (data[:4], data[-4:]):
-        return SidecarFile()  # another tool uses the same file name
+        return SidecarFile()  # the file belongs to another tool
     findings, facts = list[Finding](), None
     if entry is not None and len(data) != entry.sidecar_size:
         findings.append(Finding("sidecar-size", name, f"{len(data):,} bytes", f"{entry.sidecar_size:,}{AS_LISTED}"))

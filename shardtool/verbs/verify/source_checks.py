@@ -179,7 +179,7 @@ class SourceComparison:
         codes = np.repeat(ends[:-1], [len(shard.codes) for shard in shards]) + _concat_column(scans, "codes")
         ours = field_ids(positions, _concat_column(scans, "counts"), codes, names, name_ids)
         mine, source, extra, missing = match_ids(ours, theirs)
-        # a field is only missing if the dataset contains its sample
+        # Report a missing field only if the dataset contains its sample.
         missing = missing[np.isin(entries.owners(missing), positions)]
         problem, expected = "the field is missing in the dataset", "the field, as in the source"
         keys = (index_text(entries.keys[int(entries.owners(row))]) for row in missing)

@@ -72,7 +72,7 @@ class ShardCheck:
 
     @property
     def crcs(self) -> list[int]:
-        """The checksums of the shard in the dataset file and the sidecar."""
+        """The checksums that the dataset file and the sidecar record for the shard."""
         return [record.crc for record in (self.entry, self.facts) if record is not None and record.crc is not None]
 
     @property

@@ -89,7 +89,7 @@ def repair(dataset: DatasetLike, options: VerifyOptions, observer: Observer) -> 
 def _open_pool(options: VerifyOptions, observer: Observer, dataset: DatasetLike) -> Pool:
     workers = usable_cores() if options.workers is None else options.workers
     is_serial = options.quick or (workers == 1 and options.source is None and options.executor == "local")
-    # If stores are accessed, fork the workers early, before requests start threads.
+    # If stores are accessed, fork the workers before requests start threads, because threads make forking unsafe.
     lazy = options.source is None and is_local(dataset)
     return Pool() if is_serial else start_pool(options, observer=observer, lazy=lazy)
 
@@ -222,7 +222,7 @@ def _examine_shards(
         examined.fields = Counter()
         if scan is not None:
             examined.content_ids = examine.content_ids(scan, subject.labels()) if contents else b""
-            examined.scan = short = ShardScan(scan.path, scan.format, scan.size)  # keep no columns, to save memory
+            examined.scan = short = ShardScan(scan.path, scan.format, scan.size)  # drop the columns, to save memory
             short.crc, short.digest, short.error = scan.crc, scan.digest, scan.error
             if options.source is not None or options.target:
                 scans[number] = scan
@@ -257,6 +257,6 @@ def sampled_shards(cases: Sequence[ShardCheck], options: VerifyOptions) -> list[
     start = share * (options.seed or 0) % 1
     starts = [Fraction(before, ends[-1]) for before in [0, *ends[:-1]]]
     chosen = [number for number, shard_start in zip(ordered, starts, strict=True) if (shard_start - start) % 1 < share]
-    if not chosen:  # the share is smaller than one large shard
+    if not chosen:  # no shard starts in the selected range, so read the shard that contains the range
         chosen = [ordered[sum(shard_start <= start for shard_start in starts) - 1]]
     return sorted(chosen)
