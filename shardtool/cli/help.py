@@ -190,7 +190,7 @@ class VerbCommand(click.Command):
 
 @cache
 def read_synonyms(kind: str) -> list[tuple[list[str], str]]:
-    """Return names that other tools use, and for each, shardtool's name or advice. `kind` is `options`, `verbs` or `help`."""
+    """Return names that other tools use, with shardtool's name or advice. `kind` is `options`, `verbs` or `help`."""
     lines = _read_resource("synonyms.txt").partition(f"[{kind}]\n")[2].partition("\n\n")[0].splitlines()
     return [(names.split(), meaning) for names, _, meaning in (line.partition(": ") for line in lines)]
 
