@@ -26,7 +26,7 @@ _READER_NAMES = {"huggingface": "Hugging Face datasets"}
 def loader_notes(outputs: Sequence[tuple[Destination, int]], sizes: Sequence[int]) -> Iterator[str]:
     """Yield a note for each dataset with fewer shards than a data loader usually has workers.
 
-    `sizes` contains the total size of the new shards of each dataset in bytes.
+    `sizes` contains the total bytes of the new shards of each dataset.
     """
     for (output, shards), size in zip(outputs, sizes, strict=True):
         total = output.first + shards

@@ -91,7 +91,7 @@ def list_later_files(pattern: ShardPattern, existing: Collection[str], count: in
 
 
 def remaining_names(pattern: ShardPattern, used: int) -> ShardPattern:
-    """Return the shard pattern without its first `used` names, which existing shards have."""
+    """Return the shard pattern without its first `used` names, which existing shards use."""
     if not used:
         return pattern
     if pattern.count is not None and pattern.count <= used:

@@ -25,7 +25,7 @@ _MAX_LISTED_KEYS = 5
 
 
 def read_dataset_keys(folder: OutputFolder, shards: Iterable[ShardEntry]) -> PackedStrings:
-    """Return the sample keys of shards, in the order of the shards."""
+    """Return the sample keys of shards, in shard order."""
     return PackedStrings.parse(b"".join([read_listed_sidecar(folder, shard).keys_with_nul() for shard in shards]))
 
 

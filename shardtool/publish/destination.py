@@ -99,7 +99,7 @@ class Destination:
         return 0 if self.append is None else self.append.first
 
     def open_publication(self, part_record: str = "") -> Publication:
-        """Start to publish this dataset. For a part of a writer, `part_record` is the name of its record."""
+        """Start to publish this dataset. For a writer's part, `part_record` is the name of its record."""
         indexes = StaleIndexes(self.folder, self.pattern, self.folder.names(), appends=self.appends)
         old: OldDataset = "keep" if self.appends else "replace" if self.if_exists == "overwrite" else "withdraw"
         if self.expected is not None:

@@ -148,7 +148,7 @@ class Exporter:
 
         `pool` is needed only for indexes with hashes of payloads.
         """
-        dataset, requested = self.check(), self.requested.values()  # the dataset may have changed before it was locked
+        dataset, requested = self.check(), self.requested.values()  # the dataset may have changed before the lock
         self._note_limits(dataset, target)
         own = self.name if target == self.folder else ""
         names = list_index_names([shard.name for shard in dataset.shards], self.requested, own)

@@ -147,7 +147,7 @@ class Publication:
 
         Args:
             shards: The names of all listed shards. Indexes of other shards are deleted, unless this is None.
-            before: The contents of small files to publish before the dataset file, by file name.
+            before: Small files to publish before the dataset file: their contents by name.
             stale: Files to delete before the dataset file is published.
             stale_shards: Another folder, and the shards to delete there.
             leftovers: Files to delete last.

@@ -80,7 +80,7 @@ class ReadAhead:
         self._submit_next()
         while self._pending:
             file_read = self._pending.popleft()
-            # wait even for a file that the caller skipped, because its buffer stays in use until it has been read
+            # wait even if the caller skipped this file, because a thread may still be filling its buffer
             error = wait_interruptibly(file_read.read).exception()
             self.held -= file_read.file.size
             if file_read.file[:3] != (path, flags, size):

@@ -89,7 +89,7 @@ class MetadataColumns:
             raise make_refusal(where, f"metadata {name!r}: {error}", expected="a type that Arrow supports") from None
         column_type = self._types.get(name, value_type)
         if column_type == value_type or (isinstance(value, datetime) and bool(column_type.tz) == bool(value_type.tz)):
-            return column_type  # times of other time zones are converted to the column's time zone
+            return column_type  # times of other zones are converted to the column's time zone
         try:
             return _unify_schemas(pa.schema([(name, column_type)]), pa.schema([(name, value_type)]))[0].type
         except pa.ArrowTypeError:

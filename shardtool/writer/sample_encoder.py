@@ -144,7 +144,7 @@ class SampleEncoder:
         self.has_dotted_key = self.has_dotted_key or any(map(names.has_early_dot, keys))
 
     def restore(self, kinds: Mapping[str, str], *, inline: bool) -> None:
-        """Restore the restrictions that existing samples put on fields, from the recorded types of the fields."""
+        """Restore the restrictions that existing samples put on fields."""
         self.kinds, self.inline = dict(kinds), inline
         self.dotted_field = next((name for name in kinds if "." in name), "")
 
