@@ -35,7 +35,7 @@ def nearest_aspect_ratios(aspects: Sequence[float], reader: AnySampleReader, vie
 
 
 def make_size_batch(aspects: Sequence[float], bundle: Bundle, samples: list[Sample]) -> Sample:
-    """Return a bundle as one item of a stream. `SizeBatches` later collates its samples."""
+    """Return a bundle as one item of a stream. `SizeBatches` collates its samples."""
     if aspects:
         samples = [{**sample, "__aspect__": aspects[int(bundle.sizes[0])]} for sample in samples]
     numbered = [*zip(bundle.numbers.tolist(), samples, strict=True)]
