@@ -59,7 +59,7 @@ _RUN_FIELDS: dict[str, type[object]] = {"verb": str, "source": str, "split": str
 
 @dataclass(frozen=True, slots=True)
 class ShardEntry:
-    """The entry of a shard in a dataset file. `crc` is None if the shard was not read."""
+    """The entry of a shard in a dataset file. `crc` is the shard's CRC-32C, or None if the shard was not read."""
 
     name: str
     samples: int
@@ -89,16 +89,16 @@ class DatasetFile:
     """The content of a dataset file.
 
     Attributes:
-        fields: Number of samples with each field.
+        fields: By field name, the number of samples that have the field.
         skipped: Number of rows in `out.skipped`.
         made: The runs that created the dataset and appended samples.
         fingerprint: The content fingerprint, or "" if unknown.
         skipped_crc: CRC-32C of `out.skipped`, or None if there is no such file.
         types: Original types of values that are stored as text. For TFRecord, also the types of numeric fields.
-        appends: Index of the first shard that each append added, in ascending order.
+        appends: For each append, the index in `shards` of the first shard that it added. Ascending.
         shards_folder: Subfolder that contains the shards, such as `train/tars`, or "" if they are next to the file.
-        part_of: For a subset of a dataset's shards, the number of all shards, else 0. In a subset, `field_bytes`,
-            `skipped` and `fingerprint` are 0 or "".
+        part_of: If `shards` are only some of the dataset's shards, the number of all its shards, else 0. In such a
+            subset, `field_bytes`, `skipped` and `fingerprint` are 0 or "".
     """
 
     name: str
@@ -200,7 +200,7 @@ class DatasetFile:
 def merge_value_types(parts: Sequence[tuple[Mapping[str, ValueType], Collection[str]]]) -> dict[str, ValueType]:
     """Return the common value type of each field across several groups of shards.
 
-    Each part contains the value types and field names of a group. Empty field names are unknown.
+    `parts` contains the value types and field names of each group. If a group has no field names, they are unknown.
     """
     names = sorted({name for types, _ in parts for name in types}, key=to_bytes)
     common = {
@@ -229,7 +229,7 @@ def parse_listed_shards(data: bytes, path: str) -> tuple[list[str], bool]:
     """Return the local paths of the shards in a dataset file or wids index, and whether shardtool wrote the file.
 
     Raises:
-        CorruptShard: The file is not one of these, or a path leads out of its folder.
+        CorruptShard: The file is neither of these, or a path leads out of the file's folder.
     """
     is_own, names = True, parse_shard_names(data)
     if names is None:  # a wids index that another tool wrote: there, a name with a colon is a URL
@@ -248,9 +248,9 @@ def _is_local_shard(name: str, url_mark: str) -> bool:
 
 
 def parse_local_shards(data: bytes) -> tuple[list[str], str]:
-    """Return the listed shards that are in the same folder as the file, and the shard pattern.
+    """Return the shards that a dataset file lists in its own folder, and the shard pattern.
 
-    The file may be damaged.
+    If the file is damaged, return what is readable.
     """
     match, pattern = _PATTERN_LINE.search(data), ""
     with suppress(ValueError):
@@ -274,7 +274,7 @@ def _is_own_dataset_file(data: bytes) -> bool:
 
 
 def may_be_dataset_file(data: bytes) -> bool:
-    """Return whether a file may be a dataset file of shardtool, which may be damaged, truncated or empty."""
+    """Return whether a file may be a dataset file of shardtool, even if it is damaged, truncated or empty."""
     return _WIDS_HEAD.startswith(data) or _is_own_dataset_file(data)
 
 

@@ -8,7 +8,7 @@ Keys, labels and numbers are not content. The content of a sample is the first o
 4. its JSON
 
 Two samples are duplicates if their content has the same digests, in any order. A digest is a BLAKE2b (RFC 7693) of 16
-bytes. Digests are not stored. To compute them, only samples with equal sizes and CRC-32C are read.
+bytes. Digests are not stored. Only samples with equal sizes and CRC-32C are read to compute them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 JSON_RANK, _NO_RANK = 3, 4
 _CONTENT_RANKS = {"image": 0, "audio": 0, "video": 0, "array": 0, "text": 1, "bytes": 2, "pickle": 2, "json": JSON_RANK}
-# odd, because multiplication by an odd number is reversible
+# odd, because multiplication by an odd number loses no information
 _HASH_MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)
 
 
@@ -46,9 +46,9 @@ class Content(NamedTuple):
     """The fields that are compared to find duplicates.
 
     Attributes:
-        rows: Indexes of these fields in the shard or table.
-        owners: Sample number of each of `rows`, ascending.
-        ranks: Kind of each sample's content, uint8. Samples with different ranks are never duplicates.
+        rows: Row numbers of these fields in the shard's index or the table.
+        owners: For each of `rows`, the number of its sample, ascending.
+        ranks: uint8[samples], the `content_rank` of the content. Samples with different ranks are never duplicates.
     """
 
     rows: Rows
@@ -103,9 +103,9 @@ def find_content(
     """Find the fields that are the content of each sample.
 
     Args:
-        labels: Fields with labels or numbers, which are never content.
-        codes: Index in `fields` of each row.
-        counts: Number of rows of each sample. In a damaged shard, rows of the last sample may be missing.
+        labels: Fields that contain labels or numbers. They are never content.
+        codes: For each row, the index of its field in `fields`.
+        counts: Number of rows of each sample. In a damaged shard, `codes` may lack rows of the last sample.
     """
     ranks = [_NO_RANK if is_label_name(name) or name in labels else content_rank(name) for name in fields]
     row_ranks, owners = np.array(ranks, np.uint8)[codes], np.repeat(np.arange(len(counts)), counts)[: len(codes)]
@@ -156,7 +156,7 @@ def sample_digests(path: str, index: ShardIndex, content: Content, samples: Sequ
     sides = (np.searchsorted(content.owners, samples, side).tolist() for side in ("left", "right"))
     rows = [content.rows[start:end].tolist() for start, end in zip(*sides, strict=True)]
     digests: dict[int, bytes] = {}
-    with open_shard(path) as shard:  # sort, because a compressed shard can only be read in sequence
+    with open_shard(path) as shard:  # sort by offset, because a compressed shard can only be read in sequence
         for row in sorted(chain.from_iterable(rows), key=index.offsets.__getitem__):
             digest = blake2b(digest_size=PAYLOAD_DIGEST_SIZE)
             try:

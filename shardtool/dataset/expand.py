@@ -45,9 +45,9 @@ _RANGE_PATTERN = re.compile(r"[^{}<>,*?%\[\]]*\{\d{1,18}\.\.\d{0,18}\}[^{}<>,*?%
 
 
 def expand_datasets(dataset: DatasetLike) -> list[DatasetLike]:
-    """Split an argument that names several datasets into arguments of `find_dataset`. The datasets need not exist.
+    """Split an argument that names several datasets into arguments of `find_dataset`. Some datasets may not exist.
 
-    The shards in a list are one dataset, except shards that another dataset in the list contains.
+    Shards that a list names one by one form one dataset, without the shards of other datasets in the list.
     """
     if dataset and isinstance(dataset, (str, os.PathLike)):
         datasets = _expand_name(os.fspath(dataset))
@@ -69,7 +69,7 @@ def expand_datasets(dataset: DatasetLike) -> list[DatasetLike]:
 
 
 def splits_in(folder: str, made: RunRecord) -> dict[str, DatasetFile]:
-    """Return the dataset files of the other splits of the run `made` in a folder, by file name."""
+    """Find the other splits that the run `made` wrote to a folder. Return their dataset files by file name."""
     names = [name for name in list_folder_names(folder or ".") if name.endswith(DATASET_SUFFIX)] if made.split else []
     return _splits_of_run(made, {name: join(folder, name) for name in names})
 

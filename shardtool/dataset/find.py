@@ -59,7 +59,7 @@ _EXPECTED_WEB = "a dataset file (NAME.json), a shard, or a pattern with its end,
 def open_dataset(dataset: DatasetLike, *, dots: Dots | None = None) -> StoredDataset:
     """Find a dataset and read its dataset file.
 
-    If there is no dataset file, `dots` selects the dot of member names where keys end, or `recorded_dots` finds it.
+    Without a dataset file, `dots` tells at which dot keys end. If it is None, `recorded_dots` finds this out.
     """
     stored = find_dataset(dataset).read()
     return stored if stored.file is not None else stored.with_dots(dots or recorded_dots(stored))
@@ -321,7 +321,7 @@ def check_folders_inside(path: str, folders: set[str]) -> None:
 
 
 def is_dataset_file(path: str, *, listed: bool = False) -> bool:
-    """Return whether a file is a dataset file, which may be damaged.
+    """Return whether a file is a dataset file, even if it is damaged.
 
     Set `listed` if the file exists. If a store then denies access, raise `AccessRefused`.
     """
@@ -336,7 +336,7 @@ def names_listed_by(path: str) -> set[str]:
 def _read_dataset_file(path: str, *, listed: bool = False) -> bytes | None:
     try:
         data = files.read_small(path) if is_url(path) or os.path.isfile(path) else b""
-    except (OSError, AccessRefused) as error:  # a store may also deny access if an object does not exist
+    except (OSError, AccessRefused) as error:  # a store may also deny access to missing objects
         if listed and isinstance(error, AccessRefused):
             raise
         return None

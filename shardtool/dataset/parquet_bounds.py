@@ -34,7 +34,7 @@ _CHUNK_TYPE, _PATH, _CHUNK_VALUES, _CHUNK_SIZE, _DATA_OFFSET, _DICTIONARY_OFFSET
 _UNCOMPRESSED, _COMPRESSED, _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 2, 3, 5, 7, 8
 _PAGE_VALUES = 1
 _ENCODING = {_DATA_PAGE: 2, _DATA_PAGE_V2: 4, _DICTIONARY_PAGE: 2}
-# DELTA_BYTE_ARRAY (7) is excluded, because an empty value can repeat a megabyte of the previous value.
+# DELTA_BYTE_ARRAY (7) is not allowed: a value of no bytes can repeat a megabyte of the previous value.
 _ENCODINGS = (0, 2, 3, 4, 5, 6, 8, 9)
 BYTE_ARRAY = 6
 _FIXED = 7
@@ -79,7 +79,7 @@ class LeafMemory(NamedTuple):
     Attributes:
         values: Number of values, including nulls and empty lists.
         uncompressed: Bytes of all pages after decompression.
-        coded: Whether values are dictionary indices. Decoded text can be larger than the pages.
+        coded: Whether values are dictionary indices. If so, the decoded text can be larger than `uncompressed`.
     """
 
     leaf: ParquetLeaf

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 
 def interleaved_samples(keys: Sequence[bytes], fields: Sequence[frozenset[int]]) -> list[tuple[int, int]]:
-    """Find samples whose members are not adjacent. Return the positions of the first two parts of each such sample.
+    """Find samples whose members are not adjacent. Return the indexes of the first two groups of each such sample.
 
-    A part is a range of adjacent members with the same key. If any two parts with the same key have a common field, the
-    shard contains duplicate keys instead of interleaved samples, and the list is empty.
+    A group is a range of adjacent members with the same key. `keys` and `fields` have one item per group. If two groups
+    with the same key have a common field, these are duplicate keys, not interleaved samples, and the list is empty.
     """
     first: dict[bytes, int] = {}
     interleaved: dict[bytes, tuple[int, int]] = {}
@@ -106,7 +106,7 @@ class UnrecognisedMember(NamedTuple):
 
 
 class FeatureConflict(NamedTuple):
-    """The first sample in which a feature has another type than before, or does not have exactly one value."""
+    """The first sample in which a feature has another type than before, or has several values or none."""
 
     sample: int
     kind: FeatureType
@@ -122,14 +122,14 @@ class ShardScan:
             bytes.
         crcs: CRC-32C of each field's payload. Empty without checksums.
         nonzero_padding: Offsets of padding that is not zero. Empty without checksums.
-        digest: The content fingerprint, or None if unknown, for example for floats.
-        text_rows: Indexes of TFRecord fields with one integer. Empty without checksums.
+        digest: The content fingerprint, or None if unknown, for example because a TFRecord contains floats.
+        text_rows: Row numbers of the TFRecord fields that contain one integer. Empty without checksums.
         text_lengths: Length of each such integer as text.
         text_crcs: CRC-32C of each such text.
         unrecognised: Members that belong to no sample, such as folders.
         ambiguous_headers: Offset and problem of each header that tar readers interpret differently.
-        conflicts: For TFRecord, the first conflict of each feature, by code. Types take precedence over lists.
-        list_rows: For TFRecord, indexes of the fields whose payload is a whole list (see `ExampleFeature.is_list`).
+        conflicts: For TFRecord, the first `FeatureConflict` of each feature, by code. A type conflict takes precedence.
+        list_rows: For TFRecord, row numbers of the fields whose payload is a whole list (see `ExampleFeature.is_list`).
         lost: If the task has `salvage`, the ranges that could not be read.
         incomplete: If the task has `salvage`, offset, key and problem of each excluded sample.
     """

@@ -1,7 +1,6 @@
 """Read the bytes of one shard, which may be compressed, and detect its format.
 
-The file name determines the format. If a name does not show a format, such as `train-00000-of-01024`, the first bytes
-of the file determine the format.
+The file name shows the format. For names that do not, such as `train-00000-of-01024`, the first bytes show it.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ if TYPE_CHECKING:
 
 FETCH_ADVICE = "Fetch the target: run `git annex get` or `dvc pull`, or repeat the download."
 _WINDOW_BYTES = 2**20
-_STEP_BYTES = 2**14  # if a step fails, all of its bytes are lost
+_STEP_BYTES = 2**14
 _SIGNATURES = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
-_MAX_XZ_MEMORY_BYTES = 2**27  # a file may claim to need 4 GiB, but `xz -9` needs only half of this limit
+_MAX_XZ_MEMORY_BYTES = 2**27  # half is enough for files of `xz -9`; a malicious file may ask for 4 GiB
 
 
 class ShardFile:
-    """An open shard that is not compressed. Reads fetch a larger window, to return many headers with one request."""
+    """An open shard that is not compressed. A read fetches more bytes than requested, to save requests for headers."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -77,7 +76,7 @@ class ShardFile:
         return self._window[:length]
 
     def _read(self, offset: int, length: int) -> bytes:
-        try:  # a context manager would take as long as the read
+        try:  # not a context manager, which would take as long as the read
             return self._file.read(offset, min(length, max(0, self.size - offset)))
         except OSError as error:
             raise self._failed(offset, error) from None
@@ -97,7 +96,7 @@ class ChecksummedFile(ShardFile):
         super().__init__(path)
         self._stream = self.stream()
         self._view = memoryview(bytearray(2 * _WINDOW_BYTES))
-        # `_crc` is the CRC-32C of all bytes before `_end`; the window is the first `_held` bytes of `_view`
+        # `_crc` covers all bytes before `_end`. The first `_held` bytes of `_view` are the shard's bytes from `_start`.
         self._crc = self._end = self._held = 0
 
     def read(self, offset: int, length: int) -> bytes | memoryview:
@@ -223,7 +222,7 @@ class CompressedFile:
                 self._held.close()
 
     def hold(self, offset: int, length: int) -> IO[bytes]:
-        """Copy bytes to a temporary file, and return the file. Until the next `hold`, `read` can return these bytes."""
+        """Copy bytes to a temporary file, and return the file. `read` can return them again until the next `hold`."""
         from tempfile import TemporaryFile, gettempdir
 
         position, end = offset, offset + length
@@ -266,7 +265,7 @@ class CompressedFile:
         return self._window[position : position + length]
 
     def _decompress(self, length: int) -> bytes:
-        # decompress in steps of constant size, so the bytes lost to damage do not depend on `length`
+        # Damage loses the bytes of a whole step. The step size is constant, so that `length` does not affect the loss.
         if self._failed is not None:
             raise self._failed
         parts, size = [], 0
@@ -285,14 +284,14 @@ OpenShard: TypeAlias = ShardFile | CompressedFile
 
 
 def open_error(path: str, error: OSError, remedy: str = "") -> CorruptShard:
-    """Return the error for a shard that cannot be opened. A shard that is a broken link was not fetched."""
+    """Return the error for a shard that cannot be opened. For a broken link, advise to fetch its target."""
     if not is_url(path) and (target := dangling_target(path)) is not None:
         return CorruptShard(path, f"cannot be opened: a broken link to {printable(target)}", remedy=FETCH_ADVICE)
     return CorruptShard(path, f"cannot be opened: {os_error_text(error)}", remedy=remedy)
 
 
 def describe_missing(path: str) -> tuple[str, str]:
-    """Return why a shard is missing, and advice or ""."""
+    """Return why a shard is missing, and advice (or "" if there is none)."""
     if is_url(path):
         return "no such object", ""
     if (target := dangling_target(path)) is not None:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from shardtool.storage.shared_blocks import SharedBlocks
     from shardtool.values import FeatureType
 
-    # int32 in the results of `for_reading` for shards below 2 GiB
+    # `for_reading` converts them to int32 for shards below 2 GiB
     Offsets = NDArray[np.int64]
 
 
@@ -50,7 +50,7 @@ _NO_FACTS = ShardFacts("", -1, None, "")
 _ALIGNMENT_BYTES = 8
 # replaces NUL in the keys of other tools; no UTF-8 text contains this byte
 _NUL_SUBSTITUTE = b"\xff"
-_MAX_DECODED_PER_KEY = 8  # decode a whole block of keys if the block has fewer keys per requested key
+_MAX_DECODED_PER_KEY = 8  # up to this many keys per requested key, decoding the whole block takes half the time
 _OFFSET_COLUMNS = ("key_offsets", "starts", "sizes", "firsts", "offsets", "lengths")
 
 
@@ -70,7 +70,7 @@ class ShardIndex:
         kinds: If the index is from the scan of a TFRecord shard, the type of each of `names`.
         metadata: The metadata columns of the sidecar, each in one chunk. Text may be dictionary-encoded.
         scan: The scan that the index is from, or None.
-        damage: If a damaged sidecar made the scan necessary, the error.
+        damage: The error in the sidecar, if the shard was scanned because of it.
     """
 
     keys: bytes | memoryview = field(repr=False)
@@ -162,7 +162,6 @@ class ShardIndex:
     def keys_of(self, rows: NDArray[np.int64]) -> list[str]:
         """Return the keys of the samples `rows`, which must be ascending."""
         starts, ends, keys = self.key_offsets[rows].tolist(), self.key_offsets[rows + 1].tolist(), self.keys
-        # decoding a whole block of keys takes half the time
         if starts and rows[-1] - rows[0] < _MAX_DECODED_PER_KEY * len(rows):
             block_start = starts[0]
             text = str(keys[block_start : ends[-1]], "utf-8")
@@ -261,7 +260,7 @@ class ShardIndex:
         return columns if self.crcs is None else {**columns, "crcs": self.crcs}
 
     def packed(self) -> list[tuple[int, bytes | memoryview]]:
-        """Return the parts to write to a memory block (see `unpacked`), with their offsets in the block."""
+        """Return the parts of the index to write to a memory block (see `unpacked`), each with its offset there."""
         columns = self._columns()
         layout = {name: (column.dtype.str, len(column)) for name, column in columns.items()}
         header = json.dumps([self.names, self.kinds, layout]).encode()
@@ -333,7 +332,7 @@ class IndexDifference(NamedTuple):
 
     Attributes:
         what: What differs, such as `samples` (the number of samples) or `checksum`.
-        sample: Number of the sample, or -1 if `what` is `samples`.
+        sample: Number of the sample, from 0, or -1 if `what` is `samples`.
     """
 
     what: str

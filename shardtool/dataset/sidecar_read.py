@@ -49,12 +49,12 @@ _FIELD_LEAVES = [f"__fields__.list.element.{name}" for name in ("name", "offset"
 _INDEX_LEAVES = ["__key__", "__offset__", "__size__", *_FIELD_LEAVES]
 _FOOTER_READ_BYTES = 2**14
 _MIN_FIELD_BYTES = 2
-_MAX_SAMPLES_PER_BYTE = 8  # also limits fields; real sidecars have at most 1
+_MAX_SAMPLES_PER_BYTE = 8  # limit per byte of sidecar, for samples and for fields; real sidecars have at most 1
 _SAMPLES_SLACK = 2**16
 _INDEX_BYTES_PER_FIELD = 64
 _INDEX_SLACK_BYTES = 2**24
 _METADATA_SLACK_BYTES = 2**25
-_MAX_BYTES_PER_BYTE = 64  # memory limit per byte of sidecar; for metadata, per byte of sidecar and shard
+_MAX_BYTES_PER_BYTE = 64  # limit of decoded bytes per byte of sidecar, or for metadata, of sidecar and shard
 _VERSION_KEY = f"{METADATA_PREFIX}format_version"
 _ARROW_SCHEMA_KEY = "ARROW:schema"  # changes how pyarrow decodes columns; shardtool never writes this metadata
 _MAX_ERROR_LENGTH = 300
@@ -74,11 +74,11 @@ def load_sidecar(path: str) -> bytes:
 
 
 def parse_sidecar(data: bytes, where: str, size: int | None, *, metadata: bool = True) -> ShardIndex:
-    """Parse a sidecar. The size of the shard, or None for a missing shard, limits the amount of metadata.
+    """Parse a sidecar. `size`, the bytes of the shard or None for a missing shard, limits the amount of metadata.
 
     Raises:
         CorruptShard: The sidecar is invalid.
-        MemoryError: Memory ran out, which does not mean that the sidecar is invalid.
+        MemoryError: The machine ran out of memory. The sidecar may be valid.
     """
     facts, footer = _parse_footer(data, where)
     try:
@@ -91,7 +91,7 @@ def parse_sidecar(data: bytes, where: str, size: int | None, *, metadata: bool =
 
 
 def has_small_metadata(data: bytes, metadata: pa.Table, size: int) -> bool:
-    """Return whether every reader will accept the metadata of a sidecar, without decoding the sidecar."""
+    """Return whether readers will accept the amount of metadata in a sidecar, without decoding the sidecar."""
     if any(pt.is_dictionary(column.type) for column in metadata.columns):
         return False
     leaves = leaf_memory(data, parse_footer(data))
@@ -205,7 +205,7 @@ def _check_counts(leaves: Sequence[LeafMemory], own_columns: Sequence[str], rows
     fields = values[_FIELD_LEAVES[0]]
     if any(values[path] != fields for path in _FIELD_LEAVES):
         raise ValueError("columns of unequal length")
-    if rows > limit or fields > limit + rows:  # a sample without fields counts as one value
+    if rows > limit or fields > limit + rows:  # Parquet counts an empty list as one value
         raise ValueError(f"{rows:,} samples with {fields:,} fields, more than the sizes of sidecar and shard allow")
 
 

@@ -49,7 +49,7 @@ class TransformFacts(NamedTuple):
         content: The content fingerprint of the shard.
         consumed: Number of processed source samples.
         dropped: Number of samples that `--map` dropped.
-        left_out: The skipped samples. Empty if a later run can try them again.
+        left_out: The skipped samples. Empty if the next run tries them again.
     """
 
     content: int
@@ -66,7 +66,7 @@ class ShardFacts(NamedTuple):
         crc: CRC-32C of the shard, or None if unknown.
         plan: Hash of the shard's plan, or "" if unknown.
         first: Name of the first shard of the run, or "" if unknown.
-        shards: Number of shards that the run planned at least, or None if unknown.
+        shards: Minimum number of shards that the run planned, or None if unknown.
     """
 
     name: str
@@ -79,7 +79,7 @@ class ShardFacts(NamedTuple):
 
 
 class ShardTally(NamedTuple):
-    """What a dataset file records about a shard's samples. `fields` counts the samples with each field."""
+    """What a dataset file records about a shard's samples. `fields` is the number of samples by field."""
 
     samples: int
     first_key: str
@@ -88,7 +88,7 @@ class ShardTally(NamedTuple):
     field_bytes: int
 
     def entry(self, facts: ShardFacts, sidecar: bytes) -> ShardEntry:
-        """Return the dataset file's entry for the shard. `sidecar` is the content of its sidecar."""
+        """Return the dataset file's entry for the shard. `sidecar` contains the bytes of the shard's sidecar."""
         index = sidecar_name(facts.name), len(sidecar), crc32c(sidecar)
         return ShardEntry(facts.name, self.samples, facts.size, facts.crc, *index, self.first_key, self.last_key)
 

@@ -50,7 +50,7 @@ def written_index(
     Args:
         columns: The metadata of the planned samples.
         skipped: Numbers of the planned samples that were not written.
-        source_paths: The NUL-terminated source path of each field, or b"" for no such column.
+        source_paths: The NUL-terminated source path of each field, or b"" if they are not stored.
     """
     counts = np.frombuffer(content.counts, np.uint16).astype(np.int64)
     codes, sizes = np.frombuffer(content.codes, np.uint16), np.frombuffer(content.stored_sizes, np.int64)

@@ -47,7 +47,7 @@ def read_skipped_bytes(file: DatasetFile, folder: str) -> bytes:
 
 
 def check_skipped_file(data: bytes, dataset: DatasetFile, where: str) -> None:
-    """Raise an error unless a list of skipped samples has the length and checksum in the dataset file."""
+    """Raise `CorruptShard` if the row count or checksum of a list of skipped samples differs from the dataset file."""
     rows = data.count(b"\n")
     if rows != dataset.skipped:
         expected = f"{dataset.skipped:,}, as in the dataset file"

@@ -98,7 +98,7 @@ class StoredShard:
         except FileNotFoundError:
             return None
         except AccessRefused:
-            # a store that forbids listing also denies access to objects that do not exist
+            # a store that forbids listing also denies access to missing objects, so the sidecar may just be missing
             if self.index_folder is None:
                 return None
             raise
@@ -127,7 +127,7 @@ class StoredDataset:
     """A dataset on disk, in a store or on the web.
 
     Attributes:
-        shards: The shards, in the order of their names. They need not exist.
+        shards: The shards, in the order of their names. Some may not exist.
         dataset_file: Path of the dataset file, or None. The file may list other shards, too.
         folder: The folder of the dataset file, or "" for the current folder.
         has_own_file: Whether shardtool wrote the dataset file, which may be damaged. If so, `folder` contains the
@@ -222,7 +222,7 @@ def sidecar_path(shard: str, folder: str | None) -> str:
 def recorded_dots(dataset: StoredDataset) -> Dots:
     """Find out from the keys in the sidecars whether keys end at the first or last dot of member names.
 
-    If the last part of any key contains a dot, keys end at the last dot.
+    If any key contains a dot after its last slash, keys end at the last dot.
     """
     from shardtool.dataset.sidecar_read import parse_sidecar
 

@@ -35,7 +35,7 @@ def string_array(data: bytes, lengths: NDArray[np.int64]) -> pa.StringArray:
 
 
 def bytes_array(texts: list[bytes]) -> pa.StringArray:
-    """Return an Arrow string array."""
+    """Convert UTF-8 strings to an Arrow array."""
     return string_array(b"".join(texts), np.array([len(text) for text in texts], np.int64))
 
 
@@ -87,7 +87,7 @@ def number_values(array: pa.Array) -> NDArray[Any]:
     return np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
 
 
-_MAX_STRING_BYTES = 2**31 - 1  # limit of a `string` array's offsets
+_MAX_STRING_BYTES = 2**31 - 1  # larger `string` arrays do not exist, because their offsets are int32
 
 
 def text_array(values: Sequence[str | None]) -> pa.Array:

@@ -21,16 +21,16 @@ TRAILER_SIZE = {"tar": len(tar_write.TRAILER), "tfrecord": 0, "files": 0}
 MAX_SAMPLE_BYTES = {"tar": 2**62, "tfrecord": tfrecord_write.MAX_RECORD_BYTES}
 _CHUNK_ROWS = 2**18
 
-# the other formats store numbers as text
+# whether a format stores numeric values as numbers, instead of text
 STORES_NUMBERS = {"tar": False, "tfrecord": True, "files": False}
 
 
 class RecordColumns(NamedTuple):
-    """The input of `sample_sizes`. The fields of each sample are sorted by the bytes of their names.
+    """The input of `sample_sizes`. Each sample has one row per field, sorted by the bytes of the field names.
 
     Attributes:
-        first: See `SampleTable`.
-        stored_sizes: int64[rows], bytes of each payload in the shard.
+        first: int64[samples + 1], as in `SampleTable`.
+        stored_sizes: int64[rows], size in bytes of each payload as stored in the shard.
         is_list: bool[rows], whether the payload is an encoded list of TFRecord values. None if there are no lists.
     """
 
@@ -43,7 +43,7 @@ class RecordColumns(NamedTuple):
 
 
 def head_and_tail_sizes(shard_format: str, payloads: RecordColumns) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return two int64[rows]: the size of the head, and of the tail, of each payload."""
+    """Return the sizes in bytes of all heads, and of all tails, each as int64[rows]."""
     return _tar_sizes(payloads) if shard_format == "tar" else _tfrecord_sizes(payloads)
 
 

@@ -52,7 +52,7 @@ class FieldRows:
 
     @classmethod
     def concat(cls, parts: Sequence[FieldRows], codes: Sequence[NDArray[np.uint16]]) -> FieldRows:
-        """Concatenate tables, and drop their paths. `codes` contains a new `code` column for each table."""
+        """Concatenate tables, and drop their paths. `codes` replaces the `code` column of each table."""
         return cls(
             code=np.concatenate(codes),
             kind=concat_columns([part.kind for part in parts]),
@@ -73,10 +73,10 @@ class FieldSpans:
     """Locations of the payloads of SPAN rows, which are in shards, archives or a temporary file.
 
     Attributes:
-        files: The files with payloads. Empty if they are not written yet.
+        files: The files that contain the payloads. Empty until they are written.
         file: uint32[samples], index in `files` of each sample's file.
         expected: int64[rows], expected CRC-32C of the payload, or -1 if unknown.
-        is_list: bool[rows], whether the payload is a TFRecord list that does not have exactly one value.
+        is_list: bool[rows], whether the payload is a TFRecord list of several values, or of none.
         row_file: uint32[rows], index in `files` of each row's file. None if no sample has rows in several files.
     """
 
@@ -92,7 +92,7 @@ class FieldSpans:
         return replace(self.take_rows(rows), file=take_values(self.file, samples))
 
     def take_rows(self, rows: NDArray[np.int64]) -> FieldSpans:
-        """Return the locations of `rows`, without a change to `file`, which has one item per sample."""
+        """Return the locations of `rows`. `file` stays the same, because it has one item per sample."""
         is_list = None if self.is_list is None else self.is_list[rows]
         row_file, expected = None if self.row_file is None else self.row_file[rows], take_values(self.expected, rows)
         return replace(self, offset=self.offset[rows], expected=expected, is_list=is_list, row_file=row_file)
@@ -105,8 +105,8 @@ class FieldValues(NamedTuple):
     """Values and value types, by field name.
 
     Attributes:
-        inline: The payloads of INLINE rows as text (see `decode_inline_payload`). Samples without the field have a
-            text, too.
+        inline: For each sample, the payload of its INLINE row as text (see `decode_inline_payload`). If the sample
+            lacks the field, this text is unused.
         types: The original type of values that are stored as text. Bytes and unknown types are omitted.
         lists: The value types of fields with TFRecord lists. All rows of such a field are SPAN rows.
     """
@@ -118,7 +118,7 @@ class FieldValues(NamedTuple):
 
     @property
     def numbers(self) -> dict[str, NumberType]:
-        """The number type of each field whose text is a number. TFRecords store these fields as numbers."""
+        """The number type of each field that contains numbers as text."""
         return number_fields(self.types)
 
     def rename(self, names: Mapping[str, str]) -> FieldValues:
@@ -148,7 +148,7 @@ class SampleTable:
     Sample i has the rows `first[i]` to `first[i + 1]` (exclusive).
 
     Attributes:
-        root: The folder of the relative paths, with a trailing slash.
+        root: The folder to which paths are relative, with a trailing slash.
         first: int64[samples + 1], the first row of each sample.
         source_paths: Whether the sidecar stores `rows.paths`, because the paths differ from the keys.
         identity: Text that identifies the source if `root` does not.
@@ -194,7 +194,7 @@ class SampleTable:
         return self.keys[int(self.owners(row))] + b"." + to_bytes(self.fields[int(self.rows.code[row])])
 
     def paths(self, rows: NDArray[np.int64]) -> list[bytes]:
-        """Return the paths or URLs, with secrets, of `rows`. There must be at least one row."""
+        """Return the path or URL of each of `rows`. URLs include secrets. `rows` must not be empty."""
         if self.rows.paths is not None:
             return self.rows.paths.gather(rows)[:-1].split(b"\0")
         endings = [b"." + to_bytes(name) for name in self.fields]
@@ -206,7 +206,7 @@ class SampleTable:
         return self.root + resolve_source_path(self.path(row), self.folders)
 
     def files(self) -> tuple[bytes, ...]:
-        """Return the paths of the first, middle and last file with payloads."""
+        """Return the paths of the first, middle and last file that contains payloads, as examples."""
         file_rows = np.flatnonzero(self.rows.kind <= LINK)
         file_rows = file_rows[[0, len(file_rows) // 2, -1]] if len(file_rows) else file_rows
         paths = [self.file_path(row) for row in file_rows.tolist()]

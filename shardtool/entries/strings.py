@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-_MIN_ARROW_STRINGS = 2**18  # with more strings, Arrow is faster
-_MAX_SLICED_STRINGS = 2**8  # up to this number, copying one string at a time is faster
+_MIN_ARROW_STRINGS = 2**18  # for more strings that are not adjacent, Arrow is three times as fast
+_MAX_SLICED_STRINGS = 2**8  # copying so few strings one at a time is faster
 
 
 class StringColumn(Protocol):
@@ -91,7 +91,6 @@ class PackedStrings:
         return b"".join([self.data[start:end] for start, end in zip(starts, ends, strict=True)])
 
     def _gather_many(self, positions: NDArray[np.int64]) -> bytes:
-        # Arrow is three times as fast if the strings are not adjacent.
         import pyarrow as pa
 
         data = pa.py_buffer(np.ascontiguousarray(positions))

@@ -1,4 +1,4 @@
-"""Parse tar shards that common tools write. This module opens no file.
+"""Parse tar shards that common tools write.
 
 If GNU tar, bsdtar and `tarfile` read a header differently, this module follows the majority and reports the difference.
 In contrast to `tarfile`, damage or an early end of the file raises `CorruptShard`.
@@ -130,8 +130,8 @@ def _check_trailer(read: Read, offset: int, where: str) -> None:
 
 def _plain_file_size(block: bytes) -> int:
     """Return the size in the header of a regular file with a short name. Return -1 for other headers."""
-    # The low half of an Adler-32 checksum is the sum of the bytes plus one. The sum cannot overflow, because at least
-    # half of the bytes are zero.
+    # Adler-32 is a fast way to add up the bytes of the header: its low half is their sum plus one. This sum cannot
+    # overflow, because at least half of the bytes are zero.
     size_text, checksum, tail = block[124:136], block[148:156], block[156:]
     if tail == HEADER_TAIL:
         total = (adler32(block[:148]) & 0xFFFF) + _HEADER_TAIL_SUM
@@ -140,7 +140,7 @@ def _plain_file_size(block: bytes) -> int:
     else:
         return -1
     if size_text[11] or not size_text[:11].isdigit() or checksum != b"%06o\0 " % total:
-        return -1  # `int` would also accept signs, blanks and `0o`
+        return -1  # checked, because `int` would also accept signs, blanks and `0o`
     try:
         return int(size_text[:11], 8)
     except ValueError:
@@ -357,7 +357,7 @@ def _search_header(read: Read, offset: int, first: int, end: int | None) -> int 
 
 
 def _leads_to(read: Read, offset: int, end: int) -> bool:
-    # no member of a nested tar ends exactly at `end`
+    # false for a header in a nested tar, because no member of a nested tar ends exactly at `end`
     try:
         for member in iter_members(read, "", offset=offset):
             if member.end >= end:

@@ -1,4 +1,4 @@
-"""Parse the records of TFRecord shards, and the features of a `tf.train.Example`. This module opens no file."""
+"""Parse the records of TFRecord shards, and the features of a `tf.train.Example`."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def iter_records(read: Read, where: str, hold: Hold | None = None, offset: int =
 
 
 def is_record_start(start: bytes) -> bool:
-    """Return whether a file starts with the length of a record and its valid checksum."""
+    """Return whether a file starts with a record's length and the valid checksum of this length."""
     return len(start) >= FRAME_HEAD_BYTES and _unpack_head(start[:FRAME_HEAD_BYTES])[1] == mask_crc(crc32c(start[:8]))
 
 

@@ -26,7 +26,7 @@ _CONTINUATION_BYTES = bytes(range(CONTINUATION_BIT, 256))
 
 
 def encode_varint(number: int) -> bytes:
-    """Return a number as a varint. The code is faster for small numbers, which are the most frequent."""
+    """Return a number as a varint."""
     if 0 <= number < 1 << 7:
         return _ONE_BYTE_VARINTS[number]
     if 0 <= number < 1 << 14:

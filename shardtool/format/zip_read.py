@@ -1,4 +1,4 @@
-"""Parse zip archives. This module opens no file.
+"""Parse zip archives.
 
 It supports stored and deflated members, zip64 and data descriptors. Encrypted members and members with other
 compression methods are listed but not read. Split archives are refused. Members that are not in the central directory
@@ -31,7 +31,7 @@ _LOCAL_MARK, _CENTRAL_MARK, _DESCRIPTOR_MARK = b"PK\3\4", b"PK\1\2", b"PK\7\10"
 _END_MARK, _ZIP64_END_MARK, _ZIP64_LOCATOR_MARK = b"PK\5\6", b"PK\6\6", b"PK\6\7"
 _MAX_COMMENT_BYTES = 2**16 - 1
 _ENCRYPTED_FLAG, _DESCRIPTOR_FLAG = 1, 8
-_IN_ZIP64 = 2**32 - 1  # the number is in the zip64 extra field
+_IN_ZIP64 = 2**32 - 1  # means that the number is in the zip64 extra field
 _ZIP64_EXTRA_ID = 1
 _UNIX_SYSTEM = 3
 _MAX_DEFLATE_RATIO = 1032

@@ -115,7 +115,7 @@ def find_index_names(shard: str, names: Collection[str]) -> list[str]:
 
 
 def shard_stems(name: str) -> list[str]:
-    """Return the names, without suffix, of shards whose index could have this file name."""
+    """Return the names, without ending, of shards for which an index file could have this name."""
     return [name.removesuffix(suffix) for suffix in _SUFFIXES if name.endswith(suffix) and name != suffix]
 
 

@@ -34,7 +34,7 @@ _NON_WORD = re.compile(r"\W")
 _YAML_ESCAPED = re.compile("[\x7f-\xa0\u2028\u2029\ufeff]")
 # files that `load_dataset` ignores
 _IGNORED_FILES = ("README.md", "config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json")
-# if two extensions are equally common, the later one in this list wins
+# if two extensions are equally common, `load_dataset` chooses the later one in this list
 _PREFERRED_ENDINGS = ("csv", "json", "jsonl", "arrow", "parquet")
 _KNOWN_ENDINGS = (
     "txt", "tsv", "xml", "toml", "md", "zip", "jpg", "jpeg", "png", "mp3", "mp4", "pdf", "tar", *_PREFERRED_ENDINGS,

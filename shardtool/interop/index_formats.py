@@ -57,7 +57,7 @@ class ShardIndexFile(NamedTuple):
     difference: Callable[[bytes, IndexedShard], str] = lambda _, __: _OTHER_OFFSETS
 
     def compare(self, data: bytes, shard: IndexedShard, *, has_hashes: bool) -> str:
-        """Describe how an index differs from its shard. Return "" if both are equivalent."""
+        """Return what `difference` returns, or "" if `encode` returns the same bytes."""
         try:
             is_same = not has_hashes and self.encode(shard) == data
             return "" if is_same else self.difference(data, shard)
@@ -71,7 +71,7 @@ class FolderIndexFiles(NamedTuple):
     """Functions for the index files of a folder, which list all splits of a dataset.
 
     Attributes:
-        encode: Returns the content of the files, by path in the folder. The order is the order of publication.
+        encode: Returns the content of each file by its path in the folder, in the order in which to publish the files.
         pairs: Returns the shard names and sample counts in the parsed JSON of `ExportFormat.folder_file`.
         user_file: A file that is never overwritten, because users may edit it. "" if there is none.
     """
@@ -151,7 +151,7 @@ def _energon_folder_files(splits: Sequence[DatasetFile]) -> dict[str, bytes]:
     counts: dict[str, int] = {}
     parts: dict[str, list[str]] = {name: [] for name in STANDARD_SPLITS}
     for split in sorted(splits, key=split_order):
-        # energon rejects empty shards
+        # leave out empty shards, which energon rejects
         shard_counts = {shard.name: shard.samples for shard in split.shards if shard.samples}
         parts.setdefault(split.made.split or DEFAULT_SPLIT, []).extend(shard_counts)
         counts |= shard_counts

@@ -122,7 +122,7 @@ class IndexedShard:
 
 _MAX_HEAD_BYTES = 4096
 _MAX_BYTES_PER_FIELD = 1024
-_MAX_ESCAPED_BYTES = 6  # per byte of a name, in JSON
+_MAX_ESCAPED_BYTES = 6  # JSON needs up to this many bytes for one byte of a name
 STANDARD_SPLITS = ("train", "val", "test")  # `energon lint` requires all three splits
 
 

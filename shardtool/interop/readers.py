@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 NUMBER_FIELDS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
 _INTEGER = re.compile(rb"\s*[+-]?[0-9]+\s*")
 _WHITESPACE = tuple(bytes([code]) for code in (*range(1, 33), 127))
-# code, readers, problem (a noun phrase), bytes, pattern. The pattern matches affected NUL-terminated keys, which all
-# contain one of the bytes.
+# code, readers, problem (a noun phrase), bytes, pattern. The pattern matches affected NUL-terminated keys. The search
+# is skipped if no key contains one of the bytes.
 _KEY_RULES: tuple[tuple[str, str, str, tuple[bytes, ...], re.Pattern[bytes]], ...] = (
     ("dot-in-key", "webdataset, wids, DALI, energon and Hugging Face datasets end the key at its first dot",
      "key with a dot in the last part", (b".",), re.compile(rb"\.[^\0/]*\0")),
@@ -79,7 +79,7 @@ class NameProblem:
 
     Attributes:
         readers: Which readers misread the names, and how.
-        what: The problem, as a noun phrase that starts with its noun.
+        what: The problem, as a noun phrase. Its first word gets a plural ending.
         fixable: Whether `--portable` fixes the problem.
     """
 
@@ -98,7 +98,7 @@ class ReaderProblems:
     """Collects the problems that readers have with the names in tar shards."""
 
     def __init__(self) -> None:
-        self._problems: dict[tuple[str, str], NameProblem] = {}  # by code and `what`
+        self._problems: dict[tuple[str, str], NameProblem] = {}  # by `code` and `what` of the problem
         self._samples, self._first = 0, b""
         self._fields: Counter[str] = Counter()
         # a field, the key of a sample with this field, and the key of a sample without this field
@@ -129,7 +129,7 @@ class ReaderProblems:
     def add_shard(self, index: ShardIndex, texts: bytes = b"", numbers: Mapping[str, NumberType] | None = None) -> None:
         """Check the names of a shard's samples.
 
-        `texts` contains the NUL-terminated text of each field. If the strings are unknown, it is b"".
+        `texts` contains the NUL-terminated string of each field, or is b"" if the strings are unknown.
         """
         names, code_bytes = index.codes_by_name()
         codes, fields, rows = np.frombuffer(code_bytes, np.uint16), tuple(map(to_text, names)), texts[:-1].split(b"\0")

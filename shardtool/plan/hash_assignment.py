@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shardtool.entries.strings import PackedStrings
 
 
-_HEADROOM = 0.8  # fill new shards only to this share, so a growing dataset can keep its number of shards
+_HEADROOM = 0.8  # fill new shards to this share of the limits, so a growing dataset can keep its number of shards
 _STEP_DIVISOR = 16
 _MAX_EXHAUSTIVE_SHARDS = 100
 

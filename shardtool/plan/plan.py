@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 DEFAULT_MAX_SIZE = 10**9
-_ESTIMATE_FILL_SHARE = 0.97  # estimates may be too small, so shards are not filled completely
+_ESTIMATE_FILL_SHARE = 0.97  # plan only this share of the maximum size, because estimates may be too small
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class Plan:
         order: int64[samples], the sample at each position. None if the plan has the order of `entries`.
         total: int64[samples + 1], bytes of all samples before each position.
         ends: int64[shards], the position after the last sample of each shard.
-        regions: int64[regions, 2], start and end of each range of the first span file that is read at once. None if
-            payloads are read one by one.
+        regions: int64[regions, 2], start and end of each range that is read at once from the first span file. None
+            if payloads are read one by one.
     """
 
     format: str
@@ -87,7 +87,7 @@ class Plan:
         return sizes + TRAILER_SIZE[self.format]
 
     def span(self, shard: int) -> tuple[int, int]:
-        """Return the first position of a shard, and its end."""
+        """Return the position of a shard's first sample, and the position after its last sample."""
         return (int(self.ends[shard - 1]) if shard else 0), int(self.ends[shard])
 
     def count(self, shard: int) -> int:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 GAMMA, FIRST_FACTOR, SECOND_FACTOR = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
-# small permutations rank random numbers: this is faster, and all orders are equally likely
+# up to this size, ranking random numbers is faster, and all orders are equally likely
 _MAX_RANKED_SIZE = 16
 _ROUNDS = 8
 
@@ -28,7 +28,7 @@ _ROUNDS = 8
 def random_numbers(start: int, count: int) -> NDArray[np.uint64]:
     """Return the first `count` numbers of the random number generator with the state `start`."""
     numbers = np.empty(count, np.uint64)
-    # Chunks fit into the CPU cache. `random_at` would copy the whole array several times.
+    # Each step of `random_at` copies the array, which is faster for chunks that fit into the CPU cache.
     for chunk in chunk_slices(count):
         numbers[chunk] = random_at(start, np.arange(chunk.start, chunk.stop, dtype=np.uint64))
     return numbers

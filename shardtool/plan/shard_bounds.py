@@ -22,7 +22,7 @@ NO_LIMIT = 2**62
 class ShardBounds(NamedTuple):
     """The limits that the user requested.
 
-    `current_shards` is the number of existing shards, which an assignment by hash keeps if possible.
+    `current_shards` is the number of existing shards. An assignment by hash keeps this number if possible.
     """
 
     max_size: int | None = None
@@ -47,7 +47,7 @@ class ShardCapacity(NamedTuple):
 
     Attributes:
         room: Maximum bytes of a shard's samples, or `NO_LIMIT`.
-        planned: Maximum bytes in the plan. Less than `room` if sample sizes are estimates.
+        planned: Maximum bytes to plan. Less than `room` if sample sizes are estimates.
     """
 
     room: int = NO_LIMIT
@@ -124,7 +124,7 @@ class ShardRuns:
         return max(0, min(end - 1, max(first, end - self.max_count)))
 
     def fit(self, ends: NDArray[np.int64]) -> bool:
-        """Return whether shards with these ends are within the limits. A shard with one sample always is."""
+        """Return whether shards with these ends are within the limits. A shard with one sample always fits."""
         starts = np.concatenate(([0], ends[:-1]))
         counts = ends - starts
         fits = (self.total[ends] - self.total[starts] <= self.room) & (counts <= self.max_count)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 PLAN_HASH_VERSION = 1
-_MIN_REGION_SHARE = 0.25  # if a smaller share of a region's bytes is needed, reading each payload is faster
+_MIN_REGION_SHARE = 0.25  # if a shard needs less of a region (see `Plan`), reading single payloads is faster
 
 
 def build_shard_samples(plan: Plan, shard: int) -> ShardSamples:
@@ -117,14 +117,14 @@ def hash_shard_plan(shard_format: str, samples: ShardSamples, work: str = "") ->
 
     A copy of the source gives the same hash, because the hash ignores the source's root and times.
     """
-    # hash only the names of fields that this shard contains
+    # hash only names of this shard's fields, so that other shards do not change the hash
     content = samples.content
     used, codes = _unique_codes(np.frombuffer(content.codes, np.uint16))
     names = b"\0".join(content.fields[code] for code in used)
     prefix = b"shardtool plan %d" % PLAN_HASH_VERSION
     prefix += (shard_format if shard_format != "tar" else "").encode() + (f" {work}" if work else "").encode()
     local = codes.astype(np.uint16).tobytes()
-    paths = samples.output_paths(redact_url_bytes)  # a new URL signature does not change the file
+    paths = samples.output_paths(redact_url_bytes)  # URL signatures may change for the same file
     paths = paths if paths.strip(b"\0") else b""
     columns = [content.keys, content.counts, names, local, content.sizes, paths, content.inline]
     kinds = [content.numbers.get(code) or content.lists.get(code) or "" for code in used]
