@@ -133,7 +133,7 @@ class BodyDecoder:
         self._started = False
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
-        """Yield the decompressed bytes of the next part of the body."""
+        """Decompress `data`, the next bytes of the body."""
         if self._decompressor is None:
             yield data
             return
@@ -263,7 +263,8 @@ class DownloadClient:
         async with self._session.get(url, allow_redirects=False) as response:
             if (status := response.status) == _OK:
                 return await self._read_body(response, download, limits)
-            if (response.content_length or _PIECE_BYTES) < _PIECE_BYTES:  # so that the connection can be reused
+            # Read a short body, so that the connection can be reused.
+            if (response.content_length or _PIECE_BYTES) < _PIECE_BYTES:
                 with suppress(aiohttp.ClientError, asyncio.TimeoutError):
                     await response.read()
             if status in _REDIRECT_STATUSES:

@@ -25,8 +25,8 @@ class FetchOptions:
     """Options for downloads.
 
     Attributes:
-        per_host: Maximum concurrent requests per host. In a task, this is the share of one worker.
-        images: Require that a file starts with the signature of an image.
+        per_host: Maximum concurrent requests per host. In a task, this is the worker's share of the total.
+        images: Whether each file must start with the signature of an image format.
         memory: Maximum bytes of downloaded files in memory.
     """
 
@@ -54,7 +54,7 @@ class FetchFailed(Exception):
 
     Attributes:
         message: Explanation for the user. It contains no part of the URL.
-        wait_s: Seconds to wait before a retry, as requested by the server.
+        wait_s: Minimum seconds to wait before a retry, as requested by the server. 0 if the server requests no wait.
     """
 
     def __init__(self, code: SkipCode, message: str, *, is_temporary: bool = False, wait_s: float = 0) -> None:

@@ -42,7 +42,7 @@ class Listing:
         stored: The dataset and the shard for each name in `shards`.
         compressed: Whether some shards are compressed. A compressed shard can only be read from start to end.
         later: The conditions of `--where` that workers evaluate, because they depend on the content of files.
-        dropped: Fields that are not packed. Columns with their numbers are kept until splits are chosen.
+        dropped: Fields that are not packed. Metadata columns of their numbers are kept until splits are chosen.
         classes: Class names by field, including fields that are not packed.
     """
 
@@ -71,7 +71,7 @@ class Listing:
         return {**self.classes, **self.entries.values.classes}
 
     def without_dropped(self) -> Listing:
-        """Return the listing without the numbers of the fields in `dropped`."""
+        """Return the listing without the metadata columns that contain numbers of fields in `dropped`."""
         columns = self.entries.metadata
         if columns is None or not self.dropped:
             return self

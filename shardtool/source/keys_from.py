@@ -112,7 +112,7 @@ def _listed_keys(key_list: object) -> list[bytes]:
     if isinstance(key_list, Iterable) and not isinstance(key_list, bytes):
         keys = [*key_list]
         if all(isinstance(key, str) and key and "\0" not in key for key in keys):
-            with suppress(UnicodeEncodeError):  # a lone surrogate cannot be encoded
+            with suppress(UnicodeEncodeError):  # a key with a lone surrogate is invalid
                 return [to_bytes(key) for key in keys]
         if "" in keys:
             raise InvalidRequest(_option(key_list), "an empty key", expected="keys such as cat/0001")

@@ -158,7 +158,7 @@ class MultiFolderSource(FolderSource):
 
 
 def name_folders(sources: Sequence[str]) -> list[bytes]:
-    """Return a unique name for each folder: the last component of its path, or several if names would repeat."""
+    """Return a unique name for each folder: the last component of its path, or more components if needed."""
     real_paths = [os.fsencode(path if address.is_url(path) else os.path.realpath(path)) for path in sources]
     for (path, inner), (other_path, outer) in permutations(zip(sources, real_paths, strict=True), 2):
         if (inner + b"/").startswith(outer.rstrip(b"/") + b"/"):

@@ -78,7 +78,8 @@ def find_number_fields(
 ) -> NumberFields:
     """Find the fields that contain numbers, and read the numbers as strings in workers.
 
-    `run` is `Pool.map`. A damaged number is an error or, with `salvage`, recorded in `NumberTexts.damaged`.
+    `run` is `Pool.map`. A damaged number raises an error. If `salvage` is true, it is recorded in
+    `NumberTexts.damaged` instead.
     """
     for part in parts:
         _check_kinds(part, is_wanted, to_format)

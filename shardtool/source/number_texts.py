@@ -35,7 +35,7 @@ class NumberField(NamedTuple):
 
     Attributes:
         number: The type of the numbers. In a tar shard, the type of number that the strings may represent.
-        stored: Whether the shard stores numbers and not strings.
+        stored: Whether the shard stores numbers. If false, it stores strings.
     """
 
     field: str
@@ -47,7 +47,7 @@ class NumberField(NamedTuple):
 
 
 class NumberTask(NamedTuple):
-    """The fields to read from a shard. If `salvage` is true, damaged numbers are recorded and not raised as errors."""
+    """The fields to read from a shard. If `salvage` is true, damaged numbers are recorded, not raised as errors."""
 
     file: SpanFile
     fields: tuple[NumberField, ...]
@@ -61,7 +61,7 @@ class NumberTexts:
     Attributes:
         data: The strings in order, each followed by NUL. Empty if `changed` is above 0.
         changed: The number of strings that would change if they were stored as numbers.
-        rounded: The number of strings that a float would round.
+        rounded: The number of changed strings that represent numbers.
     """
 
     data: bytes = b""
@@ -74,7 +74,7 @@ class NumberTexts:
 def read_number_texts(task: NumberTask) -> list[NumberTexts]:
     """Read the values of each field of a task as strings."""
     columns = [[array("q", data) for data in (field.offsets, field.lengths, field.crcs)] for field in task.fields]
-    values_in_order = sorted(  # file order, because a compressed shard can only be read in sequence
+    values_in_order = sorted(  # sort by offset, because a compressed shard can only be read in sequence
         (offset, length, crc, number, index)
         for number, (offsets, lengths, crcs) in enumerate(columns)
         for index, (offset, length, crc) in enumerate(zip(offsets, lengths, crcs, strict=True))
@@ -113,7 +113,7 @@ def _read_text(shard: ShardFile | CompressedFile, offset: int, length: int, crc:
 
 
 def int_text(data: bytes) -> bytes | None:
-    """Return the text of an int64 that a TFRecord stores as the varint `data`, or None if it is not one varint."""
+    """Return the int64 in the varint `data` of a TFRecord as a string, or None if `data` is not one varint."""
     try:
         numbers = decode_numbers(b"\x0a%b%b" % (bytes([len(data)]), data), "int64")
     except ValueError:
@@ -122,7 +122,7 @@ def int_text(data: bytes) -> bytes | None:
 
 
 def float_text(data: bytes) -> bytes | None:
-    """Return the shortest text that represents the 32-bit float `data`, or None if the length of `data` is wrong."""
+    """Return the shortest string that represents the 32-bit float `data`, or None if the length of `data` is wrong."""
     if len(data) != _FLOAT_BYTES:
         return None
     (value,) = struct.unpack("<f", data)
@@ -130,8 +130,8 @@ def float_text(data: bytes) -> bytes | None:
         return b"%a" % value
     for digits in _FLOAT_DIGITS if abs(value) >= _MIN_NORMAL_FLOAT else range(1, 10):
         text = f"{value:.{digits - 1}e}"
-        # Just below a power of two, floats are closer together. A decimal that was rounded down may be a different
-        # float, so also try the next decimal away from zero.
+        # Just below a power of two, floats are closer together than above it. A decimal that was rounded toward zero
+        # may therefore be a different float, so also try the next decimal away from zero.
         if data[:2] == b"\0\0" and struct.pack("<f", float(text)) != data:
             mantissa, exponent = text.replace(".", "").split("e")
             text = f"{int(mantissa) + (1 if value > 0 else -1)}e{int(exponent) - digits + 1}"

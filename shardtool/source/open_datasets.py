@@ -144,7 +144,7 @@ def agreed_classes(datasets: Sequence[StoredDataset]) -> dict[str, list[str]]:
 def drop_partial_labels(
     columns: pa.Table | None, parts: Sequence[SourceShard], labels: Collection[str]
 ) -> tuple[pa.Table | None, list[str]]:
-    """Drop each label column that is missing in a shard with the label's field. Return the metadata and notes."""
+    """Drop a label column if a shard has the label's field but not the column. Return the other columns, and notes."""
     notes = []
     for name in sorted({*labels}.intersection(() if columns is None else columns.column_names)):
         lacking = [part for part in parts if name in part.index.names and name not in part.index.metadata.column_names]
@@ -157,7 +157,10 @@ def drop_partial_labels(
 
 
 def merge_metadata(parts: Sequence[SourceShard], datasets: Sequence[StoredDataset]) -> pa.Table | None:
-    """Concatenate the metadata of all shards, or return None if there is none. A missing column becomes null."""
+    """Concatenate the metadata of all shards, or return None if there is none.
+
+    If a shard lacks a column, its values are null.
+    """
     tables = [part.index.metadata for part in parts]
     names = [*dict.fromkeys(name for table in tables for name in table.column_names)]
     if not names:
@@ -202,7 +205,7 @@ def merge_fingerprints(datasets: Sequence[StoredDataset]) -> int | None:
     for file in files:
         kinds = {*number_features(file.features).values()}
         may_map = any("map" in run.options for run in (file.made, *file.made.appended))
-        # The fingerprint may come from strings that the stored numbers do not reproduce.
+        # The fingerprint may have been computed from strings to which the stored numbers do not convert back.
         if "float" in kinds or (kinds and may_map):
             return None
     return sum_fingerprints(file.fingerprint for file in files) if len(files) == len(datasets) else None

@@ -1,6 +1,6 @@
 """Convert samples to the rows of a plan file, and back.
 
-Texts are stored as bytes, because file names need not be UTF-8.
+Strings are stored as bytes, because some file names are not valid UTF-8.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _read_fields(
     groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
     max_rows = sum(group.column(1).num_values for group in groups)
     starts, sample, row = np.zeros(file.metadata.num_rows + 1, np.int64), 0, 0
-    # Concatenating chunks would take twice the memory.
+    # Fill arrays of the final size, because concatenating chunks would take twice the memory.
     columns = [np.empty(max_rows, str(member.type)) for member in kind if member.name != _PATH_NAME]
     has_paths, paths = kind.num_fields > len(columns), list[bytes]()
     for lists in _read_chunks(file, FIELDS_COLUMN):
@@ -163,7 +163,8 @@ def _read_fields(
 def _check_entries(entries: SampleTable) -> None:
     rows, counts, spans = entries.rows, entries.counts(), entries.spans
     min_kind, max_kind = (FILE, INLINE) if spans is None else (INLINE, SPAN)
-    forbidden = {*(b"\0" if rows.paths is not None else b"/\0")}  # without stored paths, a path is key + "." + field
+    # Without stored paths, the field name becomes part of the path, so it must not contain a slash.
+    forbidden = {*(b"\0" if rows.paths is not None else b"/\0")}
     has_bad_size = rows.size.min(initial=0) < 0 or rows.size.max(initial=0) > _MAX_PAYLOAD_BYTES
     has_bad_kind = rows.kind.min(initial=min_kind) < min_kind or rows.kind.max(initial=min_kind) > max_kind
     for is_invalid, problem in (

@@ -47,7 +47,7 @@ class SpanReads(NamedTuple):
 def payload_tasks(
     entries: SampleTable, rows: Rows, *, reads: int = 1, max_files: int = FILES_PER_TASK
 ) -> list[tuple[Rows, FileReads | SpanReads]]:
-    """Divide `rows` into tasks of at most `max_files` files. Return each task with its positions in `rows`."""
+    """Divide `rows` into tasks of at most `max_files` files. Each task comes with its positions in `rows`."""
     import numpy as np
 
     kinds = entries.rows.kind[rows]

@@ -190,7 +190,7 @@ def _build_run(
         if name := next((name for name in SOURCE_OPTIONS if getattr(user_options, name, None)), ""):
             problem = "the dataset was created by reshard"
             raise InvalidRequest(option_text(name), problem, expected="a dataset of `create`")
-        recorded.pop("dots", None)  # not an option of `reshard`, which detects the value
+        recorded.pop("dots", None)  # `reshard` detects this value and has no such option
     kind = ReshardOptions if verb == "reshard" else CreateOptions
     if table is None:
         found, table_state = _without_table(recorded, kind)
@@ -198,7 +198,7 @@ def _build_run(
         del recorded["join"]
         found, table_state = {**_valid_options(recorded, kind), "join": table}, {}
     if file is not None and file.appends and not has_appended_sources(file) and not table_state:
-        # the source has grown since these options selected samples, so the selection cannot be repeated
+        # samples were appended from the same source, which had grown, so these options would select other samples
         selecting = [name for name in ("head", "per_class") if found.pop(name, None) is not None]
         table_state = {"selecting_options": tuple(map(option_text, selecting))}
         found.pop("of", None)
@@ -219,7 +219,7 @@ def _without_table(recorded: dict[str, Any], kind: type[Any]) -> tuple[dict[str,
     selecting = [name for name in _SELECTING_OPTIONS if name in valid and (name != "head" or "sort_by" in valid)]
     if selecting:
         valid = {name: value for name, value in valid.items() if name not in _COLUMN_OPTIONS}
-        if kind is ReshardOptions:  # the removed options may have excluded samples with the same key
+        if kind is ReshardOptions:  # without the removed options, several samples may have the same key
             valid["on_duplicate"] = "first"
     made_fields = tuple(field for field, _ in parse_pairs("field", values))
     state = {"table": printable(str(table))[:80], "made_fields": made_fields}

@@ -60,7 +60,7 @@ class ExaminedFiles:
 
     @property
     def identity(self) -> str:
-        """A digest of the examined files in order."""
+        """A digest of the examined files, in the order in which they were added."""
         return self._hash.hexdigest()
 
 
@@ -71,8 +71,8 @@ class SourceShard:
     Attributes:
         kinds: The type of each field that is not bytes. In a tar, this is the type that the strings represent. None if
             the shard must be scanned to find the types.
-        conflicts: By field, the first scanned feature that is a list or changes its type.
-        is_list: For each row, whether the payload is a whole TFRecord list.
+        conflicts: For each field, the first scanned sample with a list or a different type than before.
+        is_list: For each row, whether the payload is a whole TFRecord list. None if the shard has no lists.
         regrouped: The number of samples whose fields were not adjacent.
     """
 
@@ -98,11 +98,11 @@ class SourceShard:
         return self.stored.name
 
     def kind(self, field_name: str) -> FeatureType:
-        """Return the type of a field, or the type that its texts represent."""
+        """Return the type of a field, or the type that its strings represent."""
         return (self.kinds or {}).get(field_name, "bytes")
 
     def rows_of(self, field_name: str) -> NDArray[np.int64]:
-        """Return the row numbers of a field."""
+        """Return the positions in `index` of the rows of a field."""
         return np.flatnonzero(self.index.codes == self.index.names.index(field_name))
 
     def key(self, sample: int) -> str:
@@ -114,7 +114,7 @@ class SourceShard:
         return f"{self.path}, {printable(self.key(sample))}"
 
     def describe_value(self, field_name: str, index: int = 0) -> str:
-        """Return, for messages, the path and key of the sample with value number `index` of a field."""
+        """Return, for messages, the shard path and the key of the sample that has value `index` (from 0) of a field."""
         return self.where(int(np.searchsorted(self.index.firsts, self.rows_of(field_name)[index], side="right")) - 1)
 
 
@@ -142,7 +142,7 @@ def read_sidecar_bytes(shard: SourceShard) -> tuple[FileInfo, bytes] | CorruptSh
     except OSError as error:
         found = f"cannot be read: {os_error_text(error)}"
     except AccessRefused:
-        if stored.entry is None:  # a store that forbids listing may refuse access because the object is missing
+        if stored.entry is None:  # a store that forbids listing may refuse access to a missing object
             return None
         raise
     return CorruptShard(path, found, expected=f"the sidecar of {stored.name}", remedy=_verify_advice())

@@ -38,8 +38,8 @@ class TableHead(NamedTuple):
     """The first rows of a table.
 
     Attributes:
-        forms: Ways to read the table, the usual one first. Each is a pair of options and rows.
-        annotations: The columns of annotations, if the table is a COCO file.
+        forms: The ways to read the table, the usual one first. Each is a pair of `create` options and the rows read.
+        annotations: The columns of annotations in a COCO file. None for other tables.
     """
 
     forms: tuple[tuple[Mapping[str, object], list[dict[str, object]]], ...]

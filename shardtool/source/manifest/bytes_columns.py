@@ -53,7 +53,7 @@ def _has_paths(kind: pa.DataType) -> bool:
 
 
 class BytesColumns:
-    """The columns of payloads. `rows` are the numbers of the selected rows, or None for all rows."""
+    """The columns of payloads. `rows` contains the ascending numbers of the selected rows, or is None for all rows."""
 
     def __init__(self, table: Table, names: list[str]) -> None:
         self._table, self._names = table, names

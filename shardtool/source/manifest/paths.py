@@ -123,7 +123,7 @@ def use_common_folder(columns: Mapping[str, pa.Array], root: bytes) -> tuple[dic
 
 
 def rebase_to_root(paths: pa.Array, root: bytes) -> pa.Array:
-    """Convert absolute paths to paths relative to the real path of `root`, which start with `..`."""
+    """Make absolute paths relative to the real path of `root`, so that they start with `..`."""
     if not len(find_absolute(paths)):
         return paths
     folder, up = os.path.realpath(os.fsdecode(root)), ""
@@ -192,7 +192,7 @@ class PathEndings:
         return taken
 
     def take(self, rows: NDArray[np.int64]) -> PathEndings:
-        """Return the endings of the given rows. Do not call `stems` on the result."""
+        """Return the endings of the given rows. `stems` of the result would still yield the paths of all rows."""
         taken = copy(self)
         taken.codes = self.codes[rows]
         return taken

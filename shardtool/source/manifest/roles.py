@@ -43,7 +43,7 @@ _SIGNATURES = (
 
 @dataclass(frozen=True, slots=True)
 class ColumnRoles:
-    """The columns with each role. A pair consists of a field and its column.
+    """The columns of each role. Each pair contains a field name and a column name.
 
     If `key` is None, keys are paths without extensions. If there are no paths, keys are row numbers.
     """
@@ -91,7 +91,7 @@ def choose_roles(
 ) -> ColumnRoles:
     """Choose the role of each column from the options, or from usual column names.
 
-    `first_ending` is a function like `bytes_columns.first_ending`.
+    `first_ending` returns the extension of the first value in a column, or an empty string.
     """
     _check_columns_exist(schema, options)
     notes: list[str] = []

@@ -43,7 +43,7 @@ class FieldLayout(NamedTuple):
 
     Attributes:
         code: uint16[extensions, fields], indices into `fields`.
-        column: int64[extensions, fields], the column that contains each field.
+        column: int64[extensions, fields], the index of the column that contains each field.
     """
 
     fields: tuple[str, ...]
@@ -52,7 +52,7 @@ class FieldLayout(NamedTuple):
     endings: NDArray[np.uint16] | None
 
     def rows(self, columns: Sequence[FieldColumn], paths: Sequence[pa.Array], samples: int) -> FieldRows:
-        """Return the rows of all samples. The first `len(paths)` columns are those with `paths`."""
+        """Return the rows of all samples. `paths[i]` has the paths of `columns[i]`. Later columns have no paths."""
         code = np.empty((samples, self.code.shape[1]), np.uint16)
         code[:] = self.code[0] if self.endings is None else self.code[self.endings]
         kinds, sizes, mtimes, changed = zip(*columns, strict=True)
@@ -82,7 +82,10 @@ class FieldLayout(NamedTuple):
 
 
 def arrange_fields(endings: PathEndings | None, names_of_others: Sequence[str]) -> FieldLayout:
-    """Return the order of the fields. `endings` name the first field, and `names_of_others` are the other fields."""
+    """Return the order of the fields. If there are `endings`, they define the field of the first column.
+
+    The fields of the other columns are `names_of_others`.
+    """
     names = [] if endings is None else endings.names
     fields = tuple(sorted({*names, *names_of_others}, key=to_bytes))
     number = {name: index for index, name in enumerate(fields)}
@@ -98,9 +101,9 @@ def arrange_fields(endings: PathEndings | None, names_of_others: Sequence[str]) 
 def merge_stat_results(
     parts: list[StatResult], columns: int
 ) -> tuple[list[FieldColumn], list[Problem], NDArray[np.int64]]:
-    """Merge the results of workers into one field for each column of paths.
+    """Merge the results of workers. Return one `FieldColumn` for each column of paths, and all problems.
 
-    Also return the problems, and for each file the number of its problem, or 0, as int64[samples, columns].
+    The third result is int64[samples, columns]: the number of each file's problem, from 1, or 0 if it has none.
     """
     kinds = np.frombuffer(b"".join([part.kinds for part in parts]), np.uint8).reshape(-1, columns)
     arrays = [np.frombuffer(part.facts, np.int64).reshape(-1, columns, 4) for part in parts]

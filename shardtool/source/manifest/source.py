@@ -88,7 +88,7 @@ class ManifestSource(Source):
         self.notes = [*table.notes, *roles.notes]
         self._root = choose_root(options, table.folder)
         self._is_path_list = isinstance(source, str) and source == "-" and table.schema.names == ["path"]
-        # The user wrote these paths, so they are trusted.
+        # Paths from standard input or a table in memory are trusted, because they come from the user.
         is_own = self._is_path_list or not isinstance(source, str | os.PathLike)
         self._may_leave_root = is_own and options.root is None and not options.allow_outside
         heavy = {*tables.find_byte_columns(table.schema), *roles.columns_of("binary")}
@@ -185,7 +185,7 @@ class ManifestSource(Source):
             sizes = checks.check_sizes(rows, options.size_column)
         paths, endings = self._resolve_paths(rows)
         names, groups = self._find_keys(rows, endings)
-        if any(map(options.is_given, ("keys_from", "sample", "head"))):  # select rows before examining files
+        if any(map(options.is_given, ("keys_from", "sample", "head"))):  # examine only the files of these rows
             sampled = self._keep_chosen_rows(names, groups)
             names, rows_to_take = names.take(sampled), arrow.number_array(sampled)
             groups = None if groups is None else group_rows(names.array())
