@@ -263,7 +263,7 @@ class DownloadClient:
         async with self._session.get(url, allow_redirects=False) as response:
             if (status := response.status) == _OK:
                 return await self._read_body(response, download, limits)
-            # Read a short body, so that the connection can be reused.
+            # Read short bodies, so that the connection can be reused.
             if (response.content_length or _PIECE_BYTES) < _PIECE_BYTES:
                 with suppress(aiohttp.ClientError, asyncio.TimeoutError):
                     await response.read()

@@ -37,7 +37,7 @@ class HostTimes:
         self.start(())
 
     def start(self, hosts: Sequence[str]) -> None:
-        """Start to count the files of a new shard. `hosts` contains the host of each file in download order."""
+        """Start counting the files of a new shard. `hosts` has the host of each file in download order."""
         self._hosts, self._file_counts, ahead = hosts, Counter(hosts), AHEAD_FACTOR * self._options.connections
         self._remaining = [Counter(hosts[index : index + ahead]) for index in range(0, len(hosts), ahead)]
         if len(self._finished) > _MAX_HOSTS:
@@ -61,8 +61,8 @@ class HostTimes:
     def estimate(self) -> tuple[float, str, int, int, float]:
         """Return the last fields of `FetchProgress`: the remaining seconds, and the progress of the slowest host.
 
-        The remaining time is the time of the slowest host, or the total time divided by the number of connections,
-        whichever is longer. This method is thread-safe.
+        The remaining time is the longer of the time of the slowest host and the total time divided by the number of
+        connections. This method is thread-safe.
         """
         seconds_per_file, seconds = self._seconds_per_file(), defaultdict[str, float](float)
         for counts in self._remaining:

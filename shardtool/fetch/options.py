@@ -26,7 +26,7 @@ class FetchOptions:
 
     Attributes:
         per_host: Maximum concurrent requests per host. In a task, this is the worker's share of the total.
-        images: Whether each file must start with the signature of an image format.
+        images: Whether files must start with the signature of an image.
         memory: Maximum bytes of downloaded files in memory.
     """
 
@@ -53,8 +53,8 @@ class FetchFailed(Exception):
     """A failed download.
 
     Attributes:
-        message: Explanation for the user. It contains no part of the URL.
-        wait_s: Minimum seconds to wait before a retry, as requested by the server. 0 if the server requests no wait.
+        message: Explanation for the user, without any part of the URL.
+        wait_s: Minimum seconds to wait before a retry. 0 if the server requests no wait.
     """
 
     def __init__(self, code: SkipCode, message: str, *, is_temporary: bool = False, wait_s: float = 0) -> None:

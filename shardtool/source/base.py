@@ -71,7 +71,7 @@ class Listing:
         return {**self.classes, **self.entries.values.classes}
 
     def without_dropped(self) -> Listing:
-        """Return the listing without the metadata columns that contain numbers of fields in `dropped`."""
+        """Return the listing without metadata columns that contain numbers of `dropped` fields."""
         columns = self.entries.metadata
         if columns is None or not self.dropped:
             return self

@@ -93,7 +93,7 @@ def _encode_digest(digest: int) -> bytes:
 
 
 def inline_checksums(entries: SampleTable, rows: Rows, *, as_numbers: bool) -> tuple[Rows, Rows]:
-    """Return the payload size and CRC-32C of each row. Rows of other kinds than INLINE have the CRC-32C -1."""
+    """Return the payload size and CRC-32C of each row. The CRC-32C is -1 for other kinds than INLINE."""
     import numpy as np
 
     sizes, sums = entries.rows.size[rows], np.full(len(rows), -1, np.int64)

@@ -117,7 +117,7 @@ def drop_duplicate_samples(
     read_existing_keys: Callable[[], PackedStrings | None],
 ) -> Listing:
     """If `drop_duplicates` is set, keep only the first sample of each group of duplicates."""
-    # With a plan file, duplicates were dropped before the file was written.
+    # A plan file was written without duplicates.
     if not options.drop_duplicates or getattr(options, "plan", None) is not None:
         return listed
     entries, exists = listed.entries, np.zeros(len(listed.entries), np.bool_)

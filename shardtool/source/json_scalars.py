@@ -1,4 +1,4 @@
-"""Read the strings, numbers and booleans at the top level of JSON payloads. A payload can also be one number or string.
+"""Read the strings, numbers and booleans at the top level of JSON payloads. A payload may be one number or string.
 
 Workers import neither NumPy nor pyarrow.
 """
@@ -74,8 +74,8 @@ def parse_scalars(field: str, payloads: Iterable[bytes | _ReadProblem]) -> JsonS
 
 
 def _parse_payload(field: str, payload: bytes, long: Counter[str]) -> tuple[bytes, dict[str, Scalar]]:
-    # If the field name does not end in json, a payload that is not an object is one number or string, which is named
-    # after the field. NaN and infinity are replaced by null.
+    # If the field name does not end in json, a payload that is not an object is one number or string, named after
+    # the field. NaN and infinity become null.
     is_json = payload.lstrip()[:1] == b"{" or field.rpartition(".")[2].lower() == "json"
     values = json.loads(payload) if is_json else {field: _parse_plain(payload)}
     if not isinstance(values, dict):

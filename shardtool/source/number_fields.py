@@ -78,8 +78,7 @@ def find_number_fields(
 ) -> NumberFields:
     """Find the fields that contain numbers, and read the numbers as strings in workers.
 
-    `run` is `Pool.map`. A damaged number raises an error. If `salvage` is true, it is recorded in
-    `NumberTexts.damaged` instead.
+    `run` is `Pool.map`. A damaged number raises an error, unless `salvage` records it in `NumberTexts.damaged`.
     """
     for part in parts:
         _check_kinds(part, is_wanted, to_format)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 def open_datasets(
     sources: Sequence[DatasetLike], examined: ExaminedFiles
 ) -> tuple[list[StoredDataset], list[SourceShard]]:
-    """Return the given datasets and their shards. Only dataset files are read. The files are added to `examined`."""
+    """Return the given datasets and their shards. Add their files to `examined`. Only dataset files are read."""
     datasets, shards = list[StoredDataset](), list[SourceShard]()
     for number, source in enumerate(sources):
         dataset = find_dataset(source).read()
@@ -157,10 +157,7 @@ def drop_partial_labels(
 
 
 def merge_metadata(parts: Sequence[SourceShard], datasets: Sequence[StoredDataset]) -> pa.Table | None:
-    """Concatenate the metadata of all shards, or return None if there is none.
-
-    If a shard lacks a column, its values are null.
-    """
+    """Concatenate the metadata of all shards, or return None if there is none. Missing columns become null."""
     tables = [part.index.metadata for part in parts]
     names = [*dict.fromkeys(name for table in tables for name in table.column_names)]
     if not names:

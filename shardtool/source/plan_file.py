@@ -1,4 +1,4 @@
-"""Plan files, which store the listed samples of a source, so that other runs need not list the source again.
+"""Plan files, which store the listed samples of a source, so that other runs can skip the listing.
 
 A plan file is a Parquet file with one row per sample. Plan files are untrusted: their source and options must match the
 run, the file size limits how much memory is used, and paths must stay inside the source.
@@ -76,7 +76,7 @@ class PlannedSource(Source):
 
 _METADATA_KEY, _VERSION = "shardtool.plan", 1
 _METADATA_FORM = re.compile(r"([0-9]{1,9}) crc32c:([0-9a-f]{8}) (.*)", re.ASCII | re.DOTALL)
-# The memory limit for all columns in bytes: a fixed amount, plus an amount for each byte of the file.
+# The memory limit for all columns in bytes: a fixed amount, plus an amount per byte of the file.
 _BASE_MEMORY_BYTES, _MEMORY_BYTES_PER_FILE_BYTE = 2**26, 256
 _METADATA_TYPES: dict[str, type] = {
     "name": str, "notes": list, "recorded": dict, "skipped": list, "by_key": bool, "fields": list, "inline": list,
@@ -94,10 +94,7 @@ def write_plan(
     by_key: bool,
     overwrite: bool,
 ) -> int:
-    """Write a plan file, and return its size in bytes.
-
-    Samples are split by `split_values`.
-    """
+    """Write a plan file, and return its size in bytes."""
     entries = listed.entries
     if entries.spans is not None and not entries.spans.files:
         found = "payloads in a table or a compressed archive, which must be unpacked by the run that packs them"

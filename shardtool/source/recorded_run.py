@@ -198,7 +198,7 @@ def _build_run(
         del recorded["join"]
         found, table_state = {**_valid_options(recorded, kind), "join": table}, {}
     if file is not None and file.appends and not has_appended_sources(file) and not table_state:
-        # samples were appended from the same source, which had grown, so these options would select other samples
+        # the source has grown since these options were applied, so they would select other samples
         selecting = [name for name in ("head", "per_class") if found.pop(name, None) is not None]
         table_state = {"selecting_options": tuple(map(option_text, selecting))}
         found.pop("of", None)

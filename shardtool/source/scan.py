@@ -188,7 +188,7 @@ def _link_problem(
     root: bytes, rules: ScanRules, prefix: bytes, path: bytes, target: bytes
 ) -> tuple[SkipCode, str] | None:
     if rules.symlinks == "inside" and not _is_below(target, os.path.realpath(root)):
-        where = printable(os.readlink(path))  # as the link is written, because `target` is always absolute
+        where = printable(os.readlink(path))  # the link as written, because `target` is absolute
         remedy = f"{cli_option('symlinks', 'follow')} packs it, skip ignores it"
         return "link-outside", f"a link out of the source, to {where}; {remedy}"
     try:

@@ -124,7 +124,7 @@ def join_and_filter(listed: Listing, options: SelectingOptions, *, may_lack_valu
 
 
 def add_field_columns(table: pa.Table, values: Iterable[tuple[str, str]]) -> pa.Table:
-    """Add each column again under the name of its field. Queries can then use either name."""
+    """Add each column again under the name of its field, so that queries can use either name."""
     for name, column in values:
         if name not in table.column_names and column in table.column_names:
             table = table.append_column(name, table.column(column))

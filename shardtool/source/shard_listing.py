@@ -76,13 +76,13 @@ def list_datasets(  # noqa: PLR0913 - keyword options
 ) -> Listing:
     """Return the samples of datasets.
 
-    `Listing.recorded` contains the option `--dots last` if a dataset has this option, or if the last component of a key
-    contains a dot.
+    `Listing.recorded` contains the option `--dots last` if a dataset has it, or if the last component of a key contains
+    a dot.
 
     Args:
-        only: The fields to pack and to check. If empty, all fields are packed and checked.
+        only: The fields to pack and check, or empty for all fields.
         without: Fields that are not packed and not checked.
-        salvage: Whether to skip damaged numbers. If a shard has no index, its damaged parts are also skipped.
+        salvage: Whether to skip damaged numbers and, in shards without an index, damaged parts.
         as_stored: Whether to list numbers as stored, not as strings. Fields are then not checked, and have no classes.
     """
 
@@ -156,7 +156,7 @@ def _list_shards(
     for index in to_scan:
         shard, continues = shards[index], salvage and index not in with_index
         tasks.append(ShardScanTask(shard.path, shard.format == "tfrecord", shard.stored.dots, continues))
-    # Check access even if no shard is scanned, because workers later read numbers from shards.
+    # Check access even if no shard is scanned, because workers later read numbers.
     pool.check([shard.path for shard in shards])
     for number, scan in pool.map(scan_shard, tasks):
         index = to_scan[number]

@@ -78,7 +78,7 @@ class DatasetSource(Source):
         listed = selection.join_and_filter(listed, options, may_lack_values=self.may_lack_values)
         if not len(listed.entries):
             return listed
-        # Skip samples without fields: a TFRecord sample may contain only its key.
+        # Skip samples without fields. A TFRecord sample may contain only its key.
         entries, empty = drop_empty_samples(listed.entries, listed.where, "no sample has a field", "only a key")
         return replace(listed, entries=entries, skipped=listed.skipped + empty, digest=None) if empty else listed
 

@@ -60,7 +60,7 @@ class ExaminedFiles:
 
     @property
     def identity(self) -> str:
-        """A digest of the examined files, in the order in which they were added."""
+        """A digest of the examined files, in the order of `add`."""
         return self._hash.hexdigest()
 
 
@@ -71,7 +71,7 @@ class SourceShard:
     Attributes:
         kinds: The type of each field that is not bytes. In a tar, this is the type that the strings represent. None if
             the shard must be scanned to find the types.
-        conflicts: For each field, the first scanned sample with a list or a different type than before.
+        conflicts: For each field, the first scanned sample with a list or another type than before.
         is_list: For each row, whether the payload is a whole TFRecord list. None if the shard has no lists.
         regrouped: The number of samples whose fields were not adjacent.
     """
@@ -114,7 +114,7 @@ class SourceShard:
         return f"{self.path}, {printable(self.key(sample))}"
 
     def describe_value(self, field_name: str, index: int = 0) -> str:
-        """Return, for messages, the shard path and the key of the sample that has value `index` (from 0) of a field."""
+        """Return, for messages, the shard path and key of the sample with value `index` (from 0) of a field."""
         return self.where(int(np.searchsorted(self.index.firsts, self.rows_of(field_name)[index], side="right")) - 1)
 
 

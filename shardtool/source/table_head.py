@@ -38,7 +38,7 @@ class TableHead(NamedTuple):
     """The first rows of a table.
 
     Attributes:
-        forms: The ways to read the table, the usual one first. Each is a pair of `create` options and the rows read.
+        forms: Ways to read the table, the usual one first. Each is a pair of `create` options and rows.
         annotations: The columns of annotations in a COCO file. None for other tables.
     """
 

@@ -192,7 +192,7 @@ class PathEndings:
         return taken
 
     def take(self, rows: NDArray[np.int64]) -> PathEndings:
-        """Return the endings of the given rows. `stems` of the result would still yield the paths of all rows."""
+        """Return the endings of the given rows. `stems` of the result would yield all paths."""
         taken = copy(self)
         taken.codes = self.codes[rows]
         return taken

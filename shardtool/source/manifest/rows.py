@@ -43,7 +43,7 @@ class FieldLayout(NamedTuple):
 
     Attributes:
         code: uint16[extensions, fields], indices into `fields`.
-        column: int64[extensions, fields], the index of the column that contains each field.
+        column: int64[extensions, fields], the index of the column of each field.
     """
 
     fields: tuple[str, ...]
@@ -82,10 +82,7 @@ class FieldLayout(NamedTuple):
 
 
 def arrange_fields(endings: PathEndings | None, names_of_others: Sequence[str]) -> FieldLayout:
-    """Return the order of the fields. If there are `endings`, they define the field of the first column.
-
-    The fields of the other columns are `names_of_others`.
-    """
+    """Return the order of the fields. `endings` has the fields of the first column, `names_of_others` all others."""
     names = [] if endings is None else endings.names
     fields = tuple(sorted({*names, *names_of_others}, key=to_bytes))
     number = {name: index for index, name in enumerate(fields)}
@@ -101,7 +98,7 @@ def arrange_fields(endings: PathEndings | None, names_of_others: Sequence[str]) 
 def merge_stat_results(
     parts: list[StatResult], columns: int
 ) -> tuple[list[FieldColumn], list[Problem], NDArray[np.int64]]:
-    """Merge the results of workers. Return one `FieldColumn` for each column of paths, and all problems.
+    """Merge the results of workers. Return a `FieldColumn` for each column of paths, and the problems.
 
     The third result is int64[samples, columns]: the number of each file's problem, from 1, or 0 if it has none.
     """

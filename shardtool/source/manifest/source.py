@@ -88,7 +88,7 @@ class ManifestSource(Source):
         self.notes = [*table.notes, *roles.notes]
         self._root = choose_root(options, table.folder)
         self._is_path_list = isinstance(source, str) and source == "-" and table.schema.names == ["path"]
-        # Paths from standard input or a table in memory are trusted, because they come from the user.
+        # Trust paths from standard input or a table in memory, because the user wrote them.
         is_own = self._is_path_list or not isinstance(source, str | os.PathLike)
         self._may_leave_root = is_own and options.root is None and not options.allow_outside
         heavy = {*tables.find_byte_columns(table.schema), *roles.columns_of("binary")}
@@ -161,7 +161,7 @@ class ManifestSource(Source):
         self.notes.append(collected_note(count, len(groups.first), self._table.name))
 
     def keep_rows(self, rows: NDArray[np.int64]) -> None:
-        """Keep only the rows at these positions among the rows that are still selected."""
+        """Keep only the rows at these positions among the selected rows."""
         for columns in (self._columns, self._labels):
             columns.update({name: column.take(arrow.number_array(rows)) for name, column in columns.items()})
         self._lengths = [lengths[rows] for lengths in self._lengths]
