@@ -129,7 +129,7 @@ def calculate(function: Callable[..., Any], *operands: Any) -> Any:
 
 
 def calculate_pair(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
-    """Call `calculate`, but first convert a constant that an integer column cannot contain (-3 for uint64)."""
+    """Call `calculate`, but first make a constant a float if the integer column cannot contain it (-3 for uint64)."""
     return calculate(function, _to_range_of(right, left), _to_range_of(left, right))
 
 

@@ -179,7 +179,7 @@ class ArrowTable(_FileTable):
         return table
 
     def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        # Use a memory map, because a batch may be the whole file.
+        # Use a memory map to save memory, because a batch may be the whole file.
         with reading_table(self.location), self._reader(columns, pa.memory_map) as reader:
             if isinstance(reader, pa.RecordBatchFileReader):
                 for index in range(reader.num_record_batches):

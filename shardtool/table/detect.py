@@ -111,7 +111,7 @@ def _is_row_json(path: str) -> bool:
 
 
 def find_archive(source: object) -> tuple[str, str] | None:
-    """Split a path into an archive and a folder in it, which is empty or ends in a slash. Otherwise, return None."""
+    """Split a path into an archive and the folder in it (empty, or with a final slash). Return None for other paths."""
     if not isinstance(source, str | os.PathLike) or os.path.isdir(source):
         return None
     path, folder = os.fspath(source).rstrip("/"), ""

@@ -231,7 +231,7 @@ def renumber_columns(
     """Renumber class numbers to match existing class lists. Yield each changed column with its new values.
 
     Args:
-        classes: Class names by column. They are replaced by the new class names.
+        classes: Class names by column. The dict is updated to the new class names.
         fields: Pairs of field and column.
         requested_fields: The fields to which a fixed class list applies. If empty, it applies to all.
         class_lists: Existing class lists. If None, no column changes.

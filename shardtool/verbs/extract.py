@@ -64,7 +64,7 @@ _RESERVED_NAMES = {name.encode() for name in (MANIFEST, METADATA, _UNFINISHED_NA
 _LABEL_FIELD = "cls"
 _PATHS_COLUMN = "source_paths"
 _MAX_TASK_SAMPLES, _MAX_TASK_BYTES = 2**12, 2**26  # maximum size of a task
-_MIN_SHARDS_PER_WORKER, _LARGER_TASKS = 3, 2**5  # with so many shards, tasks may be so many times larger
+_MIN_SHARDS_PER_WORKER, _LARGER_TASKS = 3, 2**5  # with this many shards per worker, tasks may be this many times larger
 
 _NAMING_OPTIONS = ("dots", "hidden", "label_from_folder", "portable")
 
