@@ -47,7 +47,7 @@ class EntryInfo(NamedTuple):
 
 
 def check_replaceable(path: str | bytes, folder: int | None = None) -> None:
-    """Raise `OutputExists` for a folder, device, FIFO or socket, or a link to one of them.
+    """Raise `OutputExists` if `path` is a folder, device, FIFO or socket, or a link to one.
 
     `folder` is the descriptor of the folder that contains a relative `path`.
     """

@@ -3,7 +3,7 @@
 The temporary name is `.NAME.part`, or `.NAME~ATTEMPT.part` if several attempts may write the file. Workers write these
 staged files. The parent process publishes them: it renames the files and syncs the folder to disk.
 
-Methods raise `OutputFailed` if the disk is full or failing, and `OutputExists` if a file must not replace an entry.
+Methods raise `OutputFailed` if the disk is full or failing, and `OutputExists` if an entry must not be replaced.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ _DEFAULT_QUALITY = 90
 # A JPEG is decoded at 1/2, 1/4 or 1/8 if the result is at least this many times the target size. For eight photographs,
 # the PSNR compared to LANCZOS on all pixels is at least 43 dB. JPEG quality 90 alone has 29 to 38 dB.
 _DRAFT_GAP = 2.0
-_REDUCING_GAP = 3.0  # Pillow first averages blocks of pixels, to at least this many times the target size
+_REDUCING_GAP = 3.0  # Pillow first averages blocks of pixels, but keeps at least this many times the target size
 
 
 logging.getLogger("PIL").addHandler(logging.NullHandler())  # do not print Pillow's warnings about damaged TIFFs

@@ -1,7 +1,7 @@
 """Decode JPEGs with libjpeg-turbo (simplejpeg), which returns the same pixels as Pillow in three quarters of the time.
 
-`decode_jpeg_fast` decodes upright 8-bit JPEGs in grey or three colours. In these cases, it returns None, and the caller
-decodes the image with Pillow:
+`decode_jpeg_fast` decodes upright 8-bit JPEGs in grey or three colours. It returns None in the following cases, and the
+caller decodes the image with Pillow:
 
 - simplejpeg is not installed, or the image is of another kind.
 - Decoding may exceed the memory limit.
@@ -41,7 +41,7 @@ _END_MARKER = b"\xff\xd9"
 _EXTRA_DATA_WARNING = "extraneous bytes before marker 0xd"
 
 _MAX_BYTES_PER_PIXEL = 9  # three colours of one byte, and three coefficients of two bytes in a progressive JPEG
-_MARGIN_PIXELS = 32  # the last blocks may extend this far beyond the width and the height
+_MARGIN_PIXELS = 32  # the last blocks may extend this far beyond the image
 _SCALE_FRACTIONS = (8, 4, 2)
 
 # Matches the orientation tag of EXIF in either byte order, and of XMP.

@@ -149,7 +149,7 @@ IMAGE_SIGNATURES = (
 
 
 MAGIC_SIGNATURES = 5  # the first five `IMAGE_SIGNATURES` are recognised in fields with any name
-EXPECTED_IMAGES = frozenset((*FRAME_PROBLEMS, "image-too-large"))  # valid images that cannot be shown
+EXPECTED_IMAGES = frozenset((*FRAME_PROBLEMS, "image-too-large"))  # reason codes of valid images that cannot be shown
 _MIN_EDGE_PIXELS = 40
 _MAX_ATTEMPTS = 6
 

@@ -93,7 +93,7 @@ class Transformer:
         return [_parse_returned(result, name, default) for result, default in zip(results, names, strict=True)]
 
 
-get_transformer = cache(Transformer)  # cached, because importing the user's function may be slow
+get_transformer = cache(Transformer)  # importing the user's function may be slow
 
 
 def _change_images(options: ImageOptions, fields: Mapping[str, Payload]) -> tuple[dict[str, Payload], ImageInfo | None]:

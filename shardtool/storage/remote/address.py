@@ -36,7 +36,7 @@ class Address(NamedTuple):
     """The parts of an address.
 
     Attributes:
-        host: A bucket, a container, or a server with port.
+        host: A bucket, a container, or a server and its port.
         key: Key or path without slash at the start.
         query: A query that starts with `?`, or "".
         marker: A reference to settings, from `source_address_for` or `address_with_options`, or "".

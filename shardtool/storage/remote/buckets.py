@@ -67,7 +67,7 @@ def list_objects(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
 def _list_below(address: str, store: Any, prefix: str) -> Iterator[BucketEntry]:
     """Yield all objects below a prefix. After a failure, continue after the last object that is not empty.
 
-    The listing cannot continue after an empty object, because obstore strips the slash from its key.
+    The listing cannot continue after an empty object, because obstore strips the slash at the end of its key.
     """
     attempts, last_key, yielded = RetryState(display_address(address)), "", set[str]()
     while True:
@@ -156,7 +156,7 @@ def _bucket_entry(meta: Any) -> BucketEntry:
 
 
 def version_number(etag: str) -> int:
-    """Convert an ETag from a listing or a response to the same 63-bit number. For an empty ETag, return 0."""
+    """Convert an ETag to a 63-bit number, the same for a listing and a response. Return 0 for an empty ETag."""
     tag = etag.removeprefix("W/").strip('"')  # in listings, Azure writes ETags without quotes
     return int.from_bytes(blake2b(tag.encode(), digest_size=8).digest(), "little") >> 1 if tag else 0
 

@@ -1,7 +1,7 @@
 """Lock a dataset in an object store. A lock is an object that names its holder, who renews it.
 
-A conditional write creates the lock. Another conditional write can take over the lock if its holder was a process on
-this machine that has exited, or has not renewed the lock for `LEASE_S` by the store's clock
+A conditional write creates the lock. Another conditional write can take over the lock if its holder has not renewed
+it for `LEASE_S` by the store's clock, or was a process on this machine that has exited
 (docs/decisions/019-writing-to-stores.md).
 
 A process creates its lock, shared or exclusive, then checks for conflicting locks. At least one of two conflicting

@@ -92,7 +92,7 @@ def without_user(url: str) -> str:
 
 
 def is_same_server(url: str, other: str) -> bool:
-    """Return whether a redirect from `url` to `other` may receive the same headers.
+    """Return whether a request redirected from `url` to `other` may send the same headers.
 
     This requires the same server, or a change from http to https on the same host.
     """

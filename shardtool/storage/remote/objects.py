@@ -123,7 +123,7 @@ class RemoteObject:
         if not self.ranges and not is_whole:
             raise self._no_ranges_error()
         headers = {"Range": f"bytes={offset}-{end - 1}"} if self.ranges else {}
-        has_stable_etag = not is_huggingface(self.address)  # the Hub redirects to servers that use other ETags
+        has_stable_etag = not is_huggingface(self.address)  # the Hub redirects to servers with other ETags
         if has_stable_etag and self.version and not self.version.startswith("W/"):
             headers["If-Match"] = self.version
         try:

@@ -166,7 +166,7 @@ class RetryState:
         self._waited_s, self._counts_waits_only = 0.0, False
 
     def count_waits_only(self, stalled_s: float) -> None:
-        """From now on, do not count the duration of attempts as time without progress, but only waits and stalls."""
+        """From now on, count only waits and stalls as time without progress, not the duration of attempts."""
         self._waited_s += stalled_s
         self._start_s, self._counts_waits_only = time.monotonic() - self._waited_s, True
 

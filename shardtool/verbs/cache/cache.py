@@ -308,10 +308,10 @@ class Cache:
     ) -> CacheWriter:  # fmt: skip
         """Return a writer that adds new shards to this cache, for a sampler.
 
-        In a forked process, first release the parent's leases, because the writer would wait for them forever.
+        In a forked process, this first releases the parent's leases, because the writer would wait for them forever.
 
         Args:
-            part: Part of the shard names. Each writer needs a different value.
+            part: Part of the shard names, different for each writer.
             max_size: Maximum bytes per shard, or None for a fiftieth of the cache, at most 256 MB.
             max_count: Maximum samples per shard.
 

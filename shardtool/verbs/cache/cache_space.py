@@ -116,7 +116,7 @@ class CacheSpace(NamedTuple):
     def scan(self, *, ignored_path: str = "") -> layout.CacheContents:
         """Return the contents of the folder, and delete files of exited processes.
 
-        The caller must hold the folder's lock. `ignored_path` is the caller's reservation.
+        The caller must hold the folder's lock. The caller's reservation, `ignored_path`, is not counted.
         """
         folder, contents = self.folder, layout.CacheContents()
         cache_names = layout.MARK_NAME, layout.LOCK_NAME, *layout.FOLDERS
@@ -229,7 +229,7 @@ class CacheSpace(NamedTuple):
         return False
 
     def remove(self, shard: layout.CachedFile) -> None:
-        """Delete a shard, then its sidecar. A sidecar alone is not a finished shard."""
+        """Delete a shard, then its sidecar, because a sidecar alone does not count as a shard."""
         Folder(os.path.join(self.folder, shard.folder)).discard(*filter(None, (shard.name, shard.sidecar)))
 
 
