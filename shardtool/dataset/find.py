@@ -353,7 +353,7 @@ def default_dataset_names(shards: list[str]) -> Iterator[str]:
 
 
 def find_damaged_file(dataset: StoredDataset) -> str | None:
-    """Return the path of the dataset file that the shards have by default, if this file is damaged."""
+    """Return the path of the dataset file with a default name for the shards, if this file is damaged."""
     if dataset.dataset_file is not None:
         return None
     for name in default_dataset_names([base_name(path) for path in dataset.paths]):
@@ -372,7 +372,7 @@ def check_not_damaged(dataset: StoredDataset) -> None:
 def _find_dataset_file(
     folder: str, existing: set[str], default_names: Iterable[str], select: Callable[[Iterable[str]], list[str]]
 ) -> tuple[str | None, list[str], str]:
-    # prefer a file that lists all existing shards to a file that lists some of them or is damaged
+    # prefer a file that lists all existing shards to one with a default name that lists some or is damaged
     default_names, candidates = [*default_names], list[tuple[str, list[str], str]]()
     other_names = [] if is_url(folder) else list_folder_names(folder)
     for name in dict.fromkeys((*default_names, *(name for name in other_names if name.endswith(DATASET_SUFFIX)))):

@@ -191,7 +191,7 @@ class CompressedFile:
 
         self.path, self.size = path, -1
         packing = packing or detect_kind(path).compression
-        with ShardFile(path) as shard:  # does not block if the path is a FIFO
+        with ShardFile(path) as shard:  # does not block on a FIFO
             self.packed_size, self._file = shard.size, shard.stream()
         self._stream: Any
         try:

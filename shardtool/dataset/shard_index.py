@@ -196,7 +196,7 @@ class ShardIndex:
         return -1
 
     def field_counts(self, rows: NDArray[np.int64]) -> list[int]:
-        """Count the samples in `rows` that have each of `names`."""
+        """Return, for each of `names`, how many samples in `rows` have the field."""
         counts = self.counts[rows]
         field_rows = np.repeat(self.firsts[rows] - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
         result: list[int] = np.bincount(self.codes[field_rows], minlength=len(self.names)).tolist()
@@ -252,7 +252,7 @@ class ShardIndex:
 
     @property
     def nbytes(self) -> int:
-        """Approximate bytes in memory, without metadata."""
+        """Approximate bytes of memory, without metadata."""
         return len(self.keys) + sum(column.nbytes for column in self._columns().values())
 
     def _columns(self) -> dict[str, NDArray[np.generic]]:
@@ -346,7 +346,7 @@ def compare_indexes(first: ShardIndex, second: ShardIndex) -> Iterator[IndexDiff
     """Compare two indexes of a shard.
 
     Yield a difference in the number of samples, then the first difference in any other column. If only checksums
-    differ, yield all of them.
+    differ, yield all differences.
     """
     samples = min(len(first), len(second))
     if second.error is not None:

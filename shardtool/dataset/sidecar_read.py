@@ -56,7 +56,7 @@ _INDEX_SLACK_BYTES = 2**24
 _METADATA_SLACK_BYTES = 2**25
 _MAX_BYTES_PER_BYTE = 64  # limit of decoded bytes per byte of sidecar, or for metadata, of sidecar and shard
 _VERSION_KEY = f"{METADATA_PREFIX}format_version"
-_ARROW_SCHEMA_KEY = "ARROW:schema"  # changes how pyarrow decodes columns; shardtool never writes this metadata
+_ARROW_SCHEMA_KEY = "ARROW:schema"  # refused, because it changes how pyarrow decodes columns
 _MAX_ERROR_LENGTH = 300
 
 

@@ -98,7 +98,7 @@ class StoredShard:
         except FileNotFoundError:
             return None
         except AccessRefused:
-            # a store that forbids listing also denies access to missing objects, so the sidecar may just be missing
+            # a store that forbids listing also denies access to missing objects, so the sidecar may be missing
             if self.index_folder is None:
                 return None
             raise

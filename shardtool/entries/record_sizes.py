@@ -48,7 +48,7 @@ def head_and_tail_sizes(shard_format: str, payloads: RecordColumns) -> tuple[NDA
 
 
 def sample_sizes(shard_format: str, payloads: RecordColumns) -> NDArray[np.int64]:
-    """Return the size of each sample in the shard in bytes, as int64[samples]."""
+    """Return the size in bytes of each sample in the shard, as int64[samples]."""
     sizes = np.empty(len(payloads.keys), np.int64)
     for start in range(0, len(sizes), _CHUNK_ROWS):
         part = _slice_samples(payloads, start, min(start + _CHUNK_ROWS, len(sizes)))

@@ -206,7 +206,7 @@ class SampleTable:
         return self.root + resolve_source_path(self.path(row), self.folders)
 
     def files(self) -> tuple[bytes, ...]:
-        """Return the paths of the first, middle and last file that contains payloads, as examples."""
+        """Return the paths of the first, middle and last file with payloads, as examples."""
         file_rows = np.flatnonzero(self.rows.kind <= LINK)
         file_rows = file_rows[[0, len(file_rows) // 2, -1]] if len(file_rows) else file_rows
         paths = [self.file_path(row) for row in file_rows.tolist()]

@@ -28,7 +28,7 @@ _WIRE_VARINT, _WIRE_DELIMITED, _WIRE_FIXED_BYTES = 0, 2, {1: 8, 5: 4}
 _FIELD_1_TAG, _FIELD_2_TAG = 0x0A, 0x12
 MAX_HELD_RECORD_BYTES = 2**26
 MAX_FEATURES = 2**16
-_MAX_NAMES_BYTES = 2**24  # longer names are refused, because they may be an attack
+_MAX_NAMES_BYTES = 2**24  # larger names are refused, because they may be an attack
 _TOO_MANY_FEATURES = f"more than {MAX_FEATURES:,} features, or {_MAX_NAMES_BYTES:,} bytes of feature names"
 _DISTANT_BLOCK_BYTES = 2**16
 

@@ -86,7 +86,7 @@ def is_own_readme(data: bytes) -> bool:
 
 
 def readme_shards(data: bytes, names: Iterable[str]) -> set[str]:
-    """Return the files in `names` that shardtool's `README.md` lists, and patterns in it that match no file."""
+    """Return the `names` that patterns in shardtool's `README.md` match, and patterns that match no name."""
     shards: set[str] = set()
     for pattern in map(json.loads, _PATH_LINE.findall(data.decode("utf-8", "replace"))):
         matching = {name for name in names if fnmatchcase(name, pattern)}

@@ -98,7 +98,7 @@ class ReaderProblems:
     """Collects the problems that readers have with the names in tar shards."""
 
     def __init__(self) -> None:
-        self._problems: dict[tuple[str, str], NameProblem] = {}  # by `code` and `what` of the problem
+        self._problems: dict[tuple[str, str], NameProblem] = {}  # by a problem's `code` and `what`
         self._samples, self._first = 0, b""
         self._fields: Counter[str] = Counter()
         # a field, the key of a sample with this field, and the key of a sample without this field

@@ -113,7 +113,7 @@ def _inline_payloads(entries: SampleTable) -> bytes:
 
 
 def hash_shard_plan(shard_format: str, samples: ShardSamples, work: str = "") -> str:
-    """Return a hash of the keys, fields, sizes and paths in a shard's plan, and of `work`, a digest of options.
+    """Return a hash of the keys, fields, sizes and paths in a shard's plan, and of `work`, the identity of a transform.
 
     A copy of the source gives the same hash, because the hash ignores the source's root and times.
     """
