@@ -48,7 +48,7 @@ class CommaChoice(click.Choice):  # type: ignore[type-arg,unused-ignore]  # gene
 
 
 def drop_overridden(kind: type[Any], context: click.Context) -> None:
-    """Remove the values of the job file that typed options override. Options such as `fetch` are merged key by key."""
+    """Remove job-file values that the command line overrides. Options such as `fetch` are merged key by key."""
     params, specs, file_values = context.params, option_specs(kind), context.default_map or {}
     typed = {name for name in params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     for name, spec in specs.items():

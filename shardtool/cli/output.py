@@ -62,7 +62,7 @@ def until_closed(parts: Iterable[_PartT]) -> Iterator[_PartT]:
 
 
 def json_text(document: object) -> str:
-    """Return a document as JSON without control characters. The speed and the retries of the run are added."""
+    """Return a document as JSON without control characters. Add the speed and the retries of this run to it."""
     if isinstance(document, dict):
         document = {**document, **LOG.rates(document.get("seconds")), **_retry_totals()}
     # DEL is the only control character that JSON does not escape.

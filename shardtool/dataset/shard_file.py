@@ -129,7 +129,7 @@ class ChecksummedFile(ShardFile):
         return self._crc
 
     def _fill(self, position: int) -> int:
-        # read the next block to `position` of the window; position 0 starts a new window
+        # read the next block into the window, starting at `position`; position 0 starts a new window
         block = self._view[position : position + min(_WINDOW_BYTES, max(0, self.size - self._end))]
         try:
             count = self._stream.readinto(block) if len(block) else 0

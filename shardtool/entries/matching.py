@@ -20,9 +20,9 @@ _NameT = TypeVar("_NameT", str, bytes)
 def field_ids(
     samples: Rows, counts: NDArray[Any], codes: NDArray[Any], names: Iterable[_NameT], ids_by_name: Mapping[_NameT, int]
 ) -> Rows:
-    """Return an id for each row of a table, or -1 for rows that are not compared.
+    """Return an id for each row of a table. Rows of the same sample and field have the same id in two compared tables.
 
-    Two tables are compared by calling this function for each. A field of a sample then has the same id in both tables.
+    Rows that are not compared have the id -1.
 
     Args:
         samples: The id of each sample, or -1 if the sample is only in this table.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-_MIN_ARROW_STRINGS = 2**18  # for more strings that are not adjacent, Arrow is three times as fast
+_MIN_ARROW_STRINGS = 2**18  # from this number of scattered strings, Arrow is three times as fast as a loop
 _MAX_SLICED_STRINGS = 2**8  # copying so few strings one at a time is faster
 
 

@@ -44,10 +44,10 @@ _CHUNK_ROWS = 2**20
 
 
 class SpoolLimits(NamedTuple):
-    """The spool, and the limits of the first pass.
+    """The spool file of a shuffle, and the limits of the pass that fills the spool.
 
     Attributes:
-        other_bytes: Bytes on this file system to keep free for the output.
+        other_bytes: Bytes to keep free for the output, if the output is on the file system of the spool.
     """
 
     folder: Folder

@@ -163,7 +163,7 @@ class ReadableShard:
         return _BlockRead(self, rows, options).samples(metadata)
 
     def layout(self, rows: Numbers, selected: frozenset[str] | None) -> PayloadColumns:
-        """Return the locations of the selected payloads in `rows` (ascending)."""
+        """Return the locations of the payloads of the selected fields. `rows` must be ascending."""
         index, firsts = self.index, self.index.firsts[rows]
         counts = index.firsts[rows + 1] - firsts
         ends = np.cumsum(counts)
@@ -344,8 +344,8 @@ def read_on_demand(
 ) -> Samples:  # fmt: skip
     """Return samples in the order of `numbers`. Each sample is read when the caller requests it.
 
-    `parts` contains each shard with the ascending rows of its samples. If the samples differ in their fields,
-    `read_one` reads each sample by number.
+    `parts` contains pairs of a shard and the rows to read from it, ascending. If all samples have the same fields, they
+    are read from these rows. Otherwise, `read_one` is called with each sample number.
     """
     edges_by_shard = [opened.edges(rows, selected) for opened, rows in parts]
     names, readers = edges_by_shard[0][0] if edges_by_shard[0] else [], parts[0][0].readers or {}

@@ -95,7 +95,7 @@ class Share:
         return local * self.world_size + shift
 
     def replaces(self, *, damaged: bool) -> bool:
-        """Return whether a skipped sample is replaced. With `drop`, a single rank replaces only damaged samples."""
+        """Return whether another sample replaces a skipped sample. `damaged` means that it could not be read."""
         return self.ends == "pad" or (self.ends == "drop" and (damaged or self.world_size > 1))
 
     def next_position(self, position: int) -> int:

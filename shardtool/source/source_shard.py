@@ -223,7 +223,8 @@ def _narrow_column(column: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _merge_interleaved(part: SourceShard) -> SourceShard:
-    # A tar may contain all images first and then all labels. Do not merge fields if a sample has a field twice.
+    # If a tar contains all images first and then all labels, entries with the same key are merged into one sample,
+    # unless the sample would have the same field twice.
     index = part.index
     keys = index.all_keys()
     number_of = {key: number for number, key in enumerate(dict.fromkeys(keys))}

@@ -51,7 +51,7 @@ class _Crop:
         """Convert boxes of the whole image to coordinates of the crop, and clip them.
 
         A box outside the crop has no area. `boxes` are [n, 4] with left, top, right and bottom in pixels. `place` is
-        the position of the crop, from the field that the crop adds.
+        the position of the crop, which the crop stored in an additional field of the sample.
         """
         left, top, width, height, mirrored = np.asarray(place, np.float32)
         whole = np.asarray(boxes, np.float32).reshape(-1, 4)

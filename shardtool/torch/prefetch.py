@@ -221,7 +221,7 @@ class Prefetcher:
     They have as many channels as `mean` or `std` have values, or 1, 3 or 4.
 
     Attributes:
-        loader: Any iterable of batches. Batches in pinned memory are copied once less.
+        loader: Any iterable of batches. Batches in pinned memory need one copy fewer.
         device: The device. The default is the current CUDA device, or the CPU.
         mean: Mean of values between 0 and 1, for all channels or per channel; 0 by default.
         std: Standard deviation, in the same form as `mean`; 1 by default.

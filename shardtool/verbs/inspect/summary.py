@@ -143,7 +143,7 @@ class ValueCounts(Generic[Value]):
             self.values = None
 
     def add_array(self, values: pa.Array) -> None:
-        """Add the values of an Arrow array without nulls."""
+        """Add the values of an Arrow array, which must not contain nulls."""
         if self.values is None:
             return
         counts = values.value_counts()

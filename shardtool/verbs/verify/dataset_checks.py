@@ -95,7 +95,7 @@ def _neighbouring_datasets(subject: VerifiedDataset, names: set[str]) -> dict[st
     # Find the dataset files in the folder that list at least one verified shard. Return the shards that each lists.
     unlisted, datasets = {case.name for case in subject.cases}, dict[str, set[str]]()
     if names.isdisjoint(case.sidecar for case in subject.cases):
-        return datasets  # if no shard has a sidecar, any dataset file describes earlier shards of the same names
+        return datasets  # without sidecars, a dataset file can only describe previous shards with these names
     for name in sorted(name for name in names if name.endswith(DATASET_SUFFIX)):
         if unlisted & (listed := find.names_listed_by(join(subject.folder, name))):
             unlisted -= listed

@@ -77,7 +77,7 @@ class ShardCheck:
 
     @property
     def is_verified(self) -> bool:
-        """Whether a recorded checksum verifies the shard's bytes."""
+        """Whether the shard was read without errors and has a checksum that is recorded."""
         scan = self.scan
         return scan is not None and scan.error is None and scan.crc in self.crcs
 
