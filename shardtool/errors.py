@@ -168,11 +168,13 @@ class StoreFailed(ShardError):
 
     Attributes:
         affects_one_file: Whether only one file cannot be read, and other files may be readable.
+        is_process_limit: Whether this process has too many open files or too little memory.
     """
 
     code = "store-failed"
     exit_code = 7
     affects_one_file = False
+    is_process_limit = False
 
 
 class AccessRefused(StoreFailed):
@@ -238,7 +240,8 @@ def raise_if_machine_error(error: Exception, where: str, kinds: frozenset[int] =
     if isinstance(error, OSError) and error.errno in kinds:
         remedy = FILE_LIMIT_FIX if error.errno in (errno.EMFILE, errno.ENFILE) else ""
         failed = StoreFailed(where, f"cannot be read: {os_error_text(error)}", remedy=remedy)
-        failed.affects_one_file = error.errno not in PROCESS_ERRNOS
+        failed.is_process_limit = error.errno in PROCESS_ERRNOS
+        failed.affects_one_file = not failed.is_process_limit
         raise failed from None
 
 

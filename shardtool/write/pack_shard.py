@@ -33,7 +33,7 @@ def pack_shard(task: ShardTask, report: Report) -> ShardResult:
         return _pack_or_keep(task, report)
     except StoreFailed as error:
         # threads that read ahead may exhaust descriptors or memory, so try again without them
-        if error.affects_one_file or task.reads == 1:
+        if not error.is_process_limit or task.reads == 1:
             raise
     return _pack_or_keep(task._replace(reads=1), report)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shardtool.errors import SampleFailed
+from shardtool.errors import AccessRefused, SampleFailed
 from shardtool.pattern import parse_pattern
 from shardtool.plan.plan import make_plan
 from shardtool.plan.shard_bounds import ShardBounds
@@ -170,6 +170,21 @@ def test_all_files_are_read_with_few_descriptors(listed_ns: int, source: Path, m
         for descriptor in used:
             os.close(descriptor)
     assert together == alone
+
+
+def test_a_refused_file_is_read_once(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a store denies access, no file is requested a second time."""
+    paths = list[bytes]()
+
+    def refuse(path: bytes, *_: Any) -> Any:
+        paths.append(os.path.basename(path))
+        raise AccessRefused(os.fsdecode(path), "the server returned 403")
+
+    monkeypatch.setattr(packer, "read_file", refuse)
+    task = _task(source, "tar")
+    with pytest.raises(AccessRefused):
+        pack_shard(task._replace(reads=READS, samples=replace(task.samples, changed_ns=1)), no_report)
+    assert 1 <= len(paths) == len({*paths})
 
 
 @pytest.mark.parametrize("possible", [0, 1])
