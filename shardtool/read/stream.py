@@ -23,8 +23,8 @@ from shardtool.read.order import OrderOptions
 from shardtool.read.pipeline_methods import PipelineMethods, SampleT
 from shardtool.read.sample_reader import SkippedSamples
 from shardtool.read.shard_read import LARGE_SAMPLE_BYTES
-from shardtool.read.threads import stop_threads
 from shardtool.request.option_checks import check_choice
+from shardtool.threads import stop_threads
 from shardtool.units import pluralize
 from shardtool.values import OnError
 

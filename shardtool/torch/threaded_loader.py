@@ -22,8 +22,8 @@ from shardtool.execute.local_pool import usable_cores
 from shardtool.read.bucketing import SizeBatches
 from shardtool.read.collate import Batch, check_lists, check_same_fields, join_sample, split_sample
 from shardtool.read.pipeline import Pipeline
-from shardtool.read.threads import may_wait
 from shardtool.request.option_checks import check_minimum
+from shardtool.threads import may_wait
 from shardtool.torch.streaming import StreamOptions
 from shardtool.torch.worker_state import stream_state
 

@@ -68,17 +68,19 @@ def imap_requests(
     """
     from concurrent.futures import ThreadPoolExecutor
 
-    stopped = threading.Event()
+    from shardtool.threads import stop_threads
+
+    stopped, pool = threading.Event(), ThreadPoolExecutor(at_once, "shardtool-requests")
 
     def run(item: Item) -> Result:
         with retry.cancel_on(stopped):
             return call(item)
 
-    with ThreadPoolExecutor(at_once, "shardtool-requests") as pool:
-        try:
-            yield from ordered_results(pool, run, items, at_once)
-        finally:
-            stopped.set()
+    try:
+        yield from ordered_results(pool, run, items, at_once)
+    finally:
+        stopped.set()
+        stop_threads(pool, ())
 
 
 def ordered_results(
