@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shardtool.fetch.options import FetchOptions
 
 
-AHEAD_FACTOR = 4  # downloads to start per connection: more than one, because some wait for their hosts
+AHEAD_FACTOR = 4  # downloads to start for each connection, because some downloads wait for a slow host
 _MAX_HOSTS = 100_000
 
 
