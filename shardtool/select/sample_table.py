@@ -48,7 +48,7 @@ def _is_sortable(kind: pa.DataType) -> bool:
 def make_sample_table(entries: SampleTable, shards: Sequence[str]) -> pa.Table:
     """Return a table with one row per sample and all columns that queries can use.
 
-    The table has the metadata columns, `key`, and `size` (the bytes of all payloads of a sample). Samples in shards also
+    The table has the metadata columns, `key`, and `size` (bytes of all payloads of a sample). Samples in shards also
     have `shard`, a file name, and `fields`, the number of fields. If `shards` is empty, samples are files and
     also have `path`, the path of the first file, and `folder`, the key up to its last slash.
     """
