@@ -21,6 +21,7 @@ from typing import Any
 
 from shardtool.execute.pool import as_reportable, describe_task, make_reporter
 from shardtool.storage.descriptors import write_all
+from shardtool.storage.remote import retry
 from shardtool.storage.remote.notices import set_listener
 
 DONE, FAILED, PROGRESS, EVENT = 0, 1, 2, 3
@@ -78,6 +79,7 @@ def run_worker(tasks: int, results: int, lifeline: int) -> None:
         with sending:
             send(results, (kind, number, value))
 
+    retry.start_worker()
     set_listener(lambda event: answer(EVENT, 0, event))
     try:
         while True:

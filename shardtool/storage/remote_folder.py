@@ -20,7 +20,7 @@ from shardtool.storage import files
 from shardtool.storage.file_system import EntryInfo, write_errors
 from shardtool.storage.paths import base_name
 from shardtool.storage.remote import failures, objects, retry
-from shardtool.storage.remote.address import display_address, join_address, parse_address
+from shardtool.storage.remote.address import join_address, parse_address
 from shardtool.storage.remote.buckets import delete_objects, list_objects, put_object
 from shardtool.storage.remote.http import etag_md5
 from shardtool.storage.remote.lock import check_held, hold_lock
@@ -181,7 +181,7 @@ def _put_verified(address: str, data: bytes) -> None:
         if stored_md5 != md5 and read_object(address, lambda size: size == len(data))[0] != data:
             raise retry.TransientError("the store's copy differs from the data sent")
 
-    retry.with_retries(display_address(address), put_and_check)
+    retry.with_retries(address, put_and_check)
 
 
 class StagedObject(StagedFile):

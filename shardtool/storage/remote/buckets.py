@@ -69,7 +69,7 @@ def _list_below(address: str, store: Any, prefix: str) -> Iterator[BucketEntry]:
 
     The listing cannot continue after an empty object, because obstore strips the slash at the end of its key.
     """
-    attempts, last_key, yielded = RetryState(display_address(address)), "", set[str]()
+    attempts, last_key, yielded = RetryState(address), "", set[str]()
     while True:
         pages = store.list(prefix or None, offset=last_key or None, chunk_size=_PAGE_KEYS)
         try:
@@ -168,4 +168,4 @@ def _call_obstore(address: str, call: Callable[[], Any], *, lists: bool = False)
         with obstore_errors(address, lists=lists):
             return in_thread(call)
 
-    return with_retries(display_address(address), attempt)
+    return with_retries(address, attempt)

@@ -101,7 +101,7 @@ def call_fsspec(address: str, call: Callable[[Any], Result]) -> Result:
         with _fsspec_errors(address):
             return call(_cached_file_system(address))
 
-    return retry.with_retries(display_address(address), attempt)
+    return retry.with_retries(address, attempt)
 
 
 def _cached_file_system(address: str) -> Any:

@@ -290,7 +290,7 @@ def _read_lock(address: str) -> _ExistingLock | None:
         return _ExistingLock(parse_holder(data), version, age_s)
 
     with suppress(FileNotFoundError):
-        return with_retries(display_address(address), request)
+        return with_retries(address, request)
     return None
 
 

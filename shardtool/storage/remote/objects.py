@@ -55,7 +55,7 @@ class RemoteObject:
         # contains the ETag of the first response; a dict, because `setdefault` is thread-safe
         self._first_response = dict[str, str]()
         if size is None:
-            self.size, self._first_response["version"], self.ranges = retry.with_retries(self._where, self._inspect)
+            self.size, self._first_response["version"], self.ranges = retry.with_retries(self.address, self._inspect)
         else:
             self.size, self.ranges = size, True
 
@@ -78,7 +78,7 @@ class RemoteObject:
         return self._pieces(0, self.size, http.PIECE_BYTES)
 
     def _pieces(self, offset: int, end: int, max_bytes: int) -> Iterator[bytes]:
-        attempts = retry.RetryState(self._where)
+        attempts = retry.RetryState(self.address)
         while offset < end:
             try:
                 for piece in http.iter_body(self._request_range(offset, end), self.address, end - offset, max_bytes):
@@ -207,7 +207,7 @@ def read_object(address: str, check_size: Callable[[int], object]) -> tuple[byte
 
     if uses_fsspec(address):
         return read_whole(FsspecObject(address))
-    return retry.with_retries(display_address(address), attempt)
+    return retry.with_retries(address, attempt)
 
 
 def read_object_end(address: str, limit: int) -> bytes:
@@ -230,7 +230,7 @@ def read_object_end(address: str, limit: int) -> bytes:
 
     if uses_fsspec(address):
         return read_end(FsspecObject(address))
-    return retry.with_retries(display_address(address), attempt)
+    return retry.with_retries(address, attempt)
 
 
 def _require_length(response: urllib3.BaseHTTPResponse, where: str) -> int:
@@ -254,9 +254,7 @@ def object_crc(address: str) -> int | None:
     """Return the CRC-32C that Google's store reports, or None for other stores."""
     if parse_address(address).scheme != "gs":
         return None
-    response = retry.with_retries(
-        display_address(address), lambda: http.request_object(address, {"Range": "bytes=0-0"})
-    )
+    response = retry.with_retries(address, lambda: http.request_object(address, {"Range": "bytes=0-0"}))
     http.discard_response(response)
     encoded = http.google_hashes(response.headers).get("crc32c", "")
     try:

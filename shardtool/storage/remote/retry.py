@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from shardtool.errors import InvalidRequest, StoreFailed
+from shardtool.storage.remote.address import display_address
 from shardtool.storage.remote.notices import RequestRetry, emit, warn
 
 if TYPE_CHECKING:
@@ -34,11 +35,11 @@ class RetryPolicy(NamedTuple):
     """Limits for retries, waits and slow servers.
 
     Attributes:
-        tries: Maximum attempts while no request has had a response, because the endpoint may be wrong.
+        tries: Maximum attempts while the server has not responded to any request, because the endpoint may be wrong.
         first_wait_s: Maximum wait before the first retry. It doubles with each further retry.
         max_wait_s: Maximum wait, unless the server requests more.
         max_total_s: No retry starts after this many seconds without progress.
-        first_answer_s: Replaces a larger `max_total_s` while no request has had a response.
+        first_answer_s: Replaces a larger `max_total_s` while the server has not responded to any request.
         min_bytes_per_s: Minimum speed, measured over `speed_window_s` seconds of waiting.
     """
 
@@ -53,7 +54,8 @@ class RetryPolicy(NamedTuple):
 
 
 DEFAULT_POLICY = RetryPolicy()
-_any_answer = threading.Event()
+_servers_that_responded: set[str] = set()
+_is_worker = threading.Event()
 _notice_lock = threading.Lock()
 _thread_state = threading.local()
 _deadlines: list[float] = []  # times when all requests must have stopped, added by `end_requests`
@@ -159,8 +161,9 @@ class RetryState:
     data arrives.
     """
 
-    def __init__(self, where: str) -> None:
-        self._where, self._failures, self._start_s = where, 0, time.monotonic()
+    def __init__(self, address: str) -> None:
+        self._where, self._server = display_address(address), _server_of(address)
+        self._failures, self._start_s = 0, time.monotonic()
         self._progress_s = self._start_s
         self._stalled_s = 0.0
         self._waited_s, self._counts_waits_only = 0.0, False
@@ -176,7 +179,7 @@ class RetryState:
         if not self._failures:
             self._stalled_s = max(0.0, self._stalled_s - (now - self._progress_s))
         self._failures, self._progress_s, self._start_s = 0, now, now - self._stalled_s
-        _any_answer.set()
+        _servers_that_responded.add(self._server)
 
     def wait_or_give_up(self, error: TransientError) -> None:
         """Wait a random time before the next attempt, or raise `StoreFailed` if the limits are reached."""
@@ -184,8 +187,8 @@ class RetryState:
 
         self._failures += 1
         if error.answered or error.wait_s is not None:
-            _any_answer.set()
-        was_answered, max_total_s, spent_s = _any_answer.is_set(), retry_for(), time.monotonic() - self._start_s
+            _servers_that_responded.add(self._server)
+        was_answered, max_total_s, spent_s = _has_responded(self._server), retry_for(), time.monotonic() - self._start_s
         policy = _current_policy()
         remaining_s = (max_total_s if was_answered else min(max_total_s, policy.first_answer_s)) - spent_s
         has_max_tries = not was_answered or (self._counts_waits_only and not error.answered)
@@ -232,27 +235,44 @@ def _parse_numbers(name: str, text: str, expected: str) -> list[float]:
     return numbers
 
 
-def with_retries(where: str, call: Callable[[], Result]) -> Result:
+def _server_of(address: str) -> str:
+    return "/".join(address.split("/", 3)[:3])  # with the marker, because two servers can have buckets of the same name
+
+
+def _has_responded(server: str) -> bool:
+    return _is_worker.is_set() or server in _servers_that_responded
+
+
+def start_worker() -> None:
+    """In this process, retry requests to all servers as long as if they had responded.
+
+    The parent process has had a response from each server before it starts workers.
+    """
+    _is_worker.set()
+
+
+def with_retries(address: str, call: Callable[[], Result]) -> Result:
     """Repeat a call while it raises `TransientError`, and return its result."""
-    attempts = RetryState(where)
-    with _waiting_notice(where):
+    attempts = RetryState(address)
+    with _waiting_notice(address):
         while True:
             try:
                 result = call()
             except TransientError as error:
                 attempts.wait_or_give_up(error)
             else:
-                _any_answer.set()
+                _servers_that_responded.add(_server_of(address))
                 return result
 
 
 @contextmanager
-def _waiting_notice(where: str) -> Iterator[None]:
-    if _any_answer.is_set() or not _notice_lock.acquire(blocking=False):
+def _waiting_notice(address: str) -> Iterator[None]:
+    if _has_responded(_server_of(address)) or not _notice_lock.acquire(blocking=False):
         yield
         return
     seconds = DEFAULT_POLICY.notice_s
-    timer = threading.Timer(seconds, warn, (f"{where}: no response for {seconds:.0f} seconds; still waiting",))
+    text = f"{display_address(address)}: no response for {seconds:.0f} seconds; still waiting"
+    timer = threading.Timer(seconds, warn, (text,))
     timer.daemon = True
     timer.start()
     try:

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from shardtool.errors import StoreFailed
 from shardtool.storage.remote import failures, retry
-from shardtool.storage.remote.address import STORES, display_address, is_source_address, is_url, parse_address
+from shardtool.storage.remote.address import STORES, is_source_address, is_url, parse_address
 from shardtool.storage.remote.buckets import copy_in_bucket
 from shardtool.storage.remote.connections import MAX_RESPONSE_BYTES, connections_for
 from shardtool.storage.remote.http import sign_put, sign_url
@@ -58,7 +58,7 @@ def copy_in_store(source: str, target: str, size: int, crc: int) -> int | None:
     try:
         with retry.with_policy(policy):
             if parse_address(source).scheme != "gs":
-                return retry.with_retries(display_address(target), lambda: _request_copy(source, target, size))
+                return retry.with_retries(target, lambda: _request_copy(source, target, size))
             if object_crc(source) == crc:
                 copy_in_bucket(source, target)
                 return object_crc(target)

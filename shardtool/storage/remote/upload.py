@@ -56,7 +56,7 @@ def upload(address: str, size: int, fill: Callable[[Upload], Result]) -> Result:
     Raises:
         TruncatedUpload: `fill` wrote too few bytes. The object was not created.
     """
-    attempts = retry.RetryState(display_address(address))
+    attempts = retry.RetryState(address)
     while True:
         is_connected = False
         try:

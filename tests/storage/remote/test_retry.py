@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardtool.errors import InvalidRequest, StoreFailed
+from shardtool.execute.local_pool import LocalPool
 from shardtool.storage.remote import retry
 from shardtool.storage.remote.retry import RetryPolicy, TransientError, with_retries
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def _no_answer_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "_any_answer", threading.Event())
+    monkeypatch.setattr(retry, "_servers_that_responded", set())
 
 
 def _silent() -> None:
@@ -34,6 +35,35 @@ def test_a_silent_server_is_given_up_early(monkeypatch: pytest.MonkeyPatch) -> N
     with_retries("s3://b/k", lambda: None)
     with pytest.raises(StoreFailed, match="the response timed out"):
         with_retries("s3://b/k", _silent)
+
+
+def test_each_server_is_judged_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that never answered is given up after a few attempts, although another server has answered."""
+    monkeypatch.setattr(retry, "DEFAULT_POLICY", RetryPolicy(tries=3, first_wait_s=0, max_total_s=0.3))
+    for address in ("https://h/k", "s3://a/k", "s3://source=http%3A%2F%2Fold@b/k"):
+        with_retries(address, lambda: None)
+    with pytest.raises(StoreFailed, match=r"^s3://b/k: .*\(3 attempts in .*\. Check the address"):
+        with_retries("s3://b/k", _silent)
+    with pytest.raises(StoreFailed, match=r"^s3://b/k: .*\. Try again"):
+        with_retries("s3://source=http%3A%2F%2Fold@b/k", _silent)
+
+
+def test_a_worker_retries_a_server_that_its_parent_has_reached() -> None:
+    """A worker process retries the first request to a server within the whole budget, not only a few times."""
+    with LocalPool(1, "fork") as pool:
+        assert [*pool.map(_retry_often, [12, 12])] == [(0, 12), (1, 12)]
+
+
+def _retry_often(failures: int) -> int:
+    remaining = iter(range(failures))
+
+    def fail_first() -> int:
+        if next(remaining, None) is not None:
+            raise TransientError("the server refused the connection")
+        return failures
+
+    with retry.with_policy(RetryPolicy(first_wait_s=0)):
+        return with_retries("s3://b/k", fail_first)
 
 
 def test_notice_while_waiting(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
