@@ -54,6 +54,11 @@ TIME_FIELDS = {
 }  # fmt: skip
 
 
+# operations whose results can be outside the range of 64-bit integers
+_CAN_OVERFLOW = (operator.add, operator.sub, operator.mul, operator.pow, operator.neg, abs)
+_OVERFLOW_ERROR = "a whole number outside the range of 64 bits. Add 0.0 to calculate with floating-point numbers"
+
+
 _NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 _TIME_TEXT = re.compile(  # excludes `now`, `12:30` and `EST`, whose meaning depends on the day and the machine
     r"([0-9]{4})(?:-([0-9]{2})(?:-([0-9]{2})(?:[ T]([0-9]{2}):([0-9]{2})(?::([0-9]{2})(?:\.([0-9]{1,9}))?)?"
@@ -103,8 +108,16 @@ def column_values(column: pa.Array | pa.ChunkedArray) -> tuple[QueryKind, Any]:
     for kind, is_type, cast_type in _ARROW_KINDS:
         if is_type(array.type):
             array = array if cast_type is None else pc.cast(array, cast_type)
-            return kind, Numbers.from_arrow(array) if kind in ("a number", "true or false") else array
+            return kind, _signed(Numbers.from_arrow(array)) if kind in ("a number", "true or false") else array
     return "of another type", array
+
+
+def _signed(numbers: Numbers) -> Numbers:
+    # arithmetic with uint64 would wrap around below 0
+    values = numbers.values
+    if values.dtype != np.uint64 or (values > np.iinfo(np.int64).max)[numbers.valid].any():
+        return numbers
+    return numbers._replace(values=values.view(np.int64))
 
 
 def null_values(kind: QueryKind, count: int) -> Any:
@@ -122,15 +135,44 @@ def missing_rows(data: Numbers | pa.Array) -> Bools:
 
 
 def calculate(function: Callable[..., Any], *operands: Any) -> Any:
-    """Apply a function to columns of numbers and constants. A row of the result is null if an operand is null."""
-    result = function(*(value.values if isinstance(value, Numbers) else value for value in operands))
+    """Apply a function to columns of numbers and constants. A row of the result is null if an operand is null.
+
+    Raises:
+        OverflowError: A result is an integer outside the range of its column, which is int64 or uint64.
+    """
+    values = [value.values if isinstance(value, Numbers) else value for value in operands]
     masks = [value.valid for value in operands if isinstance(value, Numbers)]
-    return Numbers(result, np.logical_and.reduce(masks)) if masks else result
+    result = function(*values)
+    if not masks:
+        return result
+    valid = np.logical_and.reduce(masks)
+    if function in _CAN_OVERFLOW and result.dtype.kind in "iu":
+        # a result that wrapped around differs by a multiple of 2^64
+        estimate = function(*(np.asarray(value, np.float64) for value in values))
+        if (np.abs(result - estimate) > 2.0**60)[valid].any():
+            raise OverflowError(_OVERFLOW_ERROR)
+    return Numbers(result, valid)
 
 
 def calculate_pair(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
-    """Call `calculate`, but first make a constant a float if the integer column cannot contain it (-3 for uint64)."""
+    """Call `calculate`, but first make an integer constant a float if the integer column cannot contain it.
+
+    Raises:
+        OverflowError: See `calculate`. A column with values above 2^63 - 1 is also not combined with negative integers.
+    """
+    if function is not operator.truediv:  # a quotient is a float
+        left, right = _to_unsigned(right, left), _to_unsigned(left, right)
     return calculate(function, _to_range_of(right, left), _to_range_of(left, right))
+
+
+def _to_unsigned(column: Any, value: Any) -> Any:
+    # NumPy would calculate with uint64 and int64 as float64
+    if not isinstance(column, Numbers) or column.values.dtype != np.uint64:
+        return value
+    is_signed = isinstance(value, Numbers) and value.values.dtype == np.int64
+    if (value.values < 0)[value.valid].any() if is_signed else isinstance(value, int) and value < 0:
+        raise OverflowError(_OVERFLOW_ERROR)
+    return value._replace(values=value.values.view(np.uint64)) if is_signed else value
 
 
 def _to_range_of(column: Any, value: Any) -> Any:

@@ -204,6 +204,7 @@ NAMES = {
     "s": st.text("ab'&", max_size=3),
     "b": st.booleans(),
     "u": st.integers(0, 3),
+    "v": st.integers(0, 3),
     "t": st.datetimes(dt.datetime(2019, 12, 31), dt.datetime(2020, 1, 2)),  # noqa: DTZ001 - times without a zone
     "d": st.dates(dt.date(2019, 12, 31), dt.date(2020, 1, 2)),
     "ints": st.lists(st.none() | st.integers(-3, 3), max_size=3),
@@ -212,8 +213,8 @@ NAMES = {
 }
 TYPES = {
     "n": pa.int64(), "m": pa.int8(), "f": pa.float64(), "s": pa.string(), "b": pa.bool_(), "u": pa.uint64(),
-    "t": pa.timestamp("us"), "d": pa.date32(), "ints": pa.list_(pa.int16()), "words": pa.large_list(pa.string()),
-    "pair": pa.list_(pa.float32(), 2),
+    "v": pa.uint8(), "t": pa.timestamp("us"), "d": pa.date32(), "ints": pa.list_(pa.int16()),
+    "words": pa.large_list(pa.string()), "pair": pa.list_(pa.float32(), 2),
 }  # fmt: skip
 COMPARE = {
     "==": operator.eq,
@@ -317,8 +318,12 @@ def midnight(value: Any) -> Any:
 
 
 TIME_COLUMNS = st.sampled_from(["t", "d"]).map(lambda name: Meant(name, lambda row: midnight(row[name])))
+ALL_NUMBERS = st.sampled_from(["n", "u", "v"]).map(column)  # pandas wraps around where unsigned columns become negative
 WHOLE = st.one_of(
-    st.sampled_from(["u", "n"]).map(column),
+    st.recursive(
+        ALL_NUMBERS, lambda inner: st.builds(computed, inner, st.sampled_from([*ARITHMETIC]), inner), max_leaves=3
+    ),
+    st.builds(lambda owner: Meant(f"(-{owner.text})", computed(Meant("0", lambda _: 0), "-", owner).of), ALL_NUMBERS),
     st.builds(computed, st.sampled_from(["n", "m", "f", "u"]).map(column), st.sampled_from([*DIVISION]), DIVISORS),
     st.builds(lambda owner: method(owner, "abs()", abs), NUMBER_COLUMNS),
     st.builds(lambda owner: method(owner, "len()", len), LISTS | st.just(column("s"))),
@@ -415,6 +420,49 @@ def test_whole_numbers_stay_exact_with_nulls() -> None:
     assert match_rows(large, "n % 2 == 1").tolist() == [0]
     assert match_rows(large, "tiny * 100 == 10000").tolist() == [0]
     assert match_rows(large, "tiny + tiny + tiny == -300").tolist() == [1]
+
+
+EDGES = [0, 1, 2**53 + 1, 2**62, 2**63 - 1]
+
+
+@given(
+    st.lists(st.none() | st.sampled_from([*EDGES, 2**63, 2**64 - 1]), min_size=1, max_size=3),
+    st.lists(st.none() | st.sampled_from([*EDGES, -1, -3, -(2**63)]), min_size=3, max_size=3),
+    st.sampled_from(["u {} 3", "u {} -3", "7 {} u", "u {} n", "n {} u", "n {} -5", "u {} u", "n {} n"]),
+    st.sampled_from([*ARITHMETIC, "%"]),
+)
+def test_arithmetic_never_wraps_around(us: list[int | None], ns: list[int | None], form: str, sign: str) -> None:
+    """Arithmetic with 64-bit integers, signed or unsigned, equals Python's. If a result does not fit, the query fails.
+
+    If a column has values above 2^63 - 1, the query also fails if another operand is negative.
+    """
+    rows = [dict(zip("un", pair, strict=True)) for pair in zip(us, ns, strict=False)]
+    text = form.format(sign)
+    rows = [row for row in rows if sign != "%" or row.get(text[-1], 1) != 0]
+    values = [None if None in (row[name] for name in "un" if name in form) else eval(text, {}, row) for row in rows]  # noqa: S307
+    numbers = pa.table(
+        {"u": pa.array([row["u"] for row in rows], pa.uint64()), "n": pa.array([row["n"] for row in rows], pa.int64())}
+    )
+    known = [value for value in values if value is not None]
+    for value in known:
+        try:
+            matched = match_rows(numbers, f"{text} == {value}").tolist()
+        except InvalidRequest:
+            large = any((row["u"] or 0) >= 2**63 for row in rows) and "u" in form
+            assert large or not all(-(2**63) <= one < 2**63 for one in known)
+        else:
+            assert matched == [at for at, one in enumerate(values) if one == value]
+
+
+@pytest.mark.parametrize(
+    "query", ["n + 1 > 0", "-n > 0", "n.abs() > 0", "n ** 2 > 0", "-u > 0", "u - 3 > 0", "u + n > 0"]
+)
+def test_results_outside_64_bits_fail(query: str) -> None:
+    """A query whose result does not fit in 64 bits fails, unless it calculates with floating-point numbers."""
+    large = table(n=[2**63 - 1, -(2**63)], u=pa.array([0, 2**64 - 1], pa.uint64()))
+    with pytest.raises(InvalidRequest, match="outside the range of 64 bits"):
+        match_rows(large, query)
+    assert match_rows(large, "u % 10 == 5 and u > n and u / -1 < 0 and u + 0.0 - 3 > 0").tolist() == [1]
 
 
 def test_text_that_is_not_utf8_is_unequal() -> None:
