@@ -117,6 +117,7 @@ _TEXT_METHODS: Mapping[str, _TextMethod] = {
 }  # fmt: skip
 
 
+_TEXT_CALL = re.compile(r"(.+)(\.(?:startswith|endswith|match|lower|upper|strip)\(.*\))")
 _LISTS_HINT = "Lists have .len() and .contains()."
 _NO_CLASSES: ClassNames = {}
 _TOKEN = re.compile(r"""'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*"|`(?P<name>[^`]*)`|(?P<bad>[@#`])|[&|\s]""")
@@ -241,7 +242,7 @@ def _parse(text: str, where: str, classes: ClassNames) -> _Query:
         marked = f"{python_text[:offset][-_MAX_SHOWN_LETTERS:]} <HERE> {_shorten(python_text[offset:])}"
         problem = f"{error.msg.partition('. Maybe')[0]}: {' '.join(_restore_names(marked, names).split())}"
         expected = "a comparison, or several with and, or, not"
-        remedy = "Equality is ==. Put text in quotes, and names with blanks or such as class in `backticks`."
+        remedy = "Equality is ==. Put text in quotes, and names with blanks or keywords such as class in `backticks`."
         raise InvalidRequest(where, problem, expected=expected, remedy=remedy) from None
     return _Query(tree, names, where, classes)
 
@@ -324,6 +325,8 @@ class _Evaluator:
         if isinstance(node, ast.Attribute) and field not in self._table.column_names and value.isidentifier():
             remedy = f"For values of a JSON field, add {option_text('columns_from', field)}, and write {value}."
             return self._query.error(node, "not supported in queries", expected="columns", remedy=remedy)
+        if match := _TEXT_CALL.fullmatch(self._query.show(node)):
+            return self._query.error(node, "not supported in queries", remedy=f"Write {match[1]}.str{match[2]}.")
         return self._query.error(node, "not supported in queries", expected=_LANGUAGE)
 
     def _column(self, node: ast.Name) -> _Value:
@@ -340,9 +343,8 @@ class _Evaluator:
     def _unknown_column_error(self, node: ast.Name, name: str) -> InvalidRequest:
         by_lower = {column.lower(): column for column in self._table.column_names}
         matches = [by_lower[match] for match in get_close_matches(name.lower(), by_lower, 3)]
-        suggestion = f"Did you mean {' or '.join(matches)}? " if matches else ""
         expected = f"one of {format_list(self._table.column_names, _MAX_LISTED_COLUMNS)}"
-        remedy = f"{suggestion}Put text in quotes: '{_shorten(name)}'."
+        remedy = f"Did you mean {' or '.join(matches)}?" if matches else f"Put text in quotes: '{_shorten(name)}'."
         if _COMPUTED_COLUMNS.issuperset(self._table.column_names):
             remedy += f" For values of JSON fields, use {option_text('columns_from', 'json')} of `create` or `reshard`."
         if name in {*PROBED_COLUMNS, *ORIGINAL_COLUMNS}:
