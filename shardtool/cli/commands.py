@@ -651,9 +651,7 @@ def help_(context: click.Context, names: tuple[str, ...]) -> None:
         print_text(matches)
         return
     if names[0] not in verbs and not suggest_verb(names[0], verbs):
-        raise InvalidRequest(
-            " ".join(names), "no verb, option or page of this name or with this word", remedy="See `shardtool --help`."
-        )
+        raise InvalidRequest(" ".join(names), "not in the help and the documentation", remedy="See `shardtool --help`.")
     command = cast("click.Command", parent.command.resolve_command(parent, [names[0]])[1])
     if len(names) > 2:  # noqa: PLR2004 - a verb, a topic
         raise InvalidRequest("help", pluralize(len(names), "argument"), expected="one VERB and one of its topics")

@@ -53,8 +53,9 @@ def search_help(words: Sequence[str], verbs: Mapping[str, click.Command | None])
         return ""
     matches = [(score, passage) for (words, score), passage in scored if words == most_words]
     matches.sort(key=lambda item: -item[0])
-    found = f"with {query!r}" if most_words == len(patterns) else f"with some of the words {query!r}"
-    lines = [f"{pluralize(len(matches), 'text')} {found}; best matches:"]
+    words_text = "" if most_words == len(patterns) else "some of the words "
+    shown = f"; the best {_MAX_MATCHES}" if len(matches) > _MAX_MATCHES else ""
+    lines = [f"{pluralize(len(matches), 'result')} for {words_text}{query!r}{shown}:"]
     for _, passage in matches[:_MAX_MATCHES]:
         texts = _find_snippet(passage, patterns), passage.command
         lines += ["", passage.title, *(f"  {text}" for text in texts if text)]

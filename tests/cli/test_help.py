@@ -118,7 +118,7 @@ def test_an_option_leads_to_its_topic() -> None:
     for word in ("fetch", "--url", "max-time"):
         assert typed("help", "create", word).out == typed("help", "create", "urls").out
         assert "shardtool help create " in typed("help", word).out
-    assert "zzzzz: no verb, option or page of this name or with this word." in typed("help", "zzzzz").err
+    assert "zzzzz: not in the help and the documentation." in typed("help", "zzzzz").err
 
 
 def test_every_topic_belongs_to_a_verb() -> None:

@@ -26,6 +26,8 @@ from tests.helpers import REPO, typed
         ("multi gpu", "shardtool help training.md#order-ranks-and-resuming"),
         ("speech", "shardtool help have/audio.md"),
         ("captions", "shardtool help have/captions.md"),
+        ("imagenet", "shardtool help have/folder.md"),
+        ("imbalance", "shardtool help reshard --per-class"),
     ],
 )
 def test_a_word_names_the_command_to_read_on(words: str, expected: str) -> None:
@@ -72,7 +74,7 @@ def test_a_page_and_a_section_are_printed() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["zzzzz"], "zzzzz: no verb, option or page of this name or with this word. See `shardtool --help`."),
+        (["zzzzz"], "zzzzz: not in the help and the documentation. See `shardtool --help`."),
         (["craete"], "craete: no such verb. Did you mean `shardtool create`?"),
         (["zzzzz.md"], "zzzzz.md: no such page; expected one of "),
         (["cli.md#zzzzz"], "cli.md#zzzzz: no such section. `shardtool help cli.md` prints the whole page."),
