@@ -161,7 +161,7 @@ def _split_samples(
     from shardtool.entries.metadata_columns import with_split
     from shardtool.select.splits import assign_splits
 
-    values = source.labels(listing, split_options.required_column[1]) if split_options.required_column else None
+    values = source.labels(listing, *split_options.required_column) if split_options.required_column else None
     splits = assign_splits(listing.entries.keys, split_options, values)
     run.notes.add(*splits.notes)
     if split_options.column is not None:

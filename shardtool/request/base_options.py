@@ -163,7 +163,8 @@ class BaseOptions:
                     for option in rule.conditions
                     if option.name in specs
                 ]
-                raise InvalidRequest(self._name_in_message(name), rule.missing, expected=f"{' or '.join(needed)}, too")
+                options = ", ".join([*needed[:-2], " or ".join(needed[-2:])])
+                raise InvalidRequest(self._name_in_message(name), rule.missing, expected=f"{options}, too")
         for other in filter(self._is_met, spec.conflicts):
             found = f"used with {self._name_in_message(other.name)}{other.reason and f', {other.reason}'}"
             raise InvalidRequest(self._name_in_message(name), found, expected="one of them")

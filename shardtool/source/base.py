@@ -112,15 +112,15 @@ class Source(ABC):
         """
         return listed
 
-    def labels(self, listed: Listing, name: str) -> pa.ChunkedArray:
-        """Return the column `name`, with class numbers replaced by class names."""
+    def labels(self, listed: Listing, option: str, name: str) -> pa.ChunkedArray:
+        """Return the column `name` of `option`, with class numbers replaced by class names."""
         from shardtool.entries.metadata_columns import to_class_names
 
-        return to_class_names(self.column(listed, name), listed.all_classes.get(name, ()))
+        return to_class_names(self.column(listed, name, option), listed.all_classes.get(name, ()))
 
     @abstractmethod
-    def column(self, listed: Listing, name: str) -> pa.ChunkedArray:
-        """Return the column `name`, with one value per sample."""
+    def column(self, listed: Listing, name: str, option: str = "") -> pa.ChunkedArray:
+        """Return the column `name`, with one value per sample. `option` names the column, and is used in messages."""
 
     def write_binary(self, file: Writable) -> None:
         """Write the payloads of rows of the kind SPAN to `file`, in the order of their offsets.

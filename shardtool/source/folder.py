@@ -129,7 +129,7 @@ class FolderSource(Source):
     def _strip_folder(self, skipped: tuple[Skipped, ...]) -> tuple[Skipped, ...]:
         return skipped
 
-    def column(self, listed: Listing, name: str) -> pa.ChunkedArray:
+    def column(self, listed: Listing, name: str, option: str = "") -> pa.ChunkedArray:
         """Return a metadata column, or one of `key`, `path`, `folder`, `size` and `cls` (the top folder)."""
         from shardtool.select.sample_table import make_sample_table
 
@@ -147,7 +147,7 @@ class FolderSource(Source):
             if is_label_name(name) and not self._options.label_from_folder:
                 remedy = f"{flag_text('label_from_folder')} stores the top folders as the column cls. {remedy}"
             expected = f"one of {format_list(table.column_names, 100)}"
-            raise InvalidRequest(name, "no such column", expected=expected, remedy=remedy)
+            raise InvalidRequest(option or listed.where, f"no column {name!r}", expected=expected, remedy=remedy)
         return table.column(name)
 
 

@@ -68,9 +68,9 @@ class PlannedSource(Source):
         observer.listed(len(listed.entries))
         return listed
 
-    def column(self, listed: Listing, name: str) -> pa.ChunkedArray:  # noqa: ARG002 - a plan has only the split column
+    def column(self, listed: Listing, name: str, option: str = "") -> pa.ChunkedArray:  # noqa: ARG002 - one column
         if self._split_values is None:
-            raise InvalidRequest(self._path, f"a plan without the column {name}")
+            raise InvalidRequest(option or self._path, f"a plan without the column {name}")
         return self._split_values
 
 

@@ -99,7 +99,7 @@ class RecordedSource:
         if split_options is not None:
             from shardtool.select.splits import assign_splits
 
-            values = source.labels(listed, split_options.required_column[1]) if split_options.required_column else None
+            values = source.labels(listed, *split_options.required_column) if split_options.required_column else None
             splits = assign_splits(entries.keys, split_options, values)
             names = (dataset.split for dataset in (*datasets, *self._fixed_splits))
             numbers = {name: number for number, name in enumerate(dict.fromkeys([*splits.names, *names]))}

@@ -95,11 +95,11 @@ class DatasetSource(Source):
             raise InvalidRequest(listed.where, f"no samples{why}", expected="at least one sample")
         return listed
 
-    def column(self, listed: Listing, name: str) -> pa.ChunkedArray:
+    def column(self, listed: Listing, name: str, option: str = "") -> pa.ChunkedArray:
         """Return a metadata column, or one of `key`, `shard`, `size` and `fields`."""
         table = sample_table.make_sample_table(listed.entries, listed.shards)
         try:
-            return sample_table.table_column(table, name, listed.where)
+            return sample_table.table_column(table, name, option or listed.where)
         except InvalidRequest as error:
             if name in listed.entries.fields:
                 error.remedy = f"Turn the field into a column with {option_text('columns_from', (name,))}."
@@ -145,7 +145,7 @@ class DatasetSource(Source):
         from shardtool.select.splits import sample_per_class
 
         column, keys = options.of or "cls", listed.entries.keys
-        labels = self.labels(listed, column)
+        labels = self.labels(listed, option_text("of"), column)
         samples = sample_per_class(keys, labels, options.per_class, column=column, seed=options.seed)
         return replace(listed, entries=listed.entries.take(samples))
 

@@ -275,7 +275,7 @@ def test_files_that_do_not_name_the_classes(text: str | None, message: str, tmp_
 
 def test_classes_from_needs_labels(tmp_path: Path) -> None:
     """The error names the required option."""
-    with pytest.raises(InvalidRequest, match="expected label_from_folder or classes or field, too"):
+    with pytest.raises(InvalidRequest, match="expected label_from_folder, classes or field, too"):
         _options(classes_from=["a"])
     with pytest.raises(InvalidRequest, match="no labels to number; expected classes or field, too"):
         ReshardOptions(classes_from=["a"])

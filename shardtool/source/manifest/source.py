@@ -115,7 +115,7 @@ class ManifestSource(Source):
         self._read_columns(*self._non_binary)
         return pa.table(self._columns)
 
-    def column(self, listed: Listing | None, name: str) -> pa.ChunkedArray:  # noqa: ARG002 - may be called before listing
+    def column(self, listed: Listing | None, name: str, option: str = "") -> pa.ChunkedArray:  # noqa: ARG002 - may be called before listing
         if (labels := self._numbers_of(name)) is not None:
             return pa.chunked_array([labels])
         if name not in self._non_binary:
@@ -124,7 +124,7 @@ class ManifestSource(Source):
             names = self._table.file_names()
             return pa.chunked_array([names if self._numbers is None else names.take(arrow.number_array(self._numbers))])
         if name not in self._non_binary:
-            raise tables.missing_name_error("column", self._where, name, self._non_binary)
+            raise tables.missing_name_error("column", option or self._where, name, self._non_binary)
         self._read_columns(name)
         return pa.chunked_array([self._columns[name]])
 

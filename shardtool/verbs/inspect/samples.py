@@ -322,7 +322,7 @@ def field_bytes(sample: StoredSample, field: str) -> Iterator[bytes]:
     if field not in names:
         found = f"{printable(sample.key)} has no field {field!r}"
         expected = f"one of {format_list(sorted(map(printable, names)), 9)}"
-        raise InvalidRequest(cli_name("field"), found, expected=expected)
+        raise InvalidRequest(cli_name("raw"), found, expected=expected)
     with open_shard(sample.shard.path) as file:
         yield from _field_blocks(sample, sample.fields[names.index(field)], file)
 

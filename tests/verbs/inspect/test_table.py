@@ -162,7 +162,11 @@ def test_conflicting_options_are_refused(words: tuple[str, ...], packed: Path) -
 
 
 def test_raw_writes_the_payload_of_a_field(packed: Path, tmp_path: Path) -> None:
-    """`--raw` writes only the payload; damage is an error."""
+    """`--raw` writes only the payload; damage is an error, and an unknown field is an error that names `--raw`."""
+    assert (
+        "--raw: 000 has no field 'png'; expected one of "
+        in typed("inspect", packed, "--show", "000", "--raw", "png").err
+    )
     payloads = dict(members(*shards(packed)))
     for key in ("000", "007", "29"):
         ran = typed("inspect", packed, "--show", key, "--raw", "txt")
