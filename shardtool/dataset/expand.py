@@ -62,7 +62,8 @@ def expand_datasets(dataset: DatasetLike) -> list[DatasetLike]:
     if len(shards) == len(names):
         return [dataset]
     expanded = [item for name in names if name not in shards for item in _expand_name(name)]
-    listed = {_absolute(path) for item in expanded if isinstance(item, str) for path in _shard_paths(item) or ()}
+    named = [item for item in expanded if isinstance(item, str)] if shards else []
+    listed = {_absolute(path) for item in named for path in _shard_paths(item) or ()}
     unlisted = [name for name in shards if _absolute(name) not in listed]
     datasets = [*expanded, *([unlisted] if unlisted else [])]
     return [*{_dataset_identity(item): item for item in datasets}.values()]

@@ -101,7 +101,11 @@ def dangling_target(path: str) -> str | None:
 
 def is_folder(path: str) -> bool:
     """Return whether a path is a folder. An address is a folder if a store has objects below it."""
-    return not is_web(path) and bool(list_folder(path)) if is_url(path) else os.path.isdir(path)
+    if not is_url(path) or is_web(path):
+        return not is_url(path) and os.path.isdir(path)
+    # a store lists the first objects below an address with one request, but all names in a folder with many
+    entries = iter_objects(path) if parse_address(path).scheme in address.STORES else list_folder(path)
+    return any(True for _ in entries)
 
 
 def list_folder(folder: str) -> list[str]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SECRET = "verySecretKeyOfTheBucketInMemory"  # noqa: S105 - of a server of this file
+_PAGE_ROWS = 1000
 _ROW = "<Contents><Key>{}</Key><Size>{}</Size><LastModified>2026-01-01T00:00:00.000Z</LastModified>{}</Contents>"
 
 
@@ -28,6 +29,7 @@ class Bucket(WebServer):
         held_write: The number of the write, from 0, that is neither done nor answered, nor are those after it.
         is_held: Set when that write has been requested.
         copies: Whether the server copies objects.
+        listings: Number of listing requests; each returns at most 1000 rows.
     """
 
     def __init__(self) -> None:
@@ -36,6 +38,7 @@ class Bucket(WebServer):
         self.held_write: int | None = None
         self.is_held = threading.Event()
         self.copies = True
+        self.listings = 0
         self.url = ""
         self._over, self._connections = asyncio.Event(), list[asyncio.StreamWriter]()
 
@@ -100,7 +103,12 @@ class Bucket(WebServer):
             elif key.startswith(prefix):
                 rows.append(_ROW.format(key, len(data), f"<ETag>{_tag(data)}</ETag>".replace('"', "&quot;")))
         rows += [f"<CommonPrefixes><Prefix>{folder}</Prefix></CommonPrefixes>" for folder in sorted(folders)]
-        listing = f"<ListBucketResult><Name>b</Name><IsTruncated>false</IsTruncated>{''.join(rows)}</ListBucketResult>"
+        self.listings += 1
+        end = int(query.get("continuation-token", ["0"])[0]) + _PAGE_ROWS
+        more = f"<NextContinuationToken>{end}</NextContinuationToken>" if end < len(rows) else ""
+        page, truncated = "".join(rows[end - _PAGE_ROWS : end]), str(bool(more)).lower()
+        head = f"<Name>b</Name><IsTruncated>{truncated}</IsTruncated>{more}"
+        listing = f"<ListBucketResult>{head}{page}</ListBucketResult>"
         return 200, {}, listing.encode()
 
     def _get(self, request: Head, key: str) -> tuple[int, dict[str, str], bytes]:

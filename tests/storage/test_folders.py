@@ -12,8 +12,10 @@ from shardtool.dataset.find import find_dataset
 from shardtool.errors import InvalidRequest, OutputExists
 from shardtool.source.source_checks import check_folder
 from shardtool.storage.folders import open_folder
+from shardtool.storage.lookup import is_folder
 from shardtool.storage.remote_folder import RemoteFolder
 from shardtool.storage.staging import Folder, local_folder
+from tests.servers.bucket import Bucket, served
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,3 +71,16 @@ def test_a_mistyped_address_is_refused(path: str) -> None:
             ask(f"{path}/x.json")
     assert open_folder(f"./{path}") == Folder(f"./{path}")
     assert open_folder("s3") == Folder("s3")
+
+
+def test_one_request_tells_whether_a_prefix_is_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To find out whether a prefix has objects, the first page of its listing suffices, however many objects it has."""
+    bucket = Bucket()
+    bucket.objects = {f"many/{number:04}": b"x" for number in range(3500)} | {"empty/": b"", "manya": b"x"}
+    with served(bucket):
+        for name, value in bucket.environment.items():
+            monkeypatch.setenv(name, value)
+        assert [is_folder(f"s3://b/{name}") for name in ("many", "many/", "empty", "man", "manya")] == [
+            True, True, False, False, False,
+        ]  # fmt: skip
+    assert bucket.listings == 5
