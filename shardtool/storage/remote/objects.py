@@ -111,8 +111,9 @@ class RemoteObject:
             response = http.request_object(self.address)
         http.discard_response(response)
         version = response.headers.get("ETag", "")
-        if "Content-Range" in response.headers:
-            if match := _CONTENT_RANGE.fullmatch(response.headers["Content-Range"]):
+        content_range = response.headers.get("Content-Range", "")
+        if content_range or response.status == HTTPStatus.PARTIAL_CONTENT:
+            if match := _CONTENT_RANGE.fullmatch(content_range):
                 return int(match[3]), version, True
             raise StoreFailed(self._where, "a partial response without a valid Content-Range")
         _check_unencoded(response, self._where)

@@ -222,6 +222,13 @@ def test_endless_bodies_of_unused_responses_are_not_read(head: str, object_at: s
     assert RemoteObject(object_at).size == len(_DATA)
 
 
+def test_size_of_one_byte_is_not_the_size_of_the_object(object_at: str, proxy: FaultyProxy) -> None:
+    """A partial response without Content-Range is an error of the server, not an object with the size of the part."""
+    proxy.set(Fault("raw", body="HTTP/1.1 206 Part\r\nContent-Length: 1\r\n\r\nx"))
+    with pytest.raises(StoreFailed, match="a partial response without a valid Content-Range"):
+        RemoteObject(object_at)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "answer",
