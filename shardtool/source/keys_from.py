@@ -38,22 +38,16 @@ def find_samples_by_key(keys: PackedStrings, key_list: object, is_known: Callabl
     A key that is missing in `keys` is an error, unless `is_known` returns True, for example because its sample was
     skipped.
     """
-    samples, unknown, problem = match_keys(keys, key_list, is_known)
-    if unknown:
-        example = f", such as {printable(keys[0])}" if len(keys) else ""
-        similar = [key for name in unknown for key in _similar_keys(name, keys)][:_MAX_SIMILAR_KEYS]
-        hint = f"Did you mean {format_list([*dict.fromkeys(similar)])}? " if similar else ""
-        expected, remedy = f"keys of the dataset{example}", f"{hint}Nothing was changed."
-        raise InvalidRequest(_option(key_list), problem, expected=expected, remedy=remedy)
-    return samples
+    return match_keys(keys, key_list, is_known)[0]
 
 
 def match_keys(
-    keys: PackedStrings, key_list: object, is_known: Callable[[bytes], bool] | None = None
-) -> tuple[Rows, list[bytes], str]:
-    """Return the positions of the given keys, the first few unknown keys, and a string that describes all unknown keys.
+    keys: PackedStrings, key_list: object, is_known: Callable[[bytes], bool] | None = None, *, may_lack: bool = False
+) -> tuple[Rows, str]:
+    """Return the positions of the given keys, in ascending order, and a string that describes the unknown keys.
 
-    `key_list` is a text file with one key per line, a table with a column `key`, `-` for standard input, or a list.
+    If no key is known, or if `may_lack` is False, an unknown key is an error. `key_list` is a text file with one key
+    per line, a table with a column `key`, `-` for standard input, or a list.
     """
     requested = _read_keys(key_list)
     if not len(requested):
@@ -64,9 +58,19 @@ def match_keys(
     unknown = np.flatnonzero(is_unknown)
     if is_known is not None:
         unknown = np.array([index for index in unknown.tolist() if not is_known(requested[index])], np.int64)
+    samples = np.flatnonzero(matches >= 0)
+    if not len(unknown):
+        return samples, ""
     first = [requested[index] for index in unknown[:_MAX_LISTED_KEYS].tolist()]
     listed = format_list([*map(printable, first)], _MAX_LISTED_KEYS, total=len(unknown))
-    return np.flatnonzero(matches >= 0), first, f"{pluralize(len(unknown), 'key')} that no sample has: {listed}"
+    problem = f"{pluralize(len(unknown), 'key')} that no sample has: {listed}"
+    if may_lack and len(samples):
+        return samples, problem
+    example = f", such as {printable(keys[0])}" if len(keys) else ""
+    similar = [key for name in first for key in _similar_keys(name, keys)][:_MAX_SIMILAR_KEYS]
+    hint = f"Did you mean {format_list([*dict.fromkeys(similar)])}? " if similar else ""
+    expected, remedy = f"keys of the dataset{example}", f"{hint}Nothing was changed."
+    raise InvalidRequest(_option(key_list), problem, expected=expected, remedy=remedy)
 
 
 def key_list_name(key_list: object) -> str:

@@ -17,7 +17,7 @@ from shardtool.select.splits import sample_with_notes
 from shardtool.select.storable_names import has_dotted_keys
 from shardtool.source.base import Listing, check_skipped, no_match_error
 from shardtool.source.json_columns import add_json_columns
-from shardtool.source.keys_from import find_samples_by_key, key_list_name, match_keys
+from shardtool.source.keys_from import key_list_name, match_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -72,14 +72,13 @@ def find_listed_samples(
 ) -> tuple[NDArray[np.int64], list[str]]:
     """Return the positions in `keys` of the keys that `keys_from` lists, and notes.
 
-    A listed key may be missing if its sample was skipped. With `on_error="skip"`, any listed key may be missing.
+    A listed key may be missing if its sample was skipped. With `on_error="skip"`, other keys may be missing, but
+    not all.
     """
     skipped_keys = {row.key for row in skipped if row.key}
     is_known = (lambda key: printable(key) in skipped_keys) if skipped_keys else None
-    if options.on_error == "raise":
-        return find_samples_by_key(keys, options.keys_from, is_known), []
-    samples, unknown, problem = match_keys(keys, options.keys_from, is_known)
-    return samples, [f"{option_text('keys_from')}: {problem}"] if unknown else []
+    samples, problem = match_keys(keys, options.keys_from, is_known, may_lack=options.on_error == "skip")
+    return samples, [f"{option_text('keys_from')}: {problem}"] if problem else []
 
 
 def join_and_filter(listed: Listing, options: SelectingOptions, *, may_lack_values: bool = False) -> Listing:
