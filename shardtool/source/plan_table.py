@@ -120,7 +120,7 @@ def read_entries(
         rows=FieldRows(code, kind, size, mtime_ns, changed_ns, paths),
         values=values._replace(inline=inline),
         spans=spans,
-        metadata=file.read(metadata_names) if metadata_names else None,
+        metadata=file.read(metadata_names).replace_schema_metadata() if metadata_names else None,
         identity=request.identity,
         folders=request.folders,
     )

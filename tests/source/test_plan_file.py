@@ -96,6 +96,7 @@ def _archives(folder: Path) -> None:
         ("in", {"portable": True, "columns_from": ("json",), "sort_by": "n"}),
         ("in", {"join": "table.parquet", "on": "path", "where": "n > 0", "field": ("cls=kind",), "classes": ("cls",)}),
         ("in", {"join": "table.parquet", "on": "path", "where": "n > 0", "field": ("npy=vec",)}),
+        ("in", {"rename_keys": "s/^/new-/", "hash": ("sha256",)}),
         ("both", {"shuffle": True}),
         ("table.parquet", {"meta": "all", "shuffle": True}),
         ("table.parquet", {"field": ("cls=kind",), "classes": ("cls",), "out": "{split}", "split_column": "kind"}),
@@ -131,6 +132,8 @@ def test_a_plan_changes_no_byte(
     assert replace(result, seconds=0, dataset_file="", urls="", splits={}) == replace(
         expected, seconds=0, dataset_file="", urls="", splits={}
     )
+    if "hash" in more:  # parts cannot compute checksums
+        return
     for number in (2, 1):
         create(sources, f"three/{out}/x-{{000..}}.{ending}", replace(with_plan, part=f"{number}/2"))
     assert read_tree(folder / "three") == read_tree(folder / "one")
