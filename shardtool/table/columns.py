@@ -57,8 +57,8 @@ def is_index_name(column: str) -> bool:
 
 
 def is_text_type(kind: pa.DataType) -> bool:
-    """Return whether a type is text, which may be dictionary-encoded."""
-    if pa.types.is_dictionary(kind):
+    """Return whether a type is text, which may be dictionary-encoded or run-end encoded."""
+    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
         kind = kind.value_type
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 

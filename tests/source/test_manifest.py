@@ -253,6 +253,7 @@ def test_bytes_without_paths_are_named_by_their_content(start: bytes, field: str
         (pa.array([1.0, 2.0]), ["1", "2"]),
         (pa.array([" a ", "b/c.d"]), [" a ", "b/c.d"]),
         (pa.array(["x", "y"]).dictionary_encode(), ["x", "y"]),
+        (pa.RunEndEncodedArray.from_arrays([1, 2], ["x", "y"]), ["x", "y"]),
     ],
 )
 def test_keys_are_text(column: Any, expected: list[str]) -> None:
