@@ -308,7 +308,8 @@ def parse_keys(options: type, parent: str, value: object) -> dict[str, object]:
         is_flag = options.__dataclass_fields__[name].default is False  # type: ignore[attr-defined]
         if is_flag != isinstance(item, bool):
             expected = f"{key} without a value" if is_flag else f"{key}=VALUE"
-            raise InvalidRequest(option_text(parent), repr(key), expected=expected)
+            found = f"{key!r} with a value" if is_flag else repr(key)
+            raise InvalidRequest(option_text(parent), found, expected=expected)
         is_number = option_specs(options)[name].range and isinstance(item, str)
         values[name] = option_values.parse_whole_number(item) if is_number else item
     return values

@@ -67,7 +67,7 @@ def test_reshard_can_split_by_a_column_named_folder() -> None:
         ({"fetch": "per-host=4"}, "--fetch per-host: no URLs", "per_host: no URLs"),
         ({"fetch": "hosts=4", **_URLS}, "--fetch: 'hosts'; expected keys connections, per-host", "fetch: 'hosts'"),
         ({"fetch": "per-host", **_URLS}, "--fetch: 'per-host'; expected per-host=VALUE", "fetch: 'per-host'"),
-        ({"fetch": "allow-private=1", **_URLS}, "--fetch: 'allow-private'; expected allow-private with", "fetch: 'al"),
+        ({"fetch": "allow-private=1", **_URLS}, "--fetch: 'allow-private' with a value; expected", "fetch: 'al"),
         ({"fetch": "retries=1,retries=2", **_URLS}, "--fetch: 'retries' more than once", "fetch: 'retries' more than"),
         ({"fetch": "", **_URLS}, "--fetch: ''; expected keys", "fetch: ''"),
         ({"fetch": 4, **_URLS}, "--fetch: 4; expected a string", "fetch: 4"),
