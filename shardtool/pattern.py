@@ -205,8 +205,10 @@ def _name_bytes(name: str) -> bytes:
 def _parse_range(folder: str, name: str, ranges: list[re.Match[str]]) -> ShardPattern:
     match = ranges[0]
     prefix, suffix = name[: match.start()], name[match.end() :]
-    if _UNPARSED_RANGE.search(prefix) or _UNPARSED_RANGE.search(suffix):
-        raise InvalidRequest(name, "more than one range", expected="one range, in the file name")
+    if extra := _UNPARSED_RANGE.search(prefix) or _UNPARSED_RANGE.search(suffix):
+        where = os.path.join(folder, name)  # with the server, because errors remove the query only from a complete URL
+        found = f"a range and {extra[0]!r}" if extra[0] in "*?" else "more than one range"
+        raise InvalidRequest(where, found, expected="one range, in the file name")
     start, last = match[1] or match[3], match[2] or match[4]
     numbers = [number for number in match.groups() if number]
     if any(len(number) > _MAX_FILE_NAME_BYTES or len(number.lstrip("0")) > _MAX_DIGITS for number in numbers):

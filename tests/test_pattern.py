@@ -240,3 +240,11 @@ def test_no_webdataset_call_for_unsupported_shards(pattern: str, tmp_path: Path)
     """No call is printed for shards that webdataset cannot read."""
     result = create(write_tree(tmp_path / "in", {"a.txt": b"x"}), f"{tmp_path}/{pattern}", CreateOptions(workers=0))
     assert (result.urls, "urls" in result.to_json()) == ("", False)
+
+
+def test_query_in_a_pattern_is_not_shown() -> None:
+    """An error about a wildcard names the wildcard, and does not show the query of a URL."""
+    with pytest.raises(
+        InvalidRequest, match=r"^https://h/x-\{000\.\.\}\.tar\?\.\.\.: a range and '\?'; expected one range"
+    ):
+        parse_pattern("https://u:secret@h/x-{000..}.tar?token=secret")
