@@ -62,13 +62,17 @@ def test_local_folder_refuses_an_address() -> None:
 
 @pytest.mark.parametrize("path", ["s3:/b/k", "s3:b/k", "S3:/b/k", "gs:/b/k"])
 def test_a_mistyped_address_is_refused(path: str) -> None:
-    """`s3:/b/k` is refused with a hint at the intended address; `./s3:` is a folder."""
+    """`s3:/b/k` is refused with a hint at the intended address, without secrets; `./s3:` is a folder."""
     meant = f"{path[:2].lower()}://b/k"
     with pytest.raises(InvalidRequest, match=re.escape(f"Did you mean {meant}?")):
         open_folder(path)
     for ask in (find_dataset, check_folder):
         with pytest.raises(InvalidRequest, match="Did you mean"):
             ask(f"{path}/x.json")
+    with pytest.raises(InvalidRequest) as caught:
+        open_folder("https:/user:secret@h/x?token=secret")
+    assert "https:/h/x" in str(caught.value)
+    assert "secret" not in str(caught.value)
     assert open_folder(f"./{path}") == Folder(f"./{path}")
     assert open_folder("s3") == Folder("s3")
 

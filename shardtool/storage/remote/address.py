@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import re
 from typing import NamedTuple
-from urllib.parse import quote, unquote
+from urllib.parse import quote, unquote, urlsplit
 
 from shardtool.errors import InvalidRequest, redact_secrets
 
@@ -66,10 +66,11 @@ def is_url(text: str) -> bool:
 def refuse_near_url(path: str) -> None:
     """Raise an error for a path that looks like a mistyped address, such as `s3:/b/k` or `s3:b/k`."""
     if match := _NEAR_URL.match(path):
-        intended = f"{match[1].lower()}://{match[2]}"
+        intended = display_address(f"{match[1].lower()}://{match[2]}")
+        typed = intended.replace("://", path[match.end(1) : match.start(2)], 1)  # without secrets
         raise InvalidRequest(
-            path, "looks like a mistyped address", expected="`://` in an address, or `./` before a local path",
-            remedy=f"Did you mean {display_address(intended)}?",
+            typed, "looks like a mistyped address", expected="`://` in an address, or `./` before a local path",
+            remedy=f"Did you mean {intended}?",
         )  # fmt: skip
 
 
@@ -106,6 +107,11 @@ def parse_address(text: str) -> Address:
         host = _AFTER_HOST.split(tail, maxsplit=1)[0]
         key, separator, query_text = tail[len(host) :].removeprefix("/").partition("#")[0].partition("?")
         query = separator + query_text
+        try:
+            urlsplit(text)
+        except ValueError:
+            expected = "a URL such as https://server/path"
+            raise InvalidRequest(text, "an invalid server name", expected=expected) from None
     marker = ""
     if host.startswith((SOURCE_MARKER, OPTIONS_MARKER)):
         marker, _, host = host.partition("@")

@@ -41,3 +41,11 @@ def test_hugging_face_address_names_the_extra(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(InvalidRequest) as caught:
         address.parse_address("hf://datasets/org/name/out.json")
     assert caught.value.remedy == "pip install 'shardtool[hf]'"
+
+
+@pytest.mark.parametrize("host", ["[::1", "h]", "u:secret@[h", "\u2100"])
+def test_invalid_server_name(host: str) -> None:
+    """A server name that is not valid is an error of the user, without the password."""
+    with pytest.raises(InvalidRequest, match="an invalid server name") as caught:
+        parse_address(f"https://{host}/out.json?secret")
+    assert "secret" not in str(caught.value)
