@@ -81,7 +81,7 @@ def export_call_text(dataset_file: str, forms: Sequence[str], *, overwrite: bool
 def recreate_hint() -> str:
     """Return the advice for a missing or invalid sidecar: resume the run that wrote it, or use `index`."""
     resume = flag_text("resume")
-    return f"Run the original command with {resume}, or `shardtool index`, to write it again."
+    return f"Run the original command with {resume}, or `shardtool index`, to recreate the file."
 
 
 def quote_for_shell(word: str) -> str:

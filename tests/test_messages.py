@@ -178,8 +178,8 @@ def test_messages_use_the_naming_functions() -> None:
         (
             recreate_hint,
             (
-                "Run the original command with resume=True, or `shardtool index`, to write it again.",
-                "Run the original command with --resume, or `shardtool index`, to write it again.",
+                "Run the original command with resume=True, or `shardtool index`, to recreate the file.",
+                "Run the original command with --resume, or `shardtool index`, to recreate the file.",
             ),
         ),
     ],

@@ -87,7 +87,9 @@ class _VerbGroup(click.Group):
         if args[0] not in _VERB_SUMMARIES and args[0][:1] != "-":
             from shardtool.cli.help import suggest_verb
 
-            remedy = suggest_verb(args[0], _VERB_SUMMARIES) or "See `shardtool --help`."
+            verb = _find_verb(args)
+            advice = f"Write the verb first: `shardtool {verb} {args[0]}`." if verb else "See `shardtool --help`."
+            remedy = suggest_verb(args[0], _VERB_SUMMARIES) or advice
             raise InvalidRequest(args[0], "no such verb", remedy=remedy)
         return super().resolve_command(ctx, args)
 

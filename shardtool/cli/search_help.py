@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.cli.help import VerbCommand, VerbOption, read_synonyms, topic_sentences
 from shardtool.errors import InvalidRequest
+from shardtool.request.option_checks import suggest_choice
 from shardtool.units import pluralize
 
 if TYPE_CHECKING:
@@ -67,7 +68,8 @@ def read_page(name: str) -> str:
     page, _, anchor = name.partition("#")
     pages = _list_pages()
     if page not in pages:
-        raise InvalidRequest(name, "no such page", expected=f"one of {', '.join(sorted(pages))}")
+        remedy = suggest_choice(page, [*pages])
+        raise InvalidRequest(name, "no such page", expected=f"one of {', '.join(sorted(pages))}", remedy=remedy)
     text = _read(pages[page])
     if not anchor:
         return text.rstrip()

@@ -260,7 +260,7 @@ def parse_local_shards(data: bytes) -> tuple[list[str], str]:
 
 def _not_a_dataset_file(name: str, data: bytes, expected: str = "a dataset file of shardtool") -> CorruptShard:
     remedy = f"Run the original command with {flag_text('resume')}, or `shardtool index` on the shards "
-    remedy += f"with {flag_text('overwrite')}, to write it again."
+    remedy += f"with {flag_text('overwrite')}, to recreate the file."
     if _is_own_dataset_file(data):
         return CorruptShard(name, f"a damaged dataset file of {len(data):,} bytes", remedy=remedy)
     if _WIDS_HEAD.startswith(data):

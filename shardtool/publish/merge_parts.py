@@ -83,7 +83,7 @@ def merge(
     names = folder.names()
     is_run = any(parts.find_run_parts(pattern, names))
     if not is_run and not parts.find_writer_parts(pattern, names):
-        found, expected = "no part of a ShardWriter or of a run", "the pattern of a ShardWriter or of `create`"
+        found, expected = "no parts to merge", f"the pattern of runs with {option_text('part')}, or of ShardWriters"
         raise InvalidRequest(pattern.text, found, expected=expected)
     with folder.lock(pattern.base):
         count, dataset = merge_run_parts(folder, pattern) if is_run else _WriterMerge(folder, pattern).run()

@@ -274,7 +274,7 @@ class ReshardOptions(SelectingOptions):
     on_duplicate: OnDuplicate = option("error", section="choosing")
     per_class: int | None = option(None, range=COUNT_RANGE)
     of: str | None = option(
-        None, metavar="COLUMN", shown="cls", requires=(Needs("nothing to choose", Given(per_class)),)
+        None, metavar="COLUMN", shown="cls", requires=(Needs("classes are not limited", Given(per_class)),)
     )
 
     def __post_init__(self) -> None:

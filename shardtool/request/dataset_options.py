@@ -55,7 +55,7 @@ class VerifyOptions(WorkerOptions):
         metavar="SHARE",
         conflicts=(Given(quick), Given(source, "which compares all shards")),
     )
-    seed: int | None = option(None, range=SEED_RANGE, shown="0", requires=(Needs("nothing to choose", Given(sample)),))
+    seed: int | None = option(None, range=SEED_RANGE, shown="0", requires=(Needs("nothing is sampled", Given(sample)),))
     repair: bool = option(
         False, section="source", common=True, conflicts=(Given(quick), Given(sample, "which reads only a part"))
     )

@@ -60,7 +60,7 @@ def check_range(name: str, value: object, bounds: tuple[int, int]) -> None:
         is_valid = False
     if not is_valid:
         shown = repr(value) if not isinstance(value, int) else f"{value}" if abs(value) < 10**30 else "a huge number"
-        raise InvalidRequest(option_text(name), shown, expected=f"a whole number from {minimum} to {maximum}")
+        raise InvalidRequest(option_text(name), shown, expected=f"a whole number from {minimum:,} to {maximum:,}")
 
 
 def import_name(function: Callable[..., object]) -> str:

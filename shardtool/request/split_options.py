@@ -62,7 +62,8 @@ def parse_shares(text: str) -> tuple[tuple[str, Decimal], ...]:
         number, has_mark = number.removesuffix("%").rstrip(), number.endswith("%")
         marks.add(has_mark)
         if not name or not _SHARE_NUMBER.fullmatch(number):
-            raise InvalidRequest(option_text("split"), f"{part.strip()!r} in {text!r}", expected=_SHARES_EXAMPLE)
+            found = repr(part.strip()) if part == text else f"{part.strip()!r} in {text!r}"
+            raise InvalidRequest(option_text("split"), found, expected=_SHARES_EXAMPLE)
         numbers.append((name, number))
     if len(marks) > 1:
         raise InvalidRequest(

@@ -315,6 +315,7 @@ class _Evaluator:
 
     def _kind_error(self, value: _Value, expected: str) -> InvalidRequest:
         remedy = _LISTS_HINT if value.kind == "lists" else ""
+        expected = "a condition, such as width > 256" if expected == "true or false" else expected
         return self._query.error(value.node, value.described, expected=expected, remedy=remedy)
 
     def _unsupported_error(self, node: ast.expr) -> InvalidRequest:

@@ -92,8 +92,7 @@ def check_folder(source: str) -> None:
     if any(mark in source for mark in "*?[") and glob.glob(source):
         raise InvalidRequest(source, "a glob", expected=EXPECTED_FOLDER, remedy=_glob_advice(source))
     refuse_near_url(source)
-    expected = FOLDER_OR_TABLE if os.path.splitext(source)[1] else EXPECTED_FOLDER
-    raise InvalidRequest(source, "no such file or folder", expected=expected, remedy=similar_path(source))
+    raise InvalidRequest(source, "no such file or folder", expected=FOLDER_OR_TABLE, remedy=similar_path(source))
 
 
 def _check_address(source: str) -> None:

@@ -137,7 +137,7 @@ def make_folders(path: str) -> list[Path]:
 def not_a_folder(path: str, mode: int) -> OutputExists:
     """Return the error for a path that should be a folder."""
     found = "a symbolic link" if stat.S_ISLNK(mode) else _SPECIAL_KINDS.get(stat.S_IFMT(mode), "a file")
-    return OutputExists(path, found, expected="a folder", remedy="Choose another folder, or move it away.")
+    return OutputExists(path, found, expected="a folder", remedy="Choose another folder, or rename the file.")
 
 
 def sync_folder(path: str | Path) -> None:

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 import pyarrow as pa
 
 from shardtool.errors import InvalidRequest, format_list
-from shardtool.messages import flag_text, option_text
+from shardtool.messages import choose_text, flag_text, option_text
 from shardtool.names import is_utf8, to_bytes
 
 MEDIA_NAMES = (
@@ -81,6 +81,8 @@ def missing_name_error(thing: str, option: str, name: str, names: Sequence[str])
     by_lower_case = {candidate.casefold(): candidate for candidate in names}
     similar = [by_lower_case[candidate] for candidate in get_close_matches(name.casefold(), by_lower_case, n=3)]
     remedy = f"Did you mean {' or '.join(map(repr, similar))}?" if similar else ""
+    if "," in name and {*name.split(",")}.issubset(names):
+        remedy = choose_text(f"Pass a list of {thing}s.", f"Repeat the option for each {thing}.")
     if name.isdigit() and thing == "column":
         remedy = f"To name the columns of a text file by number, use {flag_text('no_header')}."
     expected = f"one of {format_list([*names], 100)}"

@@ -102,7 +102,7 @@ def find_function(name: str) -> Callable[[dict[str, object]], Any]:
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's module may raise anything
         raise InvalidRequest(option_text("map"), f"cannot import {module!r}: {type(error).__name__}: {error}") from None
     if target is None:
-        remedy = "Run in a folder from which Python can import it."
+        remedy = "Start shardtool in a folder from which Python can import the module."
         raise InvalidRequest(option_text("map"), f"no module {module!r}", remedy=remedy)
     if not callable(target):
         problem = f"{name!r} is a {type(target).__name__}"

@@ -83,8 +83,8 @@ def remove(dataset: DatasetLike | Sequence[DatasetLike], options: RemoveOptions,
     """
     notes, started = Notes(observer), time.monotonic()
     if options.where is None and options.key_list is None:
-        found = f"none of {format_list([*map(option_text, ('keys', 'keys_from', 'where'))])}"
-        raise InvalidRequest("the samples", found, expected="one of them, to select the samples to remove")
+        expected = f"one of {format_list([*map(option_text, ('keys', 'keys_from', 'where'))])}"
+        raise InvalidRequest("remove", "no samples are selected", expected=expected)
     import_module("shardtool.write.pack_shard")
     with start_pool(options, "Run the same command again.") as pool, ExitStack() as stack:
         from shardtool.dataset.expand import expand_datasets
@@ -107,7 +107,8 @@ def _locate_dataset(dataset: StoredDataset) -> tuple[OutputFolder, str]:
 
         check_not_damaged(dataset)
         expected, remedy = "the dataset file of a whole dataset", "`index` creates one for shards of other tools."
-        raise InvalidRequest(dataset.where, "shards", expected=expected, remedy=remedy)
+        found = "no dataset file, or only some of its shards"
+        raise InvalidRequest(dataset.where, found, expected=expected, remedy=remedy)
     return open_staging_folder(dataset.folder), base_name(dataset.dataset_file).removesuffix(DATASET_SUFFIX)
 
 

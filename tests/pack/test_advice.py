@@ -237,18 +237,21 @@ def test_typing_mistakes_are_explained(tmp_path: Path, monkeypatch: pytest.Monke
         (["reshard", "d/x-{00..}.tar", "d/x.json"], "d/x.json: the file extension '.json'; expected a pattern"),
         (["copy", "o", "d/x.json"], "DATASET before DEST. Swap them: d/x.json o."),
         (["extract", "imgs", "d/x.json"], "DATASET before DIR. Swap them: d/x.json imgs."),
-        (["copy", "d", "d/x.json"], "d/x.json: a file, or a pattern of files; expected a folder"),
+        (["copy", "d", "d/x.json"], "d/x.json: a file name or a pattern; expected a folder"),
         (["extract", "d/x.json", "o", "-n", "5"], "To select samples, use --where or --keys-from."),
         (["extract", "d/x.json", "cat/1"], "cat/1: the key of a sample; expected the folder to write to."),
         (["extract", "d/x.json", "cat/1.jpg"], "a file of a sample; expected the folder to write to."),
         (["extract", "d/x.json", "cat/1"], "give a folder and --keys cat/1."),
         (["remove", "d/x.json", "cat/2"], "--keys: 1 key that no sample has: cat/2"),
+        (["d/x.json", "inspect"], "d/x.json: no such verb. Write the verb first: `shardtool inspect d/x.json`."),
+        (["index", "d/x.json", "--columns-from", "jpg,jpg"], "no field 'jpg,jpg'; expected one of"),
+        (["index", "d/x.json", "--columns-from", "jpg,jpg"], "Repeat the option for each field."),
         (["remove", "d/x.json", "y.json", "cat/1"], "y.json: no such file"),
         (
             ["remove", "d/x.json", "--keys-from", "a.jsn"],
             "a.jsn: no such file or directory; expected a file of keys. Did",
         ),
-        (["verify", "d/x.json", "--source", "img"], "Did you mean imgs? --source accepts the source of the dataset"),
+        (["verify", "d/x.json", "--source", "img"], "Did you mean imgs? Pass the source of the dataset to --source."),
     ]:
         ran = typed(*words)
         assert (ran.code, message in ran.err) == (2, True), (words, ran.err)

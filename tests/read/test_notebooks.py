@@ -113,7 +113,7 @@ def test_results_are_tables(photos: Path) -> None:
     shard = next(photos.parent.glob("p-*.tar"))
     shard.write_bytes(shard.read_bytes()[:-512])
     report = shardtool.verify(photos, workers=0)
-    _check(report._repr_html_(), "shard-size", "Restore it from a copy")
+    _check(report._repr_html_(), "shard-size", "Restore the file from a copy")
     assert re.fullmatch(r"Report\(dataset='.*', sound=False, findings=<\d+ items?>, .*\)", repr(report))
 
 

@@ -91,7 +91,7 @@ def test_a_dry_run_reports_and_changes_nothing(source: Path) -> None:
 
 @pytest.mark.parametrize(
     ("words", "says"),
-    [(("--where", "key == 'nobody'"), "no sample"), (("--where", "key > ''"), "would remove all"), ((), "none of"),
+    [(("--where", "key == 'nobody'"), "no sample"), (("--where", "key > ''"), "would remove all"), ((), "no samples"),
      (("--keys-from", "none"), "no such file"), (("--where", "key > 'b'", "--keys-from", "none"), "used with")],
 )  # fmt: skip
 def test_invalid_requests_change_nothing(source: Path, words: tuple[str, ...], says: str) -> None:

@@ -86,7 +86,7 @@ def _with_endpoint(given: DatasetLike, endpoint: str | None) -> DatasetLike:
 
 
 def _target_folder(given: object) -> str:
-    expected = "a folder, or a prefix of a store: the files keep their names"
+    expected = "a folder or a prefix of a store, because files keep their names"
     where = os.fspath(given) if isinstance(given, str | os.PathLike) else ""
     name = paths.base_name(where.rstrip("/"))
     if not where or address.is_web(where) or "\0" in where:
@@ -94,7 +94,7 @@ def _target_folder(given: object) -> str:
     is_file = os.path.exists(where) and not os.path.isdir(where)
     is_file_name = is_shard_name(name) or name.endswith(DATASET_SUFFIX) or any(mark in name for mark in "{}<>*")
     if is_file or (is_file_name and not os.path.isdir(where)):
-        raise errors.InvalidRequest(where, "a file, or a pattern of files", expected=expected)
+        raise errors.InvalidRequest(where, "a file name or a pattern", expected=expected)
     return where
 
 

@@ -121,9 +121,9 @@ def open_source(given: DatasetLike) -> CopySource:
     file = parse_dataset(data, path)
     names = {shard.name for shard in dataset.shards}
     if missing := [shard.name for shard in file.shards if shard.name not in names]:
-        problem = f"{pluralize(len(names), 'shard')}, without {errors.format_list(missing, 3)}"
-        remedy = "Give the dataset file to copy all shards, or use `reshard` to create a dataset from some."
-        raise errors.InvalidRequest(path, problem, expected=f"all {len(file.shards):,} that it lists", remedy=remedy)
+        problem = f"shards that were not selected: {errors.format_list(missing, 3)}"
+        remedy = "Pass the dataset file to copy all shards, or use `reshard` to create a dataset from some of them."
+        raise errors.InvalidRequest(path, problem, expected="all shards of the dataset file", remedy=remedy)
     folder = paths.folder_of(path)
     shards_folder = paths.join(folder, to_local_name(file.shards_folder)) if file.shards_folder else folder
     shards = [_original_file(shards_folder, entry.name, entry.size, entry.crc) for entry in file.shards]
@@ -217,7 +217,7 @@ def open_target(source: CopySource, where: str) -> CopyTarget:
         file = folder.full_path(name)
         if parse_shard_names(data) is None:
             problem = "a file that is not a dataset file of shardtool"
-            raise errors.OutputExists(file, problem, remedy="Choose another folder, or move it away.")
+            raise errors.OutputExists(file, problem, remedy="Choose another folder, or rename the file.")
         with suppress(errors.CorruptShard):
             old = parse_dataset(data, file)
     old_shard_folder = shard_folder if old is None else open_subfolder(folder, to_local_name(old.shards_folder))

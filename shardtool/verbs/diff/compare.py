@@ -124,8 +124,8 @@ def dataset_and_source(
     patterns = [(recorded_range(dataset.file) if dataset.file else None, dataset.folder) for dataset in datasets]
     outputs = [replace(pattern, folder=folder) for pattern, folder in patterns if pattern is not None]
     source = format_list(files[0].made.source.split(", ")) if files else ""
-    made = f"{datasets[0].where} was created by {run.verb} {source}; " if files else ""
-    advice = f"{made}B is that source or another dataset."
+    made = f"{datasets[0].where} was created by {run.verb} {source}. " if files else ""
+    advice = f"{made}Pass the source of A, or another dataset, as B."
     source_errors = partial(verify_options_in_errors, given, options.join, advice)
     with source_errors():
         recorded_source = RecordedSource(run, datasets, given, outputs)

@@ -49,8 +49,8 @@ class FindingKind(NamedTuple):
         )
 
 
-_REPACK_FIX = "Restore it from a copy, or recreate it: {remake}, or rerun the original command with {resume}."
-_REINDEX_FIX = "{repair} rebuilds it if the shard is verified."
+_REPACK_FIX = "Restore the file from a copy, or recreate it: {remake}, or rerun the original command with {resume}."
+_REINDEX_FIX = "{repair} rebuilds the file from verified shards."
 _SOURCE_FIX = "If the source is right, rerun the command that created the dataset with {resume}."
 _MEANINGS_AND_FIXES = {
     "dataset-file-missing": ("sidecars exist, but no dataset file", _REINDEX_FIX),

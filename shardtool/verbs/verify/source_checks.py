@@ -130,8 +130,8 @@ class SourceComparison:
     @property
     def _source_advice(self) -> str:
         run = self.subject.file.made if self.subject.file else None
-        details = run and run.source and f". Its dataset file records: {run.verb} {format_list(run.source.split(', '))}"
-        return f"{option_text('source')} accepts the source of the dataset{details or ''}"
+        details = run and run.source and f". The dataset file records: {run.verb} {format_list(run.source.split(', '))}"
+        return f"Pass the source of the dataset to {option_text('source')}{details or ''}"
 
     def _first_shards(self, scans: Scans) -> Scans:
         file, numbers = self.subject.file, sorted(scans)

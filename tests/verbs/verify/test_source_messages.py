@@ -36,7 +36,7 @@ def test_an_invalid_source_is_refused_with_advice(source: str, place: Path) -> N
     """A dataset, a file and a missing name are refused with advice that fits `verify`."""
     ran = typed("verify", "o", "--source", source, "--workers", "0", cwd=place)
     assert (ran.code, ran.out) == (2, "")
-    assert "--source accepts the source of the dataset. Its dataset file records: create imgs." in ran.err
+    assert "Pass the source of the dataset to --source. The dataset file records: create imgs." in ran.err
     assert "reshard" not in ran.err
     assert "--include" not in ran.err
 
