@@ -76,14 +76,16 @@ def test_a_list_equals_a_query(source: Path, tmp_path: Path) -> None:
 
 
 def test_unknown_keys(source: Path, tmp_path: Path) -> None:
-    """Unknown keys are an error that counts them, shows the first, and names similar keys; they can be skipped if a key
-    is known."""
+    """Unknown keys are an error that counts them, shows the first, and names similar keys.
+
+    If a key is known, unknown keys can be skipped.
+    """
     keys = [*_CHOSEN, "dog/33", *(f"x{number}" for number in range(8))]
     for number, (pack, samples) in enumerate(_sources(tmp_path, source)):
         output = tmp_path / f"out{number}" / "out.tar"
         with pytest.raises(InvalidRequest, match=r"9 keys that no sample has: dog/33, x0, .* and 4 more.*mean dog/3"):
             pack(samples, output, keys_from=keys)
-        with pytest.raises(InvalidRequest, match="1 key that no sample has: dog/33.*mean dog/3"):
+        with pytest.raises(InvalidRequest, match=r"1 key that no sample has: dog/33.*mean dog/3"):
             pack(samples, output, keys_from=["dog/33"], on_error="skip")
         assert not output.parent.exists()
         result = pack(samples, output, keys_from=keys, on_error="skip")
