@@ -84,6 +84,8 @@ def huggingface_dataset(
     spans = [*pairwise(bounds.tolist())]
     kind = datasets.IterableDataset if streaming else datasets.Dataset
     arguments: dict[str, Any] = {"features": datasets.Features(features), "gen_kwargs": {"spans": spans, "rows": rows}}
+    if not streaming and not bounds[-1]:  # `from_generator` fails without rows
+        return datasets.Dataset.from_dict({name: [] for name in features}, arguments["features"])
     if not streaming and not catalog.is_remote:  # lets `datasets` reuse its cached copy in later processes
         arguments["fingerprint"] = _fingerprint(catalog, numbers, arguments["features"])
     return kind.from_generator(_generate_rows, **{**arguments, **options})

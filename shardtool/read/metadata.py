@@ -82,7 +82,7 @@ def read_column(catalog: Catalog, chosen: Numbers | None, name: str) -> list[Any
     schema = metadata_schema(catalog)
     if name not in schema.names:
         remedy = f"Run reshard with {option_text('columns_from', name)} to turn a field into a column."
-        problem = f"no sidecar has this column; they have {format_list(schema.names)}"
+        problem = f"no sidecar has this column; they have {format_list(schema.names) or 'no metadata columns'}"
         raise InvalidRequest(f"column {name!r}", problem, remedy=remedy)
     numbers = np.arange(len(catalog)) if chosen is None else chosen
     return [*to_python_values(_read_rows(catalog, numbers, pa.schema([schema.field(name)])).column(name))]

@@ -76,7 +76,10 @@ def test_reads_portable_names(portable: Packed, tmp_path: Path, *, streaming: bo
 
 @pytest.mark.parametrize("made", ["photos", "photo_records"])
 def test_converts_datasets(made: str, request: pytest.FixtureRequest, *, streaming: bool) -> None:
-    """`to_hf` gives the samples in order, with images, class names and JSON as features; a view gives its samples."""
+    """`to_hf` gives the samples in order, with images, class names and JSON as features; a view gives its samples.
+
+    A view without samples gives a dataset without rows.
+    """
     import datasets
 
     packed: Packed = request.getfixturevalue(made)
@@ -93,6 +96,8 @@ def test_converts_datasets(made: str, request: pytest.FixtureRequest, *, streami
     cats = opened.where("cls == 'cat'")[::-1].to_hf(streaming=streaming)
     assert {names[row["cls"]] for row in cats} == {"cat"}
     assert [row["__key__"] for row in cats] == [key for key in packed.samples if key.startswith("cat/")][::-1]
+    none = opened.take(0).to_hf(streaming=streaming)
+    assert ([*none], none.features) == ([], rows.features)
 
 
 def test_converts_fields(tmp_path: Path, *, streaming: bool) -> None:

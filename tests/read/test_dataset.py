@@ -208,8 +208,8 @@ def test_invalid_splits(dataset: Dataset, splits: Any, message: str) -> None:
         shardtool.open(dataset.reader.catalog.name, splits="train=90,val=10").partition("test")
 
 
-def test_columns(dataset: Dataset) -> None:
-    """A sidecar column is a list in the order of the samples or the view; an error names an unknown column."""
+def test_columns(dataset: Dataset, tmp_path: Path) -> None:
+    """A sidecar column is a list in the order of the samples or the view; an error names the existing columns."""
     assert dataset.column("number") == [*range(COUNT)]
     assert dataset.select([20, 1, 2, 1]).column("bi") == [None, "dog", None, "dog"]
     assert dataset[:0].column("bi") == []
@@ -222,6 +222,10 @@ def test_columns(dataset: Dataset) -> None:
         InvalidRequest, match=r"column 'cls': no sidecar has this column; .* number, bi.*columns_from='cls'"
     ):
         dataset.column("cls")
+    with shardtool.ShardWriter(tmp_path / "o-{0..}.tar") as writer:
+        writer.write({"__key__": "a", "txt": "a"})
+    with pytest.raises(InvalidRequest, match="no sidecar has this column; they have no metadata columns"):
+        shardtool.open(tmp_path / "o.json").column("cls")
 
 
 def test_table(dataset: Dataset) -> None:
