@@ -22,9 +22,8 @@ import pyarrow as pa
 from shardtool.dataset.shard_index import ShardIndex
 from shardtool.errors import CorruptShard
 from shardtool.fingerprint import crc32c
-from shardtool.messages import recreate_hint
 from shardtool.read.catalog import Catalog, logger
-from shardtool.read.metadata import metadata_schema, read_sidecar_table
+from shardtool.read.metadata import metadata_schema, read_index, read_sidecar_table
 from shardtool.storage.remote.address import is_url
 from shardtool.storage.shared_blocks import ForkLock
 from shardtool.units import pluralize
@@ -221,7 +220,7 @@ class IndexStore(LruCache[int, ShardIndex]):
 
     def metadata(self, shard: int) -> pa.Table:
         """Return a table of the metadata of a shard's samples, with the columns of all sidecars."""
-        return self._tables.get(shard, lambda: read_sidecar_table(self.catalog.shards[shard], self._schema))
+        return self._tables.get(shard, lambda: read_sidecar_table(self.catalog, shard, self._schema))
 
     @cached_property
     def _schema(self) -> pa.Schema:
@@ -254,16 +253,7 @@ def read_shard_index(catalog: Catalog, number: int) -> ShardIndex:
         if actual_size is not None and actual_size != size:
             expected = f"{size:,}, as the dataset file lists"
             raise CorruptShard(shard.path, f"{actual_size:,} bytes", expected=expected, remedy=_VERIFY_FIX)
-    index = shard.index()
-    if index.scan is not None and not dataset.can_scan:
-        raise index.damage or CorruptShard(shard.sidecar, "missing", remedy=recreate_hint())
-    if index.error is not None:
-        raise index.error
-    if index.scan is not None and (dataset.listed or index.damage is not None):
-        problem = "missing" if index.damage is None else index.damage.found
-        logger.warning(
-            "%s: %s. The shard was scanned instead. Run `shardtool index` to recreate it.", shard.sidecar, problem
-        )
+    index = read_index(catalog, number)
     samples = int(catalog.firsts[number + 1] - catalog.firsts[number])
     if len(index) != samples:
         expected = f"{samples:,}, as when the dataset was opened, or as its dataset file lists"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -10,10 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shardtool.dataset.shard_index import ShardIndex, part_offsets
-from shardtool.dataset.sidecar_schema import SCHEMA_WITHOUT_CRC, with_shard_column
+from shardtool.dataset.sidecar_schema import SCHEMA_WITHOUT_CRC, SIDECAR_SCHEMA, with_shard_column
 from shardtool.entries.arrow import number_array, string_array, text_scalar, to_python_values
-from shardtool.errors import InvalidRequest, format_list, printable
-from shardtool.messages import option_text
+from shardtool.errors import CorruptShard, InvalidRequest, format_list, printable
+from shardtool.messages import option_text, recreate_hint
+from shardtool.read.catalog import logger
 from shardtool.select.query import match_rows
 
 if TYPE_CHECKING:
@@ -56,11 +57,12 @@ def metadata_schema(catalog: Catalog) -> pa.Schema:
     """Return the metadata columns of all sidecars, with common types."""
     metadata_schemas = [pa.schema([])]
     for dataset in catalog.datasets:
-        positions = sorted({0, *dataset.appends}) if dataset.listed else range(len(dataset.shards))
-        schemas = [dataset.shards[position].schema() for position in positions]
-        metadata_schemas += [
-            pa.schema([column for column in schema if not column.name.startswith("__")]) for schema in schemas
-        ]
+        # all shards of a run have the same columns, so read the first valid sidecar
+        firsts = sorted({0, *dataset.appends}) if dataset.listed else range(len(dataset.shards))
+        for first, end in pairwise([*firsts, len(dataset.shards)]):
+            schemas = (shard.schema() for shard in dataset.shards[first:end])
+            schema = next((schema for schema in schemas if schema is not SIDECAR_SCHEMA), SIDECAR_SCHEMA)
+            metadata_schemas.append(pa.schema([column for column in schema if not column.name.startswith("__")]))
     return pa.unify_schemas(metadata_schemas, promote_options="permissive")
 
 
@@ -70,7 +72,7 @@ def matching_samples(catalog: Catalog, chosen: Numbers | None, query: str) -> Nu
     matches = [np.zeros(0, np.int64)]
     shards = range(len(catalog.shards)) if chosen is None else np.unique(catalog.locate(chosen)[0]).tolist()
     for shard in shards:
-        part = _index_of(catalog.shards[shard])
+        part = read_index(catalog, shard, metadata=True)
         table = queryable_table(catalog.shards[shard], part, columns, catalog.classes)
         matches.append(match_rows(table, query, catalog.classes) + catalog.firsts[shard])
     matching = np.concatenate(matches)
@@ -97,38 +99,53 @@ def read_table(catalog: Catalog, chosen: Numbers | None) -> pads.Dataset:
         return pads.dataset(_read_rows(catalog, chosen, schema))
     parts = []
     for has_sidecar, group in groupby(
-        catalog.shards, lambda shard: not catalog.is_remote and shard.read_footer() is not None
+        range(len(catalog.shards)),
+        lambda number: not catalog.is_remote and catalog.shards[number].read_footer() is not None,
     ):
         if has_sidecar:
-            parts.append(pads.dataset([shard.sidecar for shard in group], schema=schema, format="parquet"))
+            sidecars = [catalog.shards[number].sidecar for number in group]
+            parts.append(pads.dataset(sidecars, schema=schema, format="parquet"))
         else:
-            parts.append(pads.dataset(pa.concat_tables([read_sidecar_table(shard, schema) for shard in group])))
+            tables = [read_sidecar_table(catalog, number, schema) for number in group]
+            parts.append(pads.dataset(pa.concat_tables(tables)))
     return parts[0] if len(parts) == 1 else pads.dataset(parts)
 
 
 def _read_rows(catalog: Catalog, chosen: Numbers, schema: pa.Schema) -> pa.Table:
     parts, indexes = [schema.empty_table()], [np.zeros(0, np.int64)]
     for shard, rows, shard_indexes in catalog.group_by_shard(chosen):
-        parts.append(read_sidecar_table(catalog.shards[shard], schema).take(pa.array(rows)))
+        parts.append(read_sidecar_table(catalog, shard, schema).take(pa.array(rows)))
         indexes.append(shard_indexes)
     rows_by_shard, order = pa.concat_tables(parts), np.concatenate(indexes)
     return rows_by_shard if (np.diff(order) == 1).all() else rows_by_shard.take(pa.array(np.argsort(order)))
 
 
-def read_sidecar_table(shard: StoredShard, schema: pa.Schema) -> pa.Table:
-    """Return a shard's sidecar with the columns of `schema`."""
-    part = _index_of(shard)
+def read_sidecar_table(catalog: Catalog, number: int, schema: pa.Schema) -> pa.Table:
+    """Return the sidecar of a shard, given its number, with the columns of `schema`."""
+    part = read_index(catalog, number, metadata=True)
     columns = {name: part.table.column(name) for name in part.table.column_names}
-    columns["__shard__"] = pa.array([shard.name] * len(part), pa.string())
+    columns["__shard__"] = pa.array([catalog.shards[number].name] * len(part), pa.string())
     values = [columns.get(field.name, pa.nulls(len(part), field.type)) for field in schema]
     return pa.table([pc.cast(column, field.type) for column, field in zip(values, schema, strict=True)], schema=schema)
 
 
-def _index_of(shard: StoredShard) -> ShardIndex:
-    part = shard.index(metadata=True)
-    if part.error is not None:
-        raise part.error
-    return part
+def read_index(catalog: Catalog, number: int, *, metadata: bool = False) -> ShardIndex:
+    """Return the index of a shard from its sidecar. If the sidecar is missing or damaged, scan the shard, and warn.
+
+    Raises:
+        CorruptShard: The shard is missing or damaged, or the sidecar is invalid and the shard must not be scanned.
+    """
+    shard, dataset = catalog.shards[number], catalog.dataset(number)[0]
+    index = shard.index(metadata=metadata)
+    if index.scan is not None and not dataset.can_scan:
+        raise index.damage or CorruptShard(shard.sidecar, "missing", remedy=recreate_hint())
+    if index.error is not None:
+        raise index.error
+    if index.scan is not None and (dataset.listed or index.damage is not None):
+        problem = "missing" if index.damage is None else index.damage.found
+        nulls = "; all its metadata is null" * metadata
+        logger.warning("%s: %s. The shard was scanned instead%s. %s", shard.sidecar, problem, nulls, recreate_hint())
+    return index
 
 
 class SelectedShard(NamedTuple):

@@ -19,6 +19,8 @@ from shardtool.select.splits import assign_splits
 from tests.read.packed import COUNT, SHARDS, key_of, packed, sample_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from shardtool import Dataset
 
 SAMPLES = [sample_of(number) for number in range(COUNT)]

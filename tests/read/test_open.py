@@ -21,6 +21,7 @@ from tests.helpers import ENVIRONMENT, shards, sidecar, write_tree
 from tests.read.packed import COUNT, key_of, packed, sample_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from shardtool import Dataset
@@ -274,6 +275,27 @@ def test_a_missing_sidecar(folder: Path, caplog: pytest.LogCaptureFixture) -> No
     assert len(warnings) == 2
     assert "missing. The shard was scanned instead" in warnings[0]
     assert damaged.name in warnings[1]
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_metadata_without_a_sidecar(lost: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """If a listed sidecar is missing, its metadata is null, with a warning. The other shards keep their columns."""
+    with shardtool.ShardWriter(tmp_path / "o-{0..}.tar", max_count=2) as writer:
+        for number in range(4):
+            writer.write({"__key__": f"{number}", "txt": b""}, metadata={"width": number})
+    (tmp_path / f"o-{lost}.index").unlink()
+    expected = [None if number // 2 == lost else number for number in range(4)]
+    dataset = shardtool.open(tmp_path / "o.json", metadata=True)
+    readers: list[Callable[[], list[int | None]]] = [
+        lambda: dataset.column("width"),
+        lambda: [*dataset.table().to_table()["width"].to_pylist()],
+        lambda: [sample["width"] for sample in dataset],
+        lambda: [number if str(number) in dataset.where("width >= 0") else None for number in range(4)],
+    ]
+    for read in readers:
+        caplog.clear()
+        assert read() == expected
+        assert f"o-{lost}.index: missing. The shard was scanned instead; all its metadata is null." in caplog.text
 
 
 def test_another_number_of_samples(folder: Path) -> None:
