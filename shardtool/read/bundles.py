@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right, insort
+from collections import deque
 from copy import copy
 from dataclasses import replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from hashlib import blake2b
 from itertools import accumulate, count
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast
+from weakref import WeakValueDictionary
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +27,7 @@ from shardtool.errors import InvalidRequest, SampleFailed, ShardError, format_li
 from shardtool.messages import call_text, option_text
 from shardtool.plan.random_order import derive_state, permute_positions, random_at
 from shardtool.read.epoch_samples import CatalogSamples, EpochSamples, MixedSamples
+from shardtool.read.index_store import LruCache
 from shardtool.read.metadata import metadata_schema
 from shardtool.read.order import Order, OrderOptions
 from shardtool.read.sample_reader import AnySampleReader, MixedReader, SampleReader, SkippedSamples
@@ -125,8 +128,10 @@ class Bundle(NamedTuple):
 _MIN_BUNDLES_IN_WINDOW = 64  # with fewer bundles per window, blocks are less full and the shuffle is weaker
 _SAMPLES_IN_KIND_WINDOW = 2**17
 _MAX_CACHED_WINDOWS = 4
+_MAX_KEPT_ORDERS = 4
 _MAX_BUNDLES_IN_EPOCH = 2**40  # bundle number = `BundleOrder` number * this + position
 _order_numbers = count()
+_Window = tuple[Bundle, list[int], list[int]]  # pieces, order of the bundles, and first piece of each bundle
 
 
 class BundleOrder:
@@ -141,7 +146,7 @@ class BundleOrder:
             if source.is_sequential
             else source.samples_per_bundle * max(_MIN_BUNDLES_IN_WINDOW, options.round_size)
         )
-        self._window = lru_cache(_MAX_CACHED_WINDOWS)(self._divide_window)
+        self._windows = LruCache[int, _Window](_MAX_CACHED_WINDOWS)
 
     def __reduce__(self) -> tuple[Callable[[OrderOptions], BundleOrder], tuple[OrderOptions]]:
         return self._source.order, (self.options,)
@@ -167,7 +172,10 @@ class BundleOrder:
         bundle = bundle_order[position - self._ends[window]]
         return Bundle(*(column[cuts[bundle] : cuts[bundle + 1]] for column in pieces))
 
-    def _divide_window(self, window: int) -> tuple[Bundle, list[int], list[int]]:
+    def _window(self, window: int) -> _Window:
+        return self._windows.get(window, lambda: self._divide_window(window))
+
+    def _divide_window(self, window: int) -> _Window:
         first, options = window * self._step, self.options
         numbers = self._samples.numbers(np.arange(first, min(first + self._step, self._samples.length)))
         sizes = self._source.sizes[numbers]
@@ -209,10 +217,19 @@ class BundleReader:
         self.fingerprint = digest.hexdigest()
         self.mean_size = reader.mean_size * self.samples_per_bundle
         self.copies, self.concurrent_reads = reader.copies, reader.concurrent_reads
-        self._orders: dict[int, BundleOrder] = {}
+        self._forget_orders()
+
+    def _forget_orders(self) -> None:
+        # the orders that this process uses, by number; `_newest_orders` keeps some of them
+        self._orders = WeakValueDictionary[int, BundleOrder]()
+        self._newest_orders = deque[BundleOrder](maxlen=_MAX_KEPT_ORDERS)
 
     def __getstate__(self) -> dict[str, object]:
-        return {**vars(self), "_orders": {}}
+        return {name: value for name, value in vars(self).items() if name not in ("_orders", "_newest_orders")}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        vars(self).update(state)
+        self._forget_orders()
 
     @property
     def length(self) -> int:
@@ -225,11 +242,14 @@ class BundleReader:
 
     def order(self, options: OrderOptions) -> BundleOrder:
         """Return the order of an epoch."""
-        for order in [*self._orders.values()]:
-            if order.options == options:
+        for reference in self._orders.valuerefs():
+            order = reference()
+            if order is not None and order.options == options:
                 return order
         number = next(_order_numbers)
-        return self._orders.setdefault(number, BundleOrder(self, options, number * _MAX_BUNDLES_IN_EPOCH))
+        order = self._orders[number] = BundleOrder(self, options, number * _MAX_BUNDLES_IN_EPOCH)
+        self._newest_orders.append(order)
+        return order
 
     def bundle(self, number: int) -> Bundle:
         """Return a bundle by its number, which is unique in this process."""

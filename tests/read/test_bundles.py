@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import pickle
 from collections import defaultdict
@@ -187,6 +188,25 @@ def test_epochs_differ_and_processes_agree(folder: Path, kind: str) -> None:
     again = pickle.loads(pickle.dumps(stream))  # noqa: S301 - our own
     again.set_epoch(1)
     assert [tuple(sample["__key__"]) for sample in again] == epochs[1]
+
+
+def test_past_epochs_free_their_memory(folder: Path) -> None:
+    """The bundles of past epochs are freed, but not those of streams that are read at the same time."""
+
+    def orders() -> int:
+        return sum(isinstance(value, bundles.BundleOrder) for value in gc.get_objects())
+
+    packed = _open(folder).pack(TOKENS, "npy")
+    streams = [packed.stream(seed=seed) for seed in range(8)]
+    before = orders()
+    together = [[block["__key__"] for block in blocks] for blocks in zip(*streams, strict=False)]
+    assert together == [
+        [block["__key__"] for block in blocks]
+        for blocks in zip(*(packed.stream(seed=seed) for seed in range(8)), strict=False)
+    ]
+    for _ in range(20):
+        assert [*streams[0]]
+    assert orders() - before <= len(streams) + 4
 
 
 def test_a_damaged_document_damages_its_block(folder: Path, tmp_path: Path) -> None:
