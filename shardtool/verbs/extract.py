@@ -103,7 +103,6 @@ def extract(
                 error.remedy = f"{error.remedy} Repeat {option_text('keys')} for each key.".lstrip()
             raise
         listing = _list_samples(datasets, options, pool, notes)
-        notes.add(*listing.notes)
         entries, names = listing.entries, _file_paths(listing.entries, by_key=options.by_key)
         check_file_names(names)
         _check_not_a_key(os.fspath(folder), entries)
@@ -131,6 +130,7 @@ def extract(
 
 def _list_samples(datasets: Sequence[StoredDataset], options: ExtractOptions, pool: Pool, notes: Notes) -> Listing:
     from shardtool.select.duplicate_keys import resolve_duplicate_keys
+    from shardtool.source.base import skipped_notes
     from shardtool.source.shards import DatasetSource
 
     # Do not extract labels that `create` can derive from folder names.
@@ -139,6 +139,7 @@ def _list_samples(datasets: Sequence[StoredDataset], options: ExtractOptions, po
     request = ReshardOptions(where=options.where, keys_from=options.key_list, fields=fields)
     source = DatasetSource([dataset.argument for dataset in datasets], request, "tar")
     listing = source.list_samples(pool, notes.observer)
+    notes.add(*listing.notes, *skipped_notes(listing.skipped))
     if not len(listing.entries):
         raise InvalidRequest(listing.where, "no samples", expected="one or more")
     where = [to_text(shard.path) for shard in listing.entries.known_spans.files]

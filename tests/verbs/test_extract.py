@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import tarfile
 from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
@@ -231,6 +232,20 @@ def test_compressed_shards_are_extracted(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_members_that_are_no_fields_are_reported(tmp_path: Path) -> None:
+    """Members of a foreign tar that `extract` does not write, such as hard links, are listed in notes."""
+    for name in ("a.jpg", "README"):
+        (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "b.jpg").hardlink_to(tmp_path / "a.jpg")
+    with tarfile.open(tmp_path / "s-0.tar", "w") as tar:
+        for name in ("a.jpg", "b.jpg", "README"):
+            tar.add(tmp_path / name, name)
+    notes = "\n".join(extract(tmp_path / "s-0.tar", tmp_path / "x").notes)
+    assert "1 file skipped (special-file): " in notes
+    assert "s-0.tar:b.jpg" in notes
+    assert "s-0.tar:README" in notes
+
+
 def test_a_killed_run_is_continued(tmp_path: Path) -> None:
     """SIGKILL leaves files and a marker; another command is refused, the same one finishes and deletes the marker."""
     tree = {f"{at % 7}/{at:05}.txt": b"%d" % at * (at % 500) for at in range(3000)} | {"z.bin": bytes(20_000_000)}
