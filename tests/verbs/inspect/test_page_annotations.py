@@ -73,13 +73,14 @@ _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(exclude_categories=()), max_size=8),
     lambda inner: (
         st.lists(inner, max_size=4)
-        | st.dictionaries(st.sampled_from(["bbox", "boxes", "labels", "role", "content", "messages", "x"]), inner)
+        | st.dictionaries(st.sampled_from(["bbox", "boxes", "labels", "role", "content", "messages", "x", ""]), inner)
     ),
     max_leaves=12,
 )
 
 
 @given(st.dictionaries(st.sampled_from(["boxes.json", "bbox", "json", "txt", "labels"]), _JSON))
+@example({"json": {"": 0}})  # the name that pandas gives to an index column
 def test_any_value_can_be_searched_for_annotations(values: dict[str, object]) -> None:
     """Whatever a dataset contains, the outlines are inside the image and the turns are texts."""
     for outline in find_outlines(values, _SIZE, {"labels": ["a"]}, 5):
