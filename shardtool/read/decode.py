@@ -323,6 +323,9 @@ def _decode_json_lines(data: bytes) -> list[object]:
 def read_npy(data: bytes) -> NDArray[Any]:
     """Return the array of a `.npy` file. The claimed size is checked before memory is allocated.
 
+    Raises:
+        ValueError: The file is damaged, or contains Python objects.
+
     Source: NEP 1, "A Simple File Format for NumPy Arrays".
     """
     npy_format, stream = np.lib.format, BytesIO(data)
@@ -330,8 +333,10 @@ def read_npy(data: bytes) -> NDArray[Any]:
     try:
         read = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
         shape, by_column, dtype = read(stream)
-    except MemoryError:  # Python's parser raises MemoryError for deep nesting
+    except (MemoryError, RecursionError):  # Python's parser raises MemoryError for deep nesting
         raise ValueError("its header is nested too deeply") from None
+    except Exception as error:  # noqa: BLE001 - NumPy and the tokenizer raise errors of many kinds
+        raise ValueError(f"an invalid header: {error}") from None
     if dtype.hasobject:
         raise ValueError("an array of Python objects, which would have to be unpickled")
     available = len(data) - stream.tell()

@@ -392,6 +392,7 @@ _BAD_ARRAYS = {
     "much of nothing": (npy_of("{'descr': '|V0', 'fortran_order': False, 'shape': (1000000000000,)}"), "truncated"),
     "nested": (npy_of(f"{{'descr': '<f8', 'fortran_order': False, 'shape': ({'-' * 9000}1,)}}"), ""),
     "nested otherwise": (npy_of(f"{{'descr': '<f8', 'fortran_order': False, 'shape': ({'~' * 5000}1,)}}"), ""),
+    "header ends in a tuple": (npy_of("{'descr': '<f8', 'fortran_order': False, 'shape': ("), "header"),
     "no dict": (npy_of("__import__('os').abort()"), ""),
 }
 

@@ -99,7 +99,9 @@ def test_npy_is_npy(tmp_path: Path) -> None:
     assert (refused.code, "(field npy) holds list" in refused.err) == (2, True), refused
     good = BytesIO()
     np.save(good, np.arange(6).reshape(2, 3))
-    folder = write_tree(tmp_path / "src", {"a.npy": good.getvalue(), "b.npy": b"[1,2]", "c.npy": good.getvalue()[:-1]})
+    data = good.getvalue()
+    files = {"a.npy": data, "b.npy": b"[1,2]", "c.npy": data[:-1], "d.npy": data.replace(b"3)", b"3 ")}
+    folder = write_tree(tmp_path / "src", files)
     create(folder, f"{tmp_path}/out-{{0..}}.tar", CreateOptions(workers=0))
     report = verify(tmp_path / "out.json", VerifyOptions(decode=True, workers=0))
-    assert [(finding.code, finding.key) for finding in report.findings] == [("array-bad", "b"), ("array-bad", "c")]
+    assert [(finding.code, finding.key) for finding in report.findings] == [("array-bad", key) for key in "bcd"]
