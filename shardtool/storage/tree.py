@@ -91,6 +91,9 @@ class FolderTree:
                     raise
                 file_system.unlink_file(name, parent)
                 _write_file(parent, name, blocks())
+        except OutputExists as error:  # it names only the last part of the path
+            error.where = self.full_path(path)
+            raise
         except OSError as error:
             self._check_parents(folder)
             raise _tree_error(self.full_path(path), error) from None

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardtool import CreateOptions, InvalidRequest, OutputFailed, create, diff, extract, remove, reshard
+from shardtool import CreateOptions, InvalidRequest, OutputExists, OutputFailed, create, diff, extract, remove, reshard
 from shardtool.entries.strings import PackedStrings
 from shardtool.storage.staging import Folder, local_folder
 from shardtool.verbs.extract import MANIFEST, METADATA, check_file_names
@@ -168,6 +168,15 @@ def test_a_file_instead_of_the_folder_is_named(tmp_path: Path) -> None:
     ran = typed("extract", shard, tmp_path / "out")
     assert (ran.code, "out/a: a symbolic link; expected a folder" in ran.err) == (5, True)
     assert read_tree(tmp_path) == before
+
+
+def test_a_folder_instead_of_a_file_is_named(tmp_path: Path) -> None:
+    """`overwrite` does not replace a folder that has the name of a file. The error contains the full path."""
+    create(write_tree(tmp_path / "s", {"a/b.jpg": b"x"}), tmp_path / "o-{0..}.tar")
+    (tmp_path / "x" / "a" / "b.jpg").mkdir(parents=True)
+    with pytest.raises(OutputExists, match="a folder") as refused:
+        extract(tmp_path / "o.json", tmp_path / "x", overwrite=True)
+    assert refused.value.where == str(tmp_path / "x" / "a" / "b.jpg")
 
 
 def test_a_name_that_is_file_and_folder_is_refused(tmp_path: Path) -> None:
