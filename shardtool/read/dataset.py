@@ -19,7 +19,7 @@ from shardtool.names import list_names
 from shardtool.notebook import SampleList
 from shardtool.read.catalog import join_catalogs, open_catalog
 from shardtool.read.epoch_samples import CatalogSamples
-from shardtool.read.metadata import arrow_schema, matching_samples, metadata_schema, read_column, read_table
+from shardtool.read.metadata import arrow_schema, matching_samples, metadata_names, read_column, read_table
 from shardtool.read.options import GrowingCache, HeldShards, ReadOptions
 from shardtool.read.pipeline import Pipeline
 from shardtool.read.pipeline_methods import SampleT, with_dataloader_hints
@@ -144,7 +144,7 @@ class Dataset(Streamable[SampleT]):
     @property
     def columns(self) -> list[str]:
         """The names of the metadata columns."""
-        return [*metadata_schema(self.reader.catalog).names]
+        return metadata_names(self.reader.catalog)
 
     @property
     def keys(self) -> Keys:
@@ -267,7 +267,7 @@ class Dataset(Streamable[SampleT]):
             IndexError: A number is out of range.
             UnknownKey: No sample has one of the keys.
         """
-        if isinstance(indices, str):
+        if isinstance(indices, str) or not isinstance(indices, Iterable):
             expected = f"a list of numbers or keys, such as [{indices!r}], or a boolean mask"
             raise InvalidRequest("select", repr(indices), expected=expected, remedy="fields(...) keeps fields.")
         indices = indices if hasattr(indices, "__len__") else [*indices]

@@ -54,7 +54,23 @@ def arrow_schema(catalog: Catalog) -> pa.Schema:
 
 
 def metadata_schema(catalog: Catalog) -> pa.Schema:
-    """Return the metadata columns of all sidecars, with common types."""
+    """Return the metadata columns of all sidecars, with common types.
+
+    Raises:
+        InvalidRequest: The types of a column have no common type.
+    """
+    try:
+        return pa.unify_schemas(_metadata_schemas(catalog), promote_options="permissive")
+    except pa.ArrowTypeError as error:
+        raise _type_error(error) from None
+
+
+def metadata_names(catalog: Catalog) -> list[str]:
+    """Return the names of the metadata columns of all sidecars."""
+    return [*dict.fromkeys(name for schema in _metadata_schemas(catalog) for name in schema.names)]
+
+
+def _metadata_schemas(catalog: Catalog) -> list[pa.Schema]:
     metadata_schemas = [pa.schema([])]
     for dataset in catalog.datasets:
         # all shards of a run have the same columns, so read the first valid sidecar
@@ -63,12 +79,17 @@ def metadata_schema(catalog: Catalog) -> pa.Schema:
             schemas = (shard.schema() for shard in dataset.shards[first:end])
             schema = next((schema for schema in schemas if schema is not SIDECAR_SCHEMA), SIDECAR_SCHEMA)
             metadata_schemas.append(pa.schema([column for column in schema if not column.name.startswith("__")]))
-    return pa.unify_schemas(metadata_schemas, promote_options="permissive")
+    return metadata_schemas
+
+
+def _type_error(error: pa.ArrowException) -> InvalidRequest:
+    remedy = "Open the datasets one by one."
+    return InvalidRequest("the metadata", str(error), expected="the same types in all datasets", remedy=remedy)
 
 
 def matching_samples(catalog: Catalog, chosen: Numbers | None, query: str) -> Numbers:
     """Return the numbers of the samples that match a query, in order."""
-    columns = metadata_schema(catalog).names
+    columns = metadata_names(catalog)
     matches = [np.zeros(0, np.int64)]
     shards = range(len(catalog.shards)) if chosen is None else np.unique(catalog.locate(chosen)[0]).tolist()
     for shard in shards:
@@ -126,7 +147,11 @@ def read_sidecar_table(catalog: Catalog, number: int, schema: pa.Schema) -> pa.T
     columns = {name: part.table.column(name) for name in part.table.column_names}
     columns["__shard__"] = pa.array([catalog.shards[number].name] * len(part), pa.string())
     values = [columns.get(field.name, pa.nulls(len(part), field.type)) for field in schema]
-    return pa.table([pc.cast(column, field.type) for column, field in zip(values, schema, strict=True)], schema=schema)
+    try:
+        values = [pc.cast(column, field.type) for column, field in zip(values, schema, strict=True)]
+    except pa.ArrowInvalid as error:  # for example, an integer above 2^53 in a column of floats
+        raise _type_error(error) from None
+    return pa.table(values, schema=schema)
 
 
 def read_index(catalog: Catalog, number: int, *, metadata: bool = False) -> ShardIndex:

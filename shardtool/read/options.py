@@ -93,5 +93,5 @@ class ReadOptions:
 
     def __post_init__(self) -> None:
         check_choice("on_error", self.on_error, OnError)
-        if isinstance(self.cache, str | PathLike):
+        if self.cache is not None and (isinstance(self.cache, PathLike) or not hasattr(self.cache, "open")):
             raise InvalidRequest("cache", f"{self.cache!r}", expected="shardtool.Cache(FOLDER)")

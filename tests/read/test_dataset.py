@@ -113,6 +113,8 @@ def test_file_names_and_numbers_as_keys(dataset: Dataset) -> None:
             dataset[unknown]
     with pytest.raises(InvalidRequest, match=r"^select: 'a/001'; expected a list .*\['a/001'\].* fields\(...\)"):
         dataset.select("a/001")
+    with pytest.raises(InvalidRequest, match=r"^select: 5; expected a list .*\[5\]"):
+        dataset.select(5)  # type: ignore[arg-type]
 
 
 def test_repr(dataset: Dataset) -> None:

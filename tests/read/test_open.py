@@ -219,7 +219,7 @@ def test_invalid_names(folder: Path) -> None:
     """An opened dataset, an iterator, and the folder of a cache are rejected."""
     with pytest.raises(InvalidRequest, match=r"^the dataset: <Dataset .*; expected a dataset file"):
         shardtool.open(shardtool.open(folder))  # type: ignore[call-overload]
-    for cache in ("cache", folder):
+    for cache in ("cache", folder, 5):
         with pytest.raises(InvalidRequest, match=r"^cache: .*expected shardtool.Cache\(FOLDER"):
             shardtool.open(folder, cache=cache)  # type: ignore[call-overload]
     assert [*shardtool.open(shard for shard in shards(folder))] == SAMPLES  # type: ignore[call-overload]
@@ -296,6 +296,24 @@ def test_metadata_without_a_sidecar(lost: int, tmp_path: Path, caplog: pytest.Lo
         caplog.clear()
         assert read() == expected
         assert f"o-{lost}.index: missing. The shard was scanned instead; all its metadata is null." in caplog.text
+
+
+def test_columns_of_several_types(tmp_path: Path) -> None:
+    """Datasets whose columns have no common type can be read and queried, but not combined to a table."""
+    widths: dict[str, list[Any]] = {"int": [2**60 + 1, 2], "float": [0.5, 1.5], "text": ["a", "b"]}
+    for name, values in widths.items():
+        with shardtool.ShardWriter(tmp_path / f"{name}-{{0..}}.tar") as writer:
+            for number, value in enumerate(values):
+                writer.write({"__key__": f"{name}{number}", "txt": b""}, metadata={"width": value})
+    for other in ("float", "text"):
+        dataset = shardtool.open([tmp_path / "int.json", tmp_path / f"{other}.json"])
+        assert dataset.columns == ["width"]
+        assert len([*dataset]) == 4
+        assert [*dataset.where(f"key == '{other}1'").keys] == [f"{other}1"]
+        with pytest.raises(InvalidRequest, match=r"the metadata: .*; expected the same types in all datasets"):
+            dataset.column("width")
+    with pytest.raises(InvalidRequest, match="different types: width is text and 1 is a number"):
+        dataset.where("width > 1")
 
 
 def test_another_number_of_samples(folder: Path) -> None:
