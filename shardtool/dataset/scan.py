@@ -10,7 +10,7 @@ import os
 import re
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import field
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
@@ -169,6 +169,12 @@ class ShardScan:
             self.names.append(name)
             self.kinds.append(kind)
         return code
+
+    def list_features(self) -> Iterator[str]:
+        """Yield the name of each TFRecord feature of one type that has several values, or none, in a sample."""
+        for code, conflict in self.conflicts.items():
+            if conflict.kind == self.kinds[code]:
+                yield index_text(self.names[code])
 
     def fields(self) -> list[frozenset[int]]:
         """Return, for each sample, the codes of its fields."""

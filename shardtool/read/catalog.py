@@ -188,7 +188,7 @@ def _catalog_of(opened: StoredDataset) -> Catalog:
         heads = [*map_paths(StoredShard.read_footer, shards, lambda shard: shard.path)]
         if None in heads:  # scan shards that lack a sidecar, and form their keys by the rule in the other sidecars
             shards = opened.with_dots(recorded_dots(opened)).shards
-        counts_by_shard = _scan_shards(
+        counts_by_shard, lists = _scan_shards(
             [shard for shard, head in zip(shards, heads, strict=True) if head is None], shared
         )
         sizes = map_paths(StoredShard.size, shards, lambda shard: shard.path)
@@ -199,7 +199,7 @@ def _catalog_of(opened: StoredDataset) -> Catalog:
         fingerprint_parts = [
             shard.file_name + f" {size} {crc}" for shard, (_, size, crc) in zip(shards, entries, strict=True)
         ]
-        attributes: dict[str, Any] = {"can_scan": None in heads}
+        attributes: dict[str, Any] = {"can_scan": None in heads, "lists": lists}
     else:
         # without entries, pickles are smaller; `firsts` contains the counts
         shards = tuple(replace(shard, entry=None) for shard in shards)
@@ -233,14 +233,16 @@ def _display_name(opened: StoredDataset) -> str:
     return base_name(folder_of(path if is_url(path) else os.path.abspath(path)))
 
 
-def _scan_shards(shards: list[StoredShard], shared: SharedBlocks) -> dict[int, int]:
+def _scan_shards(shards: list[StoredShard], shared: SharedBlocks) -> tuple[dict[int, int], frozenset[str]]:
+    lists = set[str]()
     if not shards:
-        return {}
+        return {}, frozenset()
 
     def scan(shard: StoredShard) -> int:
         index = shard.index()
         if index.error is not None:
             raise index.error
+        lists.update(index.scan.list_features() if index.scan else ())
         index.for_reading().store_in(shared, shard.number)
         return len(index)
 
@@ -250,7 +252,7 @@ def _scan_shards(shards: list[StoredShard], shared: SharedBlocks) -> dict[int, i
         "%s without a valid sidecar, such as %s: scanned in %.1f s. Run `shardtool index` to create sidecars.",
         pluralize(len(shards), "shard"), shards[0].file_name, time.monotonic() - started,
     )  # fmt: skip
-    return counts
+    return counts, frozenset(lists)
 
 
 def _agreed_classes(classes: Iterable[Mapping[str, list[str]]]) -> dict[str, list[str]]:

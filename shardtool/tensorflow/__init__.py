@@ -16,7 +16,7 @@ import numpy as np
 from shardtool.dataset.expand import expand_datasets
 from shardtool.dataset.features import TfFeature, tf_features
 from shardtool.dataset.find import open_dataset
-from shardtool.dataset.scan import ShardScanTask, index_text, scan_shard
+from shardtool.dataset.scan import ShardScanTask, scan_shard
 from shardtool.dataset.shard_file import detect_kind
 from shardtool.dataset.shard_index import scanned_index
 from shardtool.errors import InvalidRequest, format_list
@@ -99,9 +99,7 @@ def _tfrecords_of(dataset: StoredDataset) -> TFRecordShards:
             raise scan.error
         index = scanned_index(scan)
         tally, kinds = index.tally(), {**index.kinds, **kinds}
-        lists |= {
-            index_text(scan.names[code]) for code, feature in scan.conflicts.items() if feature.kind == scan.kinds[code]
-        }
+        lists.update(scan.list_features())
         fields.update(tally.fields)
         samples, size = samples + tally.samples, size + tally.field_bytes
     return TFRecordShards(

@@ -156,7 +156,7 @@ def test_a_shard_without_a_sidecar_is_checked_as_a_whole(writable: Made, on_erro
 
 @pytest.mark.parametrize("indexed", [True, False])
 def test_foreign_records_become_values_and_lists(tmp_path: Path, *, indexed: bool) -> None:
-    """Features are bytes, ints and floats; lists if there are several values, or none."""
+    """Features are bytes, ints and floats, or lists in all samples if one sample has several values, or none."""
     examples: list[dict[str, list[object]]] = [
         {"a": [b"x"], "i": [3], "f": [0.5], "many": [b"p", b"", b"q"], "ints": [1, -1, 300], "none": []},
         {"a": [b"\n\x01z"], "i": [-7], "f": [2.0], "many": [b"\n\x01z"], "ints": [5], "none": []},
@@ -166,8 +166,7 @@ def test_foreign_records_become_values_and_lists(tmp_path: Path, *, indexed: boo
         assert typed("index", tmp_path / "x.tfrecord", "--quiet").code == 0
     reader = SampleReader(open_catalog(str(tmp_path)), ReadOptions())
     expected = [{name: value[0] if len(value) == 1 else value for name, value in one.items()} for one in examples]
-    if indexed:  # the dataset file records which features are lists
-        expected[1] |= {"many": [b"\n\x01z"], "ints": [5]}
+    expected[1] |= {"many": [b"\n\x01z"], "ints": [5]}
     samples = read_valid(reader, numbers([1, 0]))
     assert [{k: v for k, v in sample.items() if k != "__key__"} for sample in samples] == expected[::-1]
 
