@@ -134,7 +134,7 @@ def cli() -> None:
       shardtool cache status /fast/disk/cache
       shardtool help create urls
 
-    More: shardtool VERB -h (short), shardtool VERB --help (all options), shardtool help VERB TOPIC, shardtool
+    More: shardtool VERB -h (short), shardtool VERB --help (full), shardtool help VERB TOPIC (all options), shardtool
     --version. --no-color, or NO_COLOR=1, turns colours off. For TAB completion, put `eval "$(shardtool completion
     bash)"` into ~/.bashrc, or see `shardtool completion -h`.
     """

@@ -223,8 +223,8 @@ def verify(names: tuple[str, ...], make_options: Callable[[], VerifyOptions], ru
 
     DATASET is a dataset file, a shard pattern, a glob, a folder or shards, written by any tool. Every byte is read and
     compared with the sidecars and the dataset file. In a dataset of shardtool, this detects every changed, missing or
-    extra byte. In shards without sidecars, it checks headers, framing, ends of files, TFRecord checksums and keys. With
-    several datasets, each one is checked, and samples that are in two splits are reported.
+    extra byte. In shards without sidecars, verify checks headers, framing, ends of files, TFRecord checksums and keys.
+    Of several datasets, each is checked, and samples that are in two splits are reported.
 
     Exit code: 0 no problems, 3 findings, 4 nothing could be read. With several datasets, the worst code counts.
 
@@ -269,7 +269,7 @@ def diff(names: tuple[str, ...], make_options: Callable[[], DiffOptions], run_op
     have different formats and shard sizes. Checksums come from the sidecars; payloads are read only from shards without
     sidecars. A million samples take seconds, and about 500 MB of memory per dataset.
 
-    B may also be the source of A: a folder or a table. The result is then what the same `create` would change. Only
+    B may also be the source of A: a folder or a table. diff then lists what the original `create` would change. Only
     source files with the same size are read.
 
     Ten lines per kind of difference are printed; use -v to print all. Metadata columns are compared too, unless you use
@@ -306,8 +306,8 @@ def copy(names: tuple[str, ...], make_options: Callable[[], CopyOptions], run_op
     valid indexes of other tools are copied, and the dataset file last. All files keep their names.
 
     Existing files with the right bytes are not copied again. To continue an interrupted copy, or to copy only the new
-    shards of a dataset, run the same command again. A different dataset with the same name is replaced only with
-    --overwrite; then shards that only the old dataset had are deleted, and nothing else.
+    shards of a dataset, run the same command again. With --overwrite, a different dataset with the same name is
+    replaced, and its shards that DATASET does not have are deleted.
 
     \b
     Examples:
@@ -603,7 +603,7 @@ def cache(action: str, folder: str, run_options: PrintOptions) -> int:
 
 @register_verb((click.Argument(["shell"], type=click.Choice(["bash", "zsh", "fish"])),), run_options=BaseOptions)
 def completion(shell: str, _how: BaseOptions) -> None:
-    """Print a script that makes TAB complete shardtool commands in SHELL.
+    """Print a script that makes TAB complete shardtool commands.
 
     TAB completes verbs, options, option values and files (datasets first), columns of the tables and datasets in the
     command, and fields of these datasets.

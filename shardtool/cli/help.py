@@ -312,10 +312,12 @@ def full_help(verb: VerbCommand, ctx: click.Context) -> str:
     page, topics = _start_page(verb, ctx, full=True), verb.topics()
     for name, topic in topics.items():
         rows = [option.record(ctx) for option in verb.options(name)]
-        rows += [("-h, --help", "Show common options (-h), or all options (--help).")] if name == "output" else []
+        rows += [("-h, --help", "Show common options (-h), or the full help (--help).")] if name == "output" else []
         page.list_options(topic.title, rows)
     page.list_examples(list_examples(verb))
-    return page.close(f"More: shardtool help {verb.name} TOPIC, with one of: {', '.join(topics)}." if topics else "")
+    return page.close(
+        f"All options of a topic: shardtool help {verb.name} TOPIC ({', '.join(topics)})." if topics else ""
+    )
 
 
 def topic_help(verb: VerbCommand, ctx: click.Context, name: str) -> str:

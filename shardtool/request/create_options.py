@@ -56,7 +56,7 @@ class CreateOptions(SelectingOptions):
         include: Include only files that match: '*.jpg', 'train/*'.
         exclude: Exclude files and folders that match this pattern.
         hidden: Include hidden files (names that start with a dot, Thumbs.db and similar).
-        complete: Fail if a sample lacks a file in one of the folders. See `on_error`.
+        complete: Fail if a sample lacks a file in one of the folders, or skip it (`on_error`).
         symlinks: Symbolic links to follow: only those inside the source, all, or none.
         dots: End the key at the first dot of the file name (WebDataset) or the last.
         key_pattern: Regular expression whose first group is the key: '(.+)_mask'. The pattern is matched against the
@@ -87,7 +87,7 @@ class CreateOptions(SelectingOptions):
         allow_outside: Allow paths outside `root`.
         size_column: Column with file sizes, to plan without reading file metadata.
         stat: Read file sizes and times. Otherwise, the plan uses `size_column`.
-        on_duplicate: What to do if the dataset already has a sample's key: fail, or keep the first.
+        on_duplicate: What to do with a new sample whose key already exists: fail, or skip it.
         plan: Use the plan in this file instead of listing the source. All parts of a run can share the file.
         plan_only: Write the plan to this file, but no shards. Pass the file to `plan`.
     """

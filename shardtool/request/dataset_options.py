@@ -69,7 +69,7 @@ class VerifyOptions(WorkerOptions):
         None,
         form="path",
         metavar="TABLE",
-        shown="a file with the recorded name in this folder, in the source, or next to the source or the dataset",
+        shown="a file with the recorded name in the current folder, in the source, or next to the source or dataset",
         requires=(Needs("no source to apply it to", Given(source)),),
     )
     root: PathLike | None = option(
@@ -81,7 +81,7 @@ class VerifyOptions(WorkerOptions):
     )
     allow_outside: bool = option(False, requires=(Needs("no source to apply it to", Given(source)),))
     symlinks: Symlinks | None = option(
-        None, shown="as recorded, except follow", requires=(Needs("no source to apply it to", Given(source)),)
+        None, shown="as recorded; repeat follow", requires=(Needs("no source to apply it to", Given(source)),)
     )
 
 

@@ -79,7 +79,7 @@ class OutputOptions(WorkerOptions):
             new shards.
         equal_count: Put the same number of samples into each shard, plus or minus one.
         shards_multiple_of: Make the number of shards a multiple of N, for example ranks x workers.
-        oversize: What to do if a sample exceeds `max_size`: fail, use its own shard, or skip it.
+        oversize: What to do if a sample exceeds `max_size`: fail, give it a shard, or skip it.
         place: Assign samples to shards in order, or by a hash of the key. With hash, adding or removing a sample
             changes only one shard.
         shuffle: Shuffle all samples globally. With `place='hash'`, shuffle within each shard.
@@ -89,7 +89,7 @@ class OutputOptions(WorkerOptions):
             size. For datasets, you can also use key, shard, size and fields. `probe`, `exif` and `hash` add columns.
         split: Create these splits: train=0.8,val=0.1,test=0.1. Each split becomes a dataset; its name replaces {split}
             in the output.
-        split_by: Column that names each sample's split.
+        split_by: Create a split for each value of this column.
         split_column: Column that names each sample's split.
         stratify: Keep the class proportions of this column in every split of `split`.
         group_by: Keep samples with the same value in this column in one split.
