@@ -51,6 +51,8 @@ def split_sources(names: tuple[str, ...]) -> tuple[str | list[str], list[str]]:
         if is_archive and not _is_next_number(names[output_start - 1], names[output_start]):
             break
         output_start -= 1
+    if output_start < len(names) - 1 and _PATTERN.search(names[-2]) and not is_shard_name(os.path.basename(last)):
+        raise _extra_argument(names[-2], last)
     sources = [*names[:output_start]]
     return sources[0] if len(sources) == 1 else sources, [*names[output_start:]]
 
@@ -74,6 +76,11 @@ def _swapped_arguments(first: str, last: str, found: str, expected: str) -> Inva
     return InvalidRequest(first, found, expected=expected, remedy=remedy)
 
 
+def _extra_argument(pattern: str, extra: str) -> InvalidRequest:
+    remedy = "Separate several values of an option by commas, such as --fields jpg,json."
+    return InvalidRequest(extra, f"an argument after the pattern {pattern}", expected=_PATTERN_LAST, remedy=remedy)
+
+
 def split_datasets(names: tuple[str, ...]) -> tuple[list[str | list[str]], list[str]]:
     """Split `DATASET... OUTPUT` into datasets and output.
 
@@ -89,6 +96,8 @@ def split_datasets(names: tuple[str, ...]) -> tuple[list[str | list[str]], list[
     if output_start < 1:
         found = "not given" if len(names) == 1 else "cannot be distinguished from DATASET"
         raise InvalidRequest("OUTPUT", found, expected=_PATTERN_LAST)
+    if output_start > 1 and _PATTERN.search(names[-2]) and not _PATTERN.search(last) and _is_output(names[-2]):
+        raise _extra_argument(names[-2], last)
     return _group_shards(names[:output_start]), [*names[output_start:]]
 
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 _EXIT_FINDINGS, _EXIT_UNREADABLE = 3, 4
 _DIFF_SIDES = 2
-_STRAY_VALUE = re.compile(r"[kKMGTPmgtp]?i?[bB]|[0-9]+")  # a unit or number, probably from an option's value
+_STRAY_VALUE = re.compile(r"[=!]=|[kKMGTPmgtp]?i?[bB]|[0-9]+")  # probably from an option's value
 VERBS: dict[str, Callable[[], click.Command]] = {}  # functions that create the click commands
 
 
@@ -550,8 +550,8 @@ def doctor(names: tuple[str, ...], make_options: Callable[[], DoctorOptions], ru
     read, write, write conditionally and delete. For a web server, it tests size, ranges and conditional requests. For
     a folder, it tests free space, renaming and locks.
 
-    One small file or object with a unique name is written below PLACE and deleted, also after Ctrl-C. If you cannot
-    delete, this is reported before anything is written. Failing requests are retried for five seconds only.
+    doctor writes one small file or object with a unique name below PLACE and deletes it, also after Ctrl-C. If you may
+    not delete, doctor reports this first, and writes nothing. Failing requests are retried for five seconds only.
 
     Exit code: 0 no problems, 3 problems found.
 

@@ -212,6 +212,9 @@ def refuse_stray_value(names: Sequence[str], context: click.Context) -> None:
     """Raise InvalidRequest if an argument is probably a part of an option's value, as in `--max-size 1 GB`."""
     words = context.obj if isinstance(context.obj, list) else []
     for name in names:
+        if name in ("==", "!="):
+            remedy = "Quote the whole query: --where \"label == 'dog'\"."
+            raise InvalidRequest(name, "is read as an argument", expected="a query in quotes", remedy=remedy)
         index = words.index(name) if name in words and not os.path.exists(name) else 0
         option, value = words[index - 2 : index] if index > 1 else ("", "")
         if not name.isdigit() and option[:2] == "--" and re.fullmatch(r"[0-9.]+", value):

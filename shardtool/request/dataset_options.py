@@ -63,25 +63,25 @@ class VerifyOptions(WorkerOptions):
         None,
         form="function",
         metavar="MODULE:FUNCTION",
-        requires=(Needs("no source to apply it to", Given(source)), Needs("nothing to recreate", Given(repair))),
+        requires=(Needs("no source to compare", Given(source)), Needs("nothing to recreate", Given(repair))),
     )
     join: object = option(
         None,
         form="path",
         metavar="TABLE",
         shown="a file with the recorded name in the current folder, in the source, or next to the source or dataset",
-        requires=(Needs("no source to apply it to", Given(source)),),
+        requires=(Needs("no source to compare", Given(source)),),
     )
     root: PathLike | None = option(
         None,
         form="path",
         metavar="FOLDER",
         shown="manifest folder",
-        requires=(Needs("no source to apply it to", Given(source)),),
+        requires=(Needs("no source to compare", Given(source)),),
     )
-    allow_outside: bool = option(False, requires=(Needs("no source to apply it to", Given(source)),))
+    allow_outside: bool = option(False, requires=(Needs("no source to compare", Given(source)),))
     symlinks: Symlinks | None = option(
-        None, shown="as recorded; repeat follow", requires=(Needs("no source to apply it to", Given(source)),)
+        None, shown="as recorded; repeat follow", requires=(Needs("no source to compare", Given(source)),)
     )
 
 

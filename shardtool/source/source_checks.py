@@ -50,7 +50,9 @@ def shards_note(entries: SampleTable, *, named: bool) -> str:
         if only_shards or _is_dataset_shard(path):
             found = "a shard, like all files in this folder" if only_shards else "a shard of a dataset"
             exclude, include = option_text("exclude"), _include_advice("*")
-            remedy = f"{_reshard_advice()}. Exclude them with {exclude}, or pack the files as they are with {include}."
+            remedy = (
+                f"{_reshard_advice()}. Exclude the shards with {exclude}, or pack the shards as files with {include}."
+            )
             raise InvalidRequest(path, found, expected=EXPECTED_FOLDER, remedy=remedy)
     files = f"{pluralize(total, 'file')} that {'is a shard' if total == 1 else 'are shards'}"
     return f"{files}, such as {first}, packed like other files. {_reshard_advice()}."

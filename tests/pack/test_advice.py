@@ -221,6 +221,18 @@ def test_typing_mistakes_are_explained(tmp_path: Path, monkeypatch: pytest.Monke
     assert typed("create", "imgs", "d/x-{00..}.tar", "--quiet").code == 0
     for words, message in [
         (["create", "imgs", output, "--max-size", "1", "GB"], "GB is read as an argument; expected one word. Write"),
+        (
+            ["create", "imgs", output, "--where", "key", "==", "a"],
+            "==: is read as an argument; expected a query in quotes",
+        ),
+        (
+            ["create", "imgs", output, "--fields", "jpg", "cls"],
+            f"cls: an argument after the pattern {output}; expected",
+        ),
+        (
+            ["reshard", "d/x.json", output, "--fields", "jpg", "cls"],
+            f"cls: an argument after the pattern {output}; expected",
+        ),
         (["create", "imgs", output, "-n", "5"], "write --head 5."),
         (["inspect", "d/x.json", "-n", "5"], "Did you mean --head?"),
         (["create", output, "imgs"], "Swap them: imgs 'o/x-{00..}.tar'."),
