@@ -25,6 +25,7 @@ MEMORY_FIX = "Free memory, or raise the memory limit (ulimit, cgroup)."
 _REPORT_BUG = "This is a bug in shardtool. Please report it with the output of -v."
 _MAX_MESSAGE_CHARS = 500
 _LOADER_MEMORY_ERRORS = ("cannot allocate memory", "failed to map segment from shared object")
+_ARROW_INTRODUCTION = re.compile(r"^.*\[errno \d+\] ", re.DOTALL)
 _ARROW_THREAD_ERROR = "Failed to launch worker thread"
 _CONTROL_CHARS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -227,8 +228,8 @@ class Interrupted(BaseException):
 
 
 def os_error_text(error: OSError) -> str:
-    """Return the system's message in lower case, such as `no such file or directory`."""
-    return (error.strerror or str(error)).lower()
+    """Return the system's message in lower case, such as `no such file or directory`, without Arrow's introduction."""
+    return _ARROW_INTRODUCTION.sub("", error.strerror or str(error)).lower()
 
 
 def raise_if_machine_error(error: Exception, where: str, kinds: frozenset[int] = _MACHINE_ERRNOS) -> None:

@@ -110,6 +110,13 @@ def test_a_list_shows_its_first_items(count: int, text: str) -> None:
     assert format_list([str(number) for number in range(count)]) == text
 
 
+def test_an_os_error_is_its_reason_alone() -> None:
+    """The reason of an operating system error is lower case, without the sentence that Arrow writes before it."""
+    assert errors.os_error_text(OSError(13, "Permission denied")) == "permission denied"
+    arrow = "Failed to open local file 'a [1] b.csv'. Detail: [errno 13] Permission denied"
+    assert errors.os_error_text(OSError(13, arrow)) == "permission denied"
+
+
 def test_repeated_names_are_listed_once() -> None:
     """A repeated name is listed once with its count."""
     assert format_list(["x"] * 22) == "x (22 times)"

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from shardtool.entries import arrow
 from shardtool.entries.classes import are_class_names, recorded_names
-from shardtool.errors import InvalidRequest, is_out_of_memory
+from shardtool.errors import InvalidRequest, is_out_of_memory, os_error_text
 from shardtool.storage import paths
 from shardtool.table.columns import MAX_ROW_BYTES
 
@@ -142,7 +142,7 @@ def reading_table(name: str) -> Iterator[None]:
     except (pa.ArrowException, OSError, ValueError, TypeError, ArithmeticError) as error:
         if is_out_of_memory(error):
             raise
-        message = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        message = os_error_text(error) if isinstance(error, OSError) and error.errno else str(error)
         raise InvalidRequest(name, f"cannot be read: {(message.splitlines() or [type(error).__name__])[0]}") from None
 
 
