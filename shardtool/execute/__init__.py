@@ -39,7 +39,7 @@ def start_pool(
     if options.workers == 0 and (options.executor != "local" or options.start_method != "auto"):
         name = "executor" if options.executor != "local" else "start_method"
         found = f"used with {option_text('workers', 0)}, which runs all tasks in this process"
-        raise InvalidRequest(option_text(name, getattr(options, name)), found, expected="one of them")
+        raise InvalidRequest(option_text(name, getattr(options, name)), found, expected="only one of them")
     if options.executor == "local":
         workers = usable_cores() if options.workers is None else options.workers
         return LocalPool(workers, options.start_method, advice, lazy=lazy) if workers else Pool()

@@ -106,7 +106,7 @@ class BaseOptions:
         for member, value in values.items():
             if member != name and self.is_given(member) and getattr(self, member) != value:
                 member_text = choose_text(member, cli_spellings(type(self), member)[0])
-                raise InvalidRequest(option_text(name), f"used with {member_text}", expected="one of them")
+                raise InvalidRequest(option_text(name), f"used with {member_text}", expected="only one of them")
             object.__setattr__(self, member, value)
 
     def _plain(self, name: str, value: Any) -> Any:
@@ -167,7 +167,7 @@ class BaseOptions:
                 raise InvalidRequest(self._name_in_message(name), rule.missing, expected=f"{options}, too")
         for other in filter(self._is_met, spec.conflicts):
             found = f"used with {self._name_in_message(other.name)}{other.reason and f', {other.reason}'}"
-            raise InvalidRequest(self._name_in_message(name), found, expected="one of them")
+            raise InvalidRequest(self._name_in_message(name), found, expected="only one of them")
 
     def _name_in_message(self, name: str) -> str:
         return option_text(name, getattr(self, name) if option_choices(type(self), name) else None)

@@ -175,7 +175,7 @@ class OutputOptions(WorkerOptions):
             remedy = choose_text(
                 "Call `export` for the merged dataset.", "Use `shardtool index OUTPUT --merge --export TOOL`."
             )
-            raise InvalidRequest(part, f"used with {option_text('export')}", expected="one of them", remedy=remedy)
+            raise InvalidRequest(part, f"used with {option_text('export')}", expected="only one of them", remedy=remedy)
         changes = [name for name in ("url", *TRANSFORM_OPTIONS) if getattr(self, name, None)]
         option_name, expected = "", ""
         # The unknown sizes of downloads matter only if `max_size` limits the shards.

@@ -149,7 +149,10 @@ def test_a_job_file_can_be_written_by_hand(tmp_path: Path) -> None:
         ("max-size = 1979-05-27", "{path}: max-size: a value of the type date; expected a string or a number"),
         ("[max-size]\na = 1", "{path}: max-size: a table; expected one value"),
         ("[field.cls]\na = 1", "{path}: field: a value of the type dict; expected a string or a number"),
-        ("overwrite = true\nappend = true", "--overwrite: used with --append, which keeps the dataset; expected one"),
+        (
+            "overwrite = true\nappend = true",
+            "--overwrite: used with --append, which keeps the dataset; expected only one",
+        ),
         ("workers = 'many'", "--workers: 'many'; expected a whole number"),
         ("resize-mode = 'x'", "{path}: resize-mode: 'x' is not one of 'shorter', 'longer', "),
         ("max-size", "{path}: invalid TOML: "),
@@ -297,7 +300,7 @@ def test_a_conflict_with_the_job_file_names_the_fix(source: Path, tmp_path: Path
     (tmp_path / "job.toml").write_text("shuffle = true\n")
     words = ("create", source, f"{tmp_path}/o/x-{{0..}}.tar", "--config", tmp_path / "job.toml", "--sort-by", "size")
     remedy = "Use --no-KEY to ignore an option from the job file."
-    message = f"shardtool: --sort-by: used with --shuffle; expected one of them. {remedy}\n"
+    message = f"shardtool: --sort-by: used with --shuffle; expected only one of them. {remedy}\n"
     assert (typed(*words).code, typed(*words).err) == (2, message)
     assert typed(*words, "--no-shuffle", "--dry-run").code == 0
 

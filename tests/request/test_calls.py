@@ -136,11 +136,11 @@ def test_python_knows_all_names_of_the_command_line(kind: type[Any]) -> None:
         ({"options": VerifyOptions()}, "options: VerifyOptions; expected CreateOptions(...), or keyword arguments"),
         (
             {"overwrite": True, "append": True},
-            "overwrite: used with append, which keeps the dataset; expected one of them",
+            "overwrite: used with append, which keeps the dataset; expected only one of them",
         ),
         (
             {"overwrite": True, "update": True},
-            "overwrite: used with update, which keeps the dataset; expected one of them",
+            "overwrite: used with update, which keeps the dataset; expected only one of them",
         ),
         ({"include": 5}, "include: 5; expected a string, or several"),
         ({"include": (b"*.jpg",)}, "include: (b'*.jpg',); expected a string, or several"),

@@ -80,7 +80,7 @@ def test_folders_name_splits_and_classes(ending: str, tmp_path: Path) -> None:
             r"1 sample outside .*train/0\.\*; expected paths such as SPLIT/CLASS",
         ),
         (["my split/0", "val/1"], {}, r"split_from_folder: invalid split names: 'my split'"),
-        (["train/0"], {"split": "a=1"}, r"split_from_folder: used with split; expected one of them"),
+        (["train/0"], {"split": "a=1"}, r"split_from_folder: used with split; expected only one of them"),
     ],
 )
 def test_folders_that_name_no_splits(names: list[str], options: Any, message: str, tmp_path: Path) -> None:

@@ -98,8 +98,8 @@ def test_so_many_of_each_split(source: Path, tmp_path: Path) -> None:
         ("--shards 2 --max-count 20", "2 shards cannot hold 60 samples within the limits. Use --shards 3,"),
         ("--shards 0", "--shards: 0; expected a whole number from 1 to"),
         ("--shards 40 --place hash", "expected a sample in each shard. Use --shards "),
-        ("--place hash --equal-count", "--place hash: used with --equal-count; expected one of them"),
-        ("--place hash --oversize alone", "--place hash: used with --oversize alone; expected one of them"),
+        ("--place hash --equal-count", "--place hash: used with --equal-count; expected only one of them"),
+        ("--place hash --oversize alone", "--place hash: used with --oversize alone; expected only one of them"),
     ],
 )
 def test_what_cannot_be(words: str, message: str, source: Path, tmp_path: Path) -> None:
