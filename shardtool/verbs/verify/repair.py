@@ -140,12 +140,14 @@ class Repair:
         """Rebuild all files that can be rebuilt."""
         file, files = self.subject.file, self.codes & (SIDECAR_CODES | SHARD_CODES)
         instead = _why_not_repeatable(file) if file is not None and files else ""
-        if self.options.source is not None and files and file is not None:
-            if instead:
-                self._add_unresolved(instead)
-            else:
+        if self.options.source is not None and file is not None and files:
+            if not instead:
                 self._recreate_shards(file)
-            return
+                return
+            # Metadata columns cannot be rebuilt from the shards.
+            if self.codes & SHARD_CODES or any(name[:2] != "__" for name in file.schema):
+                self._add_unresolved(instead)
+                return
         if self.codes & SHARD_CODES:
             lost = "without a valid dataset file, their options are unknown. Rerun the original command with"
             advice = f"{lost} {flag_text('resume')}"

@@ -21,6 +21,7 @@ from shardtool import (
     create,
     diff,
     index,
+    remove,
     reshard,
     verify,
 )
@@ -387,6 +388,16 @@ def test_repair_after_an_append_rebuilds_only_sidecars(appended: tuple[Path, Any
     flip(dataset / f"out-001.{ending}", 600)
     for item in (None, source):
         _same_after(dataset, lambda: _verify(dataset, item, repair=True), "appended")  # noqa: B023
+
+
+def test_repair_rebuilds_sidecars_from_shards_that_no_source_recreates(tmp_path: Path) -> None:
+    """If only a sidecar without metadata is lost, its shard is enough, even if no source can recreate the shard."""
+    source = write_tree(tmp_path / "in", {"a.txt": b"a", "b.txt": b"b"})
+    create(source, tmp_path / "x-{0..}.tar", CreateOptions(workers=0))
+    remove(tmp_path / "x.json", keys=["a"])
+    (tmp_path / "x-0.index").unlink()
+    report = _verify(tmp_path / "x.json", source, repair=True)
+    assert (report.sound, len(report.repaired)) == (True, 1)
 
 
 def test_repair_does_not_recreate_shards_of_another_tool(tmp_path: Path) -> None:
