@@ -166,7 +166,8 @@ def apply_scan(shard: SourceShard, scan: ShardScan, *, has_index: bool) -> Sourc
     if (error := scan.error) is not None:
         if has_index:
             raise error
-        remedy = f"{error.remedy} Skip damaged parts with {option_text('on_error', 'skip')}.".strip()
+        salvage = f"`shardtool reshard` with {option_text('on_error', 'skip')} copies the undamaged samples."
+        remedy = f"{error.remedy} {salvage}".strip()
         raise CorruptShard(error.where, error.problem, offset=error.offset, expected=error.expected, remedy=remedy)
     index = shard_index.scanned_index(scan)
     conflicts = {index.names[code]: conflict for code, conflict in scan.conflicts.items()}

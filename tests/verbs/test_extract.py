@@ -230,6 +230,14 @@ def test_a_damaged_payload_leaves_no_file(tmp_path: Path, size: int) -> None:
     assert _files(tmp_path / "x") == {"a.txt": b"x" * size, "b.txt": b"y"}
 
 
+def test_advice_for_a_damaged_shard_names_the_verb(tmp_path: Path) -> None:
+    """The option that skips damaged samples belongs to `reshard`, not to `extract` or `diff`."""
+    os.truncate(tar_of(tmp_path / "s-0.tar", [("a.jpg", b"x")]), 600)
+    for words in (("extract", tmp_path / "s-0.tar", tmp_path / "x"), ("diff", tmp_path / "s-0.tar", PHOTOS)):
+        ran = typed(*words)
+        assert (ran.code, "`shardtool reshard` with --on-error skip" in ran.err) == (4, True), ran
+
+
 def test_compressed_shards_are_extracted(tmp_path: Path) -> None:
     """Small and large fields of a compressed shard are extracted in any order, also twice."""
     files = [("a.txt", os.urandom(9)), ("a.bin", os.urandom(1_500_000)), ("b.bin", b""), ("b.a", b"1")]
