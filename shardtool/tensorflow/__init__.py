@@ -19,7 +19,7 @@ from shardtool.dataset.find import open_dataset
 from shardtool.dataset.scan import ShardScanTask, scan_shard
 from shardtool.dataset.shard_file import detect_kind
 from shardtool.dataset.shard_index import scanned_index
-from shardtool.errors import InvalidRequest, format_list
+from shardtool.errors import InvalidRequest, SampleFailed, format_list
 from shardtool.read.order import OrderOptions, epoch_order
 from shardtool.read.stream import Stream
 from shardtool.request.option_checks import check_minimum
@@ -203,7 +203,11 @@ class BatchSequence:
         first, count = number * self._batch_size, len(self._samples)
         order = epoch_order(np.array([count]), self._options)
         numbers = order.numbers(np.arange(first, min(first + self._batch_size, count)))
-        return stack_samples(self._samples[numbers])
+        samples = self._samples[numbers]
+        if len(samples) == 0:
+            remedy = "Choose samples that can be read with select(...)."
+            raise SampleFailed("a batch", f"all of its {len(numbers)} samples were skipped", remedy=remedy)
+        return stack_samples(samples)
 
     def __iter__(self) -> Iterator[Any]:
         epoch, count = self._options.epoch, len(self)

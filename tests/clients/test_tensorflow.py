@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 import shardtool
-from shardtool import InvalidRequest
+from shardtool import InvalidRequest, SampleFailed
 from shardtool.tensorflow import feature_spec, keras_sequence, tf_dataset
 from tests.clients.packed import shardtool as run
 
@@ -186,6 +186,9 @@ def test_batches_of_a_sequence(photos: Packed) -> None:
     assert [*plain[0]["__key__"]] == [*photos.samples]
     with pytest.raises(IndexError, match="batch 1 of 1"):
         plain[1]
+    skipped = keras_sequence(dataset.filter(lambda _: False), 40)
+    with pytest.raises(SampleFailed, match=r"^a batch: all of its 40 samples were skipped"):
+        skipped[0]
 
 
 def test_a_sequence_goes_to_another_process(photos: Packed) -> None:
