@@ -226,8 +226,8 @@ def _response_error(
     if status in BUSY_STATUSES or code == _CLIENT_TIMEOUT_CODE:
         return busy_error(status, headers)
     # A signature is valid for only one server, so a redirect from a store is an error.
-    is_wrong_server = code in _WRONG_REGION_CODES or str(status).startswith("3")
-    is_wrong_server &= parse_address(address).scheme in STORES
+    is_wrong_server = status < HTTPStatus.INTERNAL_SERVER_ERROR and parse_address(address).scheme in STORES
+    is_wrong_server &= code in _WRONG_REGION_CODES or str(status).startswith("3")
     remedy = _wrong_region_advice(address, body, headers.get("x-amz-bucket-region", "")) if is_wrong_server else ""
     remedy = _PROXY_ADVICE if status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED else remedy
     return StoreFailed(where, found, expected="status 200 or 206", remedy=remedy)

@@ -56,10 +56,13 @@ def test_obstore_errors(message: str, kind: type[Exception]) -> None:
         raise GenericError(message)
 
 
-@pytest.mark.parametrize("code", ["EntityTooLarge", "InvalidStorageClass", "NotImplemented"])
-def test_no_region_advice_for_other_codes(code: str) -> None:
-    """Error codes that are unrelated to region and endpoint get no advice about them."""
-    assert str(_error_for(400, code)) == f"s3://bucket/key: the server returned 400 {code}; expected status 200 or 206"
+@pytest.mark.parametrize(
+    ("status", "code"), [(400, "EntityTooLarge"), (400, "InvalidStorageClass"), (400, "NotImplemented"), (507, "")]
+)
+def test_no_region_advice_for_other_codes(status: int, code: str) -> None:
+    """Errors that are unrelated to region and endpoint, such as a full store, get no advice about them."""
+    found = f"the server returned {status} {code}".rstrip()
+    assert str(_error_for(status, code)) == f"s3://bucket/key: {found}; expected status 200 or 206"
 
 
 @pytest.mark.parametrize(("at", "name"), [("b", "Set AWS_REGION"), ("source=@b", "Set SHARDTOOL_SOURCE_AWS_REGION")])
