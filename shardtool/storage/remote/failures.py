@@ -50,8 +50,13 @@ CREDENTIAL_ERRORS = {
 }
 
 
-# Matches a failed request to the metadata service of a cloud machine, where libraries look last for credentials.
-_CREDENTIAL_REQUEST = re.compile(r"token request|/latest/(?:api/token|meta-data)|computeMetadata")
+_CREDENTIAL_FAILURES = {
+    # a failed request to the metadata service of a cloud machine, where libraries look last for credentials
+    "no credentials in the environment or from this machine":
+        re.compile(r"token request|/latest/(?:api/token|meta-data)|computeMetadata"),
+    "the key, key file or token cannot be read":
+        re.compile(r"service account file|reading pem file|Invalid RSA key|Invalid Access Key|SAS query pair"),
+}  # fmt: skip
 _TUNNEL_ERROR = re.compile(r"Tunnel connection failed: (\d{3})")
 _PROXY_ADVICE = (
     "Set HTTPS_PROXY or HTTP_PROXY to http://USER:PASSWORD@HOST:PORT, or list servers to reach directly in NO_PROXY."
@@ -102,10 +107,6 @@ def obstore_errors(address: str, *, lists: bool = False) -> Iterator[None]:
     except exceptions.GenericError as error:
         if "Account must be specified" in str(error):
             raise InvalidRequest(where, "no account name", expected="AZURE_STORAGE_ACCOUNT_NAME") from None
-        if _CREDENTIAL_REQUEST.search(str(error)):
-            found = "no credentials in the environment or from this machine"
-            expected = "the credentials of the cloud's own tools"
-            raise AccessRefused(where, found, expected=expected, remedy=_CREDENTIALS_ADVICE) from None
         raise _generic_error(address, str(error), lists=lists) from None
     except (exceptions.BaseError, ValueError, TypeError):
         raise InvalidRequest(where, "invalid address or store settings") from None
@@ -113,6 +114,9 @@ def obstore_errors(address: str, *, lists: bool = False) -> Iterator[None]:
 
 def _generic_error(address: str, message: str, *, lists: bool) -> Exception:
     where, body = display_address(address), message.encode()
+    if found := next((found for found, pattern in _CREDENTIAL_FAILURES.items() if pattern.search(message)), ""):
+        expected = "the credentials of the cloud's own tools"
+        return AccessRefused(where, found, expected=expected, remedy=_CREDENTIALS_ADVICE)
     match = _STATUS_TEXT.search(message)
     # A request that deletes many objects gets an error code for each object, but no status.
     if match or error_code(body) == "AccessDenied":
