@@ -28,7 +28,7 @@ from shardtool.storage.remote.retry import TransientError
 BUSY_STATUSES = (408, 425, 429, 500, 502, 503, 504)
 _CLIENT_TIMEOUT_CODE = "RequestTimeout"  # S3 sends this code with status 400 if a client sends nothing for some time
 DENIED_STATUSES = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
-WRONG_REGION_ADVICE = "Check the region and the endpoint of the bucket."
+WRONG_REGION_ADVICE = "Check the name, the region and the endpoint of the bucket."
 _EXPIRED_CODES = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired")
 _WRONG_REGION_CODES = ("", "AuthorizationHeaderMalformed", "AuthorizationQueryParametersError",
               "IllegalLocationConstraintException", "PermanentRedirect")  # fmt: skip

@@ -21,7 +21,7 @@ def _error_for(status: int, code: str = "") -> Exception:
         (403, "RequestExpired", AccessRefused, "have expired"),
         (403, "SignatureDoesNotMatch", AccessRefused, "403 SignatureDoesNotMatch: access denied"),
         (401, "", AccessRefused, "401: access denied"),
-        (400, "AuthorizationHeaderMalformed", StoreFailed, "Check the region"),
+        (400, "AuthorizationHeaderMalformed", StoreFailed, "Check the name, the region"),
         (400, "", StoreFailed, "returned 400"),
         (503, "SlowDown", TransientError, "503"),
         (400, "RequestTimeout", TransientError, "400"),
