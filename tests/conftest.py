@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 
 from shardtool.cli import commands
 from shardtool.execute import local_pool
-from shardtool.write.buffers import BUFFER_SIZE
+from shardtool.write.task import BUFFER_SIZE
 from tests.helpers import PHOTOS, memory_root, write_tree
 from tests.servers.fixtures import http_files, proxies, use
 

@@ -26,20 +26,17 @@ CORE_PACKAGES = frozenset({
 })  # fmt: skip
 # Optional features: exports, stores, executors, pages, downloads, frameworks, images and `doctor`.
 OPTIONAL_MODULES = frozenset({
-    "shardtool.compat", "shardtool.ray", "shardtool.tensorflow", "shardtool.torch",
-    "shardtool.execute.ray_pool", "shardtool.execute.ray_task",
-    "shardtool.fetch.client", "shardtool.fetch.fetcher", "shardtool.fetch.limits",
-    "shardtool.publish.export_indexes", "shardtool.verbs.export",
-    "shardtool.interop.index_formats", "shardtool.verbs.verify.reader_checks",
-    "shardtool.storage.remote_folder", "shardtool.storage.remote.buckets", "shardtool.storage.remote.connections",
+    "shardtool.compat", "shardtool.execute.ray_pool", "shardtool.execute.ray_task", "shardtool.fetch.client",
+    "shardtool.fetch.fetcher", "shardtool.fetch.limits", "shardtool.interop.index_formats",
+    "shardtool.publish.export_indexes", "shardtool.ray", "shardtool.storage.remote.buckets",
     "shardtool.storage.remote.failures", "shardtool.storage.remote.fsspec", "shardtool.storage.remote.http",
     "shardtool.storage.remote.lock", "shardtool.storage.remote.network", "shardtool.storage.remote.objects",
-    "shardtool.storage.remote.store_access",
-    "shardtool.storage.remote.store_copy", "shardtool.storage.remote.upload",
-    "shardtool.transform.exif", "shardtool.transform.image", "shardtool.transform.image_decode",
-    "shardtool.transform.jpeg", "shardtool.transform.thumbnail",
-    "shardtool.verbs.doctor", "shardtool.verbs.inspect.contact_sheet", "shardtool.verbs.inspect.page",
-    "shardtool.verbs.inspect.read_speed",
+    "shardtool.storage.remote.store_access", "shardtool.storage.remote.store_copy", "shardtool.storage.remote.upload",
+    "shardtool.storage.remote_folder", "shardtool.tensorflow", "shardtool.torch", "shardtool.transform.exif",
+    "shardtool.transform.image", "shardtool.transform.image_decode", "shardtool.transform.jpeg",
+    "shardtool.transform.thumbnail", "shardtool.verbs.doctor", "shardtool.verbs.export",
+    "shardtool.verbs.inspect.contact_sheet", "shardtool.verbs.inspect.page", "shardtool.verbs.inspect.read_speed",
+    "shardtool.verbs.verify.reader_checks",
 })  # fmt: skip
 
 

@@ -39,8 +39,8 @@ from shardtool.source.archive import _LISTING_BYTES_PER_PACKED_BYTE as ARCHIVE_K
 from shardtool.source.archive import _MAX_NAME_BYTES as ARCHIVE_LONGEST
 from shardtool.source.archive import _MIN_LISTING_LIMIT_BYTES as ARCHIVE_KEPT_ALWAYS
 from shardtool.storage.remote import lock
-from shardtool.storage.remote.connections import _CONNECT_TIMEOUT_S as CLIENT_CONNECT_S
-from shardtool.storage.remote.connections import _MAX_HEADER_BYTES as LINE_MOST_HEAD
+from shardtool.storage.remote.http import _CONNECT_TIMEOUT_S as CLIENT_CONNECT_S
+from shardtool.storage.remote.http import _MAX_HEADER_BYTES as LINE_MOST_HEAD
 from shardtool.storage.remote.http import _MAX_LENGTH_DIGITS as CLIENT_DIGITS
 from shardtool.storage.remote.http import _MAX_REASON_BYTES as CLIENT_REASON
 from shardtool.storage.remote.http import _MAX_REDIRECTS as CLIENT_MOST_REDIRECTS

@@ -6,8 +6,14 @@ import pytest
 
 from shardtool.errors import InvalidRequest
 from shardtool.pack.run import parse_output_pattern
-from shardtool.pattern import parse_pattern, sidecar_name
-from shardtool.shard_names import ShardName, is_shard_name, parse_numbered_name, parse_shard_name
+from shardtool.pattern import (
+    ShardName,
+    is_shard_name,
+    parse_numbered_name,
+    parse_pattern,
+    parse_shard_name,
+    sidecar_name,
+)
 
 TOLD = {
     "a.tar": ShardName("tar"), "A.TAR": ShardName("tar"), "a.b.Tar": ShardName("tar"),

@@ -18,9 +18,8 @@ from typing import IO, cast
 import click
 
 from shardtool.errors import InvalidRequest, OutputFailed, os_error_text
-from shardtool.pattern import DATASET_SUFFIX
-from shardtool.shard_names import is_shard_name
-from shardtool.storage.lookup import list_folder_names
+from shardtool.pattern import DATASET_SUFFIX, is_shard_name
+from shardtool.storage.files import list_folder_names
 from shardtool.storage.remote.address import is_url
 
 _PATTERN_LAST = "a quoted shard pattern as the last argument, such as 'out-{000000..}.tar'"

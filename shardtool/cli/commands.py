@@ -21,7 +21,7 @@ from shardtool.cli.command_options import (
 from shardtool.cli.help import VerbCommand, VerbOption, brief_help, refuse_stray_value, suggest_verb, topic_help
 from shardtool.cli.inspect_views import print_keys, print_samples, print_table, write_pictures
 from shardtool.cli.output import print_text, write_bytes
-from shardtool.cli.run_verb import ON_VALID_REQUEST, open_progress_display, print_result, run_and_print
+from shardtool.cli.terminal import ON_VALID_REQUEST, open_progress_display, print_result, run_and_print
 from shardtool.errors import InvalidRequest, ShardError, printable
 from shardtool.names import list_names
 from shardtool.request.base_options import BaseOptions
@@ -241,7 +241,7 @@ def verify(names: tuple[str, ...], make_options: Callable[[], VerifyOptions], ru
       shardtool verify out.json --source list.csv --root ./imgs
       shardtool verify all.json --source crawl1/ --source crawl2/
     """
-    from shardtool.cli.report_text import junit_error_text, render_report
+    from shardtool.cli.result_text import junit_error_text, render_report
     from shardtool.verbs.verify.verify import verify as run
 
     dataset = materialize_inputs(names)
@@ -283,7 +283,7 @@ def diff(names: tuple[str, ...], make_options: Callable[[], DiffOptions], run_op
       shardtool diff out.json ./imgs
     """
     from shardtool.cli.result_text import diff_text
-    from shardtool.verbs.diff.diff import diff as run
+    from shardtool.verbs.diff import diff as run
 
     if len(names) != _DIFF_SIDES:
         remedy = "Quote patterns, for example 'out-{000000..}.tar'."
@@ -637,7 +637,7 @@ def help_(context: click.Context, names: tuple[str, ...]) -> None:
       shardtool help exit codes
       shardtool help tables.md
     """
-    from shardtool.cli.search_help import read_page, search_help
+    from shardtool.cli.help import read_page, search_help
 
     parent = context.parent
     if parent is None or not isinstance(parent.command, click.Group) or not names:

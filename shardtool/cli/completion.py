@@ -21,8 +21,8 @@ from click.shell_completion import CompletionItem, ShellComplete, add_completion
 from shardtool.cli.help import VerbCommand
 from shardtool.errors import printable
 from shardtool.messages import PARENT_FORMS
-from shardtool.storage import files, lookup
-from shardtool.storage.lookup import is_file, is_folder
+from shardtool.storage import files
+from shardtool.storage.files import is_file, is_folder
 from shardtool.storage.paths import base_name
 from shardtool.storage.remote.address import is_url
 
@@ -124,7 +124,7 @@ def _complete_paths(param: click.Parameter, incomplete: str) -> list[CompletionI
 def _list_datasets(typed: str) -> Iterator[str]:
     folder = typed[: len(typed) - len(base_name(typed))] if typed and not typed.endswith("/") else typed
     start = typed[len(folder) :]
-    entries = islice(lookup.iter_entries(os.path.expanduser(folder) or "."), _MAX_NAMES)
+    entries = islice(files.iter_entries(os.path.expanduser(folder) or "."), _MAX_NAMES)
     matches = sorted((entry for entry in entries if entry.name.startswith(start)), key=lambda entry: entry.name)
     matches = [entry for entry in matches if start or not entry.name.startswith(".")]
     yield from (folder + item.name for item in matches if item.name.endswith(".json") and _is_dataset_file(item.path))
@@ -161,7 +161,7 @@ def _read_columns(path: str) -> Iterable[str]:
     if (
         not ending
         or not is_file(path)
-        or (ending in (*JSON_LINES_ENDINGS, JSON_ENDING) and (lookup.plain_size(path) or 0) > _MAX_DOCUMENT_BYTES)
+        or (ending in (*JSON_LINES_ENDINGS, JSON_ENDING) and (files.plain_size(path) or 0) > _MAX_DOCUMENT_BYTES)
     ):
         return ()
     from shardtool.table.open import open_table

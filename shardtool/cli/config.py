@@ -24,8 +24,7 @@ from shardtool.cli.output import print_message
 from shardtool.errors import InvalidRequest, os_error_text, redact_secrets
 from shardtool.messages import option_text
 from shardtool.storage.file_system import check_local_name, check_target
-from shardtool.storage.files import read_small
-from shardtool.storage.lookup import is_folder
+from shardtool.storage.files import is_folder, read_small
 from shardtool.storage.paths import base_name, folder_of, is_same_location
 from shardtool.storage.remote.address import is_url
 from shardtool.storage.target_file import write_target

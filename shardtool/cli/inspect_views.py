@@ -6,9 +6,8 @@ import json
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from shardtool.cli.output import print_json, print_text, until_closed
-from shardtool.cli.run_verb import print_result
-from shardtool.cli.text_layout import display_width, fit_line, pad, terminal_width
+from shardtool.cli.output import display_width, fit_line, pad, print_json, print_text, terminal_width, until_closed
+from shardtool.cli.terminal import print_result
 from shardtool.errors import printable
 from shardtool.names import to_output_name
 from shardtool.units import format_size, pluralize

@@ -5,8 +5,15 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
-from shardtool.cli.output import escape_unencodable
-from shardtool.cli.text_layout import display_width, fit_line, format_table, pad, samples_in_shards, terminal_width
+from shardtool.cli.output import (
+    display_width,
+    escape_unencodable,
+    fit_line,
+    format_table,
+    pad,
+    samples_in_shards,
+    terminal_width,
+)
 from shardtool.errors import format_list, printable
 from shardtool.request.run_record import RunRecord, format_command_line
 from shardtool.units import format_size, pluralize

@@ -1,4 +1,4 @@
-"""Show progress, notes and details of a run on stderr."""
+"""Run a verb, show its progress, notes and details on stderr, and print its result."""
 
 from __future__ import annotations
 
@@ -6,14 +6,145 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from typing import Any
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from functools import partial
+from math import inf
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Any
 
-from shardtool.cli.output import LOG, print_message
-from shardtool.cli.plain_progress import FetchEstimate, PlainProgress
+import click
+
+from shardtool.cli.output import LOG, print_json, print_message, print_text
 from shardtool.errors import printable
 from shardtool.request.observer import Observer
-from shardtool.storage.remote.notices import FetchProgress, Notice, RequestRetry, Stall, set_listener
+from shardtool.storage.remote.notices import FetchProgress, Notice, RequestRetry, Stall, retry_count, set_listener
+from shardtool.units import format_size
+
+if TYPE_CHECKING:
+    from typing import TextIO
+
+    from shardtool.cli.command_options import PrintOptions, RunOptions
+
+
+PERIOD_S = 10.0
+_MAX_STALL_AGE_S = 2.0
+
+
+class PlainProgress:
+    """Prints progress lines from a thread, which `end` stops. The class has the methods of a `tqdm` bar.
+
+    `stall` contains the time and the reason of the latest wait.
+    """
+
+    def __init__(self) -> None:
+        self.fetched: FetchEstimate | None = None
+        self.stall = (-inf, "")
+        self._ended = Event()
+        self._thread: Thread | None = None
+        self._total: int | None = None
+        self._label, self._unit, self._done, self._shards, self._begun = "", "", 0, "", 0.0
+
+    def begin(self, label: str, total: int | None, unit: str = "B") -> None:
+        """Start a step of `total` bytes or samples. If `total` is None, the step counts samples."""
+        self._label, self._total, self._unit, self._done, self._shards = label, total, unit, 0, ""
+        self._begun, self.fetched = time.monotonic(), None
+        if self._thread is None:
+            self._thread = Thread(target=self._print_periodically, daemon=True)
+            self._thread.start()
+
+    def update(self, more: int) -> None:
+        self._done += more
+
+    def set_postfix_str(self, text: str, *, refresh: bool = False) -> None:  # noqa: ARG002 - the signature of tqdm
+        self._shards = f", {text}"
+
+    def external_write_mode(self, file: TextIO) -> AbstractContextManager[None]:  # noqa: ARG002 - the signature of tqdm
+        """Do nothing: unlike a tqdm bar, these lines stay on the terminal when other output is printed."""
+        return nullcontext()
+
+    def close(self) -> None:
+        """Finish the step."""
+        self._label = ""
+
+    def end(self) -> None:
+        """Stop the thread."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join(1)  # wait no longer, because the thread may block while it writes to stderr
+
+    def _print_periodically(self) -> None:
+        before = ("", 0)
+        while not self._ended.wait(PERIOD_S):
+            if self._label and LOG.is_enabled:
+                now = (self._label, self._done)
+                LOG.write("stall" if now == before else "progress", text=self._text())
+                before = now
+            elif self._label:
+                try:
+                    print_message(printable(f"progress: {self._text()}"))
+                except OSError:  # stderr is closed
+                    return
+
+    def _text(self) -> str:
+        done, total, again = self._done, self._total, retry_count()
+        retries = f", {again:,} retries" if again else ""
+        if time.monotonic() - self.stall[0] < _MAX_STALL_AGE_S:
+            retries += f", waiting for {self.stall[1]}"
+        if total is None:
+            return f"{self._label}: {done:,} samples{retries}"
+        rate = done / max(time.monotonic() - self._begun, 1e-9)
+        left = self.fetched.remaining_text() if self.fetched else ""
+        left = (left or (f", {max(total - done, 0) / rate:,.0f} s left" if rate else "")) + retries
+        share = f" ({min(done / total, 1):.0%})" if total else ""
+        label, shards = self._label, self._shards
+        if self._unit != "B":
+            return f"{label}: {done:,} of {total:,}{self._unit}{share}{shards}, {rate:,.0f}/s{left}"
+        return f"{label}: {format_size(done)} of {format_size(total)}{share}{shards}, {format_size(rate)}/s{left}"
+
+
+class FetchEstimate:
+    """Success rate, speed and remaining time of downloads.
+
+    `reports` contains the arrival time and the latest report of each worker.
+    """
+
+    def __init__(self, samples: int, shards: int) -> None:
+        self._all, self._shards = samples, shards
+        self.failed = self._samples = self._size = 0
+        self._begun = time.monotonic()
+        self.reports: dict[int, tuple[float, FetchProgress]] = {}
+
+    def add_finished(self, samples: int, size: int, shards: int) -> str:
+        """Count finished samples, and return a string with success rate and speed."""
+        self._samples += samples
+        self._size += size
+        self._shards -= shards
+        good = 1 - self.failed / self._samples if self._samples else 1
+        return f", {max(0, good):.1%} fetched, {format_size(self._size / max(time.monotonic() - self._begun, 1e-9))}/s"
+
+    def remaining_text(self) -> str:
+        """Return a string with the remaining seconds and the slowest host, or "" before the first report."""
+        now, reports = time.monotonic(), [*self.reports.values()]
+        if not reports:
+            return ""
+        remaining_s = sorted(
+            max(0.0, report.remaining_s - (now - received_s)) * (report.share < 1) for received_s, report in reports
+        )
+        running = [report for _, report in reports if report.share < 1]
+        unstarted = max(0.0, self._all - self._samples - sum(report.samples * (1 - report.share) for report in running))
+        total_s = sum(report.elapsed_s + report.remaining_s for _, report in reports)
+        seconds_per_file = total_s / max(sum(report.samples for _, report in reports), 1)
+        shards = max(self._shards - len(running), 1)
+        for _ in range(shards % len(remaining_s)):  # each further shard goes to the first free worker
+            remaining_s = sorted([remaining_s[0] + unstarted * seconds_per_file / shards, *remaining_s[1:]])
+        left = f", {remaining_s[-1] + shards // len(remaining_s) * unstarted * seconds_per_file / shards:,.0f} s left"
+        slow = max(running, key=lambda report: report.remaining_s, default=None)
+        if slow is None or not slow.host:
+            return left
+        same_host = [report for report in running if report.host == slow.host]
+        done, files = sum(report.done for report in same_host), sum(report.files for report in same_host)
+        return f"{left}, waiting for {slow.host}: {done:,} of {files:,}, {slow.seconds_per_file:.2g} s each"
+
 
 # tqdm's format without the remaining time, which `FetchEstimate` computes.
 _FETCH_BAR_FORMAT = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}, {rate_fmt}{postfix}]"
@@ -156,3 +287,36 @@ class Terminal(Observer):
         except OSError:
             self._quiet, self._verbose, self._bar = True, False, None
             sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - the interpreter flushes it at exit
+
+
+ON_VALID_REQUEST = "shardtool.on_valid_request"  # context key of a function to call when the request is valid
+
+
+def open_progress_display(options: RunOptions) -> closing[Terminal]:
+    """Return a context manager with an observer that shows progress."""
+    callback = click.get_current_context().meta.get(ON_VALID_REQUEST)
+    return closing(
+        Terminal(quiet=options.quiet, verbose=options.verbose, progress=options.progress, on_valid_request=callback)
+    )
+
+
+def run_and_print(
+    work: Callable[..., Any], run_options: RunOptions, text: Callable[[Any], str], *, always: bool = False
+) -> Any:
+    """Run a verb with progress, and print and return its result. With `always`, ignore `--quiet`."""
+    with open_progress_display(run_options) as terminal:
+        result = work(observer=terminal)
+    print_result(run_options, result.to_json, partial(text, result), always=always)
+    return result
+
+
+def print_result(
+    print_options: PrintOptions, document: Callable[[], object], text: Callable[[], str], *, always: bool = False
+) -> None:
+    """Print a result as JSON or as text. With `always`, ignore `--quiet`."""
+    if LOG.is_enabled and isinstance(result := document(), dict):
+        LOG.result = result
+    if print_options.as_json:
+        print_json(document())
+    elif always or not print_options.quiet:
+        print_text(text())

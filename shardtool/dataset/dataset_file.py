@@ -23,9 +23,16 @@ from shardtool.errors import CorruptShard, InvalidRequest, format_list, printabl
 from shardtool.fingerprint import crc32c
 from shardtool.messages import flag_text, recreate_hint
 from shardtool.names import to_bytes, to_local_name
-from shardtool.pattern import SKIPPED_SUFFIX, WRITABLE_FORMATS, abbreviate_names, parse_pattern, sidecar_name
+from shardtool.pattern import (
+    SKIPPED_SUFFIX,
+    WRITABLE_FORMATS,
+    abbreviate_names,
+    is_shard_name,
+    parse_format,
+    parse_pattern,
+    sidecar_name,
+)
 from shardtool.request.run_record import RunRecord
-from shardtool.shard_names import is_shard_name, parse_format
 from shardtool.storage.files import read_small
 from shardtool.values import NumberType, ValueType, common_type, number_fields
 

@@ -24,10 +24,9 @@ from shardtool.dataset.find import (
 )
 from shardtool.errors import CorruptShard, InvalidRequest, format_list
 from shardtool.names import list_names, to_output_name
-from shardtool.pattern import DATASET_SUFFIX, ShardPattern, parse_pattern
-from shardtool.shard_names import is_shard_name
-from shardtool.storage import lookup, paths
-from shardtool.storage.lookup import is_file, is_folder, list_folder_names
+from shardtool.pattern import DATASET_SUFFIX, ShardPattern, is_shard_name, parse_pattern
+from shardtool.storage import paths
+from shardtool.storage.files import is_file, is_folder, list_folder_names, list_folders
 from shardtool.storage.paths import base_name, folder_of, join
 from shardtool.storage.remote.address import is_url, is_web
 
@@ -149,7 +148,7 @@ def _datasets_in(folder: str, *, below: bool) -> list[DatasetLike]:
     except OSError:
         return []
     if not files and not shards:
-        subfolders = sorted(lookup.list_folders(folder), key=natural_key) if below else []
+        subfolders = sorted(list_folders(folder), key=natural_key) if below else []
         paths = [join(folder, name) for name in subfolders if not name.startswith(".")]
         return [dataset for path in paths for dataset in _datasets_in(path, below=False)]
     unlisted = _unlisted_shards(folder, files, shards) if files else []

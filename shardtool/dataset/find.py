@@ -18,7 +18,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from shardtool import pattern as patterns
-from shardtool import shard_names as shard_names_module
+from shardtool import pattern as shard_names_module
 from shardtool.dataset.dataset_file import (
     may_be_dataset_file,
     parse_dataset,
@@ -31,10 +31,9 @@ from shardtool.dataset.stored import StoredDataset, make_dataset, recorded_dots,
 from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, format_list, os_error_text, printable
 from shardtool.messages import choose_text, flag_text
 from shardtool.names import list_names
-from shardtool.pattern import DATASET_SUFFIX, ShardPattern, parse_pattern
-from shardtool.shard_names import is_shard_name, parse_shard_name
-from shardtool.storage import files, lookup, paths
-from shardtool.storage.lookup import is_file, is_folder, list_folder_names
+from shardtool.pattern import DATASET_SUFFIX, ShardPattern, is_shard_name, parse_pattern, parse_shard_name
+from shardtool.storage import files, paths
+from shardtool.storage.files import dangling_target, is_file, is_folder, list_folder, list_folder_names, plain_sizes
 from shardtool.storage.paths import base_name, folder_of, join
 from shardtool.storage.remote import address
 from shardtool.storage.remote.address import is_url, is_web
@@ -114,7 +113,7 @@ def expand_glob(name: str) -> list[str]:
     if is_web(name) or any(mark in folder for mark in _GLOB_MARKS):
         found = "a glob on the web, where folders cannot be listed" if is_web(name) else "a glob in a folder name"
         raise InvalidRequest(name, found, expected=_EXPECTED_WEB if is_web(name) else "a glob in the file name only")
-    matches = [match for match in lookup.list_folder(folder) if fnmatchcase(match, last)]
+    matches = [match for match in list_folder(folder) if fnmatchcase(match, last)]
     return [join(folder, match) for match in sorted(matches, key=natural_key)]
 
 
@@ -148,7 +147,7 @@ def _from_names(names: list[str], text: str = "") -> StoredDataset:
     sidecars = {sidecar_path(name, None) for name in names}
     # a glob for shards such as `train-00000-of-01024` may also match their sidecars
     names = [name for name in names if name not in sidecars] or names
-    sizes = [*lookup.plain_sizes(names)]
+    sizes = [*plain_sizes(names)]
     for name in names:
         _check_fetched(name)
     if len(names) == 1 and names[0].endswith(DATASET_SUFFIX) and sizes[0] is not None:
@@ -172,7 +171,7 @@ def _from_names(names: list[str], text: str = "") -> StoredDataset:
 
 def _check_fetched(path: str) -> None:
     """Raise an error for a broken link, because git-annex and DVC use such links for files that were not fetched."""
-    if not is_url(path) and (target := lookup.dangling_target(path)) is not None:
+    if not is_url(path) and (target := dangling_target(path)) is not None:
         found = f"a broken link to {printable(target)}"
         raise InvalidRequest(path, found, expected=EXPECTED_DATASET, remedy=FETCH_ADVICE)
 
@@ -200,7 +199,7 @@ def list_shard_folder(folder: str) -> tuple[list[str], list[str]]:
 
     A file such as `train-00000-of-01024` may be part of a TensorFlow checkpoint, so its first bytes are checked.
     """
-    names = sorted(lookup.list_folder(folder), key=natural_key)
+    names = sorted(list_folder(folder), key=natural_key)
     named = [name for name in names if name.endswith(DATASET_SUFFIX)]
     files = [name for name in named if is_dataset_file(join(folder, name), listed=True)]
     names = [name for name in names if not name.startswith(".")]
@@ -264,7 +263,7 @@ def _existing_names(pattern: ShardPattern) -> Iterable[str] | None:
             if pattern.count is None:
                 raise
             return None
-    sizes = lookup.plain_sizes([join(pattern.folder, name) for name in pattern.names])
+    sizes = plain_sizes([join(pattern.folder, name) for name in pattern.names])
     return [name for name, size in zip(pattern.names, sizes, strict=True) if size is not None]
 
 

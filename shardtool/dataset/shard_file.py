@@ -20,9 +20,8 @@ from shardtool.errors import (
 )
 from shardtool.fingerprint import crc32c
 from shardtool.format import tar_read, tar_write, tfrecord_read
-from shardtool.shard_names import READABLE_ENDINGS, ShardName, find_count_suffix, parse_shard_name
-from shardtool.storage.files import open_file, read_head
-from shardtool.storage.lookup import dangling_target, is_file
+from shardtool.pattern import READABLE_ENDINGS, ShardName, find_count_suffix, parse_shard_name
+from shardtool.storage.files import dangling_target, is_file, open_file, read_head
 from shardtool.storage.paths import base_name
 from shardtool.storage.remote.address import is_url
 

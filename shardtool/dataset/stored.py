@@ -15,8 +15,8 @@ from shardtool.dataset.scan import ShardScan, ShardScanTask, scan_shard
 from shardtool.dataset.shard_file import detect_kind
 from shardtool.errors import AccessRefused, CorruptShard, os_error_text
 from shardtool.names import SPLIT_NAMES, to_output_name
-from shardtool.storage import files, lookup
-from shardtool.storage.lookup import map_paths
+from shardtool.storage import files
+from shardtool.storage.files import map_paths
 from shardtool.storage.paths import base_name, folder_of, join
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class StoredShard:
 
     def size(self) -> int | None:
         """Return the size in bytes, or None if the shard is not a regular file."""
-        return lookup.plain_size(self.path)
+        return files.plain_size(self.path)
 
     def scan(self, *, checksum: bool = False) -> ShardScan:
         """Scan the shard. If `checksum`, also read the payloads."""

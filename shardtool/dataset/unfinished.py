@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from shardtool.dataset.stored import StoredDataset, sidecar_path
 from shardtool.errors import CorruptShard, InvalidRequest, printable
 from shardtool.messages import resume_hint
-from shardtool.shard_names import is_shard_name
-from shardtool.storage import files, lookup
-from shardtool.storage.lookup import list_folder_names, map_paths
+from shardtool.pattern import is_shard_name
+from shardtool.storage import files
+from shardtool.storage.files import list_folder_names, map_paths
 from shardtool.storage.paths import base_name, folder_of, join
 from shardtool.units import pluralize
 
@@ -61,7 +61,7 @@ def sibling_facts(dataset: StoredDataset) -> list[ShardFacts]:
 def require_finished(dataset: StoredDataset) -> None:
     """Raise an error if shards without a dataset file come from an unfinished run."""
     existing = [
-        path for path, size in zip(dataset.paths, lookup.plain_sizes(dataset.paths), strict=True) if size is not None
+        path for path, size in zip(dataset.paths, files.plain_sizes(dataset.paths), strict=True) if size is not None
     ]
     for problem in describe_unfinished(map_paths(read_shard_facts, existing), sibling_facts(dataset)):
         remedy = f"{resume_hint()} finishes the run; `shardtool reshard` packs the existing shards into a new dataset."

@@ -23,9 +23,9 @@ from shardtool.errors import MEMORY_FIX, OutOfMemory, WorkerDied, is_out_of_memo
 from shardtool.execute.pool import Pool, Result, describe_task
 from shardtool.execute.worker import EVENT, FAILED, PROGRESS, PipeClosed, receive, run_worker, send
 from shardtool.messages import option_text
-from shardtool.storage.remote.call_options import spawn_environment
 from shardtool.storage.remote.notices import Stall, emit
 from shardtool.storage.remote.retry import SLICE_S
+from shardtool.storage.remote.store_options import spawn_environment
 
 if TYPE_CHECKING:
     import subprocess

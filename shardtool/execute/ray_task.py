@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from shardtool import messages
 from shardtool.errors import os_error_text
 from shardtool.execute.pool import as_reportable, describe_task, make_reporter
-from shardtool.storage.remote.call_options import known_options, register_options
+from shardtool.storage.remote.store_options import known_options, register_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable

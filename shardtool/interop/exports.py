@@ -14,10 +14,16 @@ from typing import TYPE_CHECKING, NamedTuple
 from shardtool.errors import AccessRefused, InvalidRequest
 from shardtool.messages import choose_text, export_text
 from shardtool.names import to_local_name
-from shardtool.pattern import ENERGON_FILE, OPEN_CLIP_FILE, SIDECAR_SUFFIX, TIMM_FILE, sidecar_name
-from shardtool.shard_names import is_compressed_name, parse_format
-from shardtool.storage.files import read_small
-from shardtool.storage.lookup import is_file
+from shardtool.pattern import (
+    ENERGON_FILE,
+    OPEN_CLIP_FILE,
+    SIDECAR_SUFFIX,
+    TIMM_FILE,
+    is_compressed_name,
+    parse_format,
+    sidecar_name,
+)
+from shardtool.storage.files import is_file, read_small
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

@@ -16,8 +16,8 @@ from shardtool.errors import InvalidRequest, OutputExists
 from shardtool.names import to_bytes
 from shardtool.pack.run import Listed, Output, Planned, Run, parse_output_pattern
 from shardtool.publish.destination import Destination, changed_meanwhile_error, inspect_destination
+from shardtool.publish.foreign_index_files import StaleIndexes
 from shardtool.publish.parts import check_part_count
-from shardtool.publish.stale_indexes import StaleIndexes
 from shardtool.storage.files import read_small
 from shardtool.storage.folders import open_folder, open_staging_folder
 from shardtool.storage.paths import real_path

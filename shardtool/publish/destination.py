@@ -17,8 +17,8 @@ from shardtool.names import to_local_name
 from shardtool.pattern import ShardPattern, replacement_plan_name, sidecar_name
 from shardtool.publish import listed_files, parts
 from shardtool.publish.append_target import Append, FinishedAppend, check_existing_dataset, list_later_files
+from shardtool.publish.foreign_index_files import StaleIndexes
 from shardtool.publish.publication import OldDataset, Publication
-from shardtool.publish.stale_indexes import StaleIndexes
 from shardtool.storage.file_system import EntryInfo, check_entries
 from shardtool.storage.folders import check_space
 from shardtool.units import already_exist_text, pluralize

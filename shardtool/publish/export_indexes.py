@@ -19,7 +19,7 @@ from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, format_
 from shardtool.interop import exports, huggingface, indexed_shard
 from shardtool.messages import export_text, flag_text, option_text, recreate_hint
 from shardtool.names import to_local_name, to_output_name
-from shardtool.pattern import DATASET_SUFFIX, ShardPattern
+from shardtool.pattern import DATASET_SUFFIX, ShardPattern, is_compressed_name
 from shardtool.publish.foreign_index_files import (
     find_existing_exports,
     open_subfolder,
@@ -27,7 +27,6 @@ from shardtool.publish.foreign_index_files import (
     read_sample_counts,
 )
 from shardtool.publish.listed_files import read_listed_sidecar
-from shardtool.shard_names import is_compressed_name
 from shardtool.storage import paths
 from shardtool.storage.folders import open_folder
 from shardtool.storage.staging import DurableFile

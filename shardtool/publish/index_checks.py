@@ -15,10 +15,8 @@ from shardtool.dataset.unfinished import require_finished
 from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, format_list, os_error_text, printable
 from shardtool.messages import choose_text, flag_text, option_text
 from shardtool.names import to_local_name, to_output_name
-from shardtool.pattern import sidecar_name
-from shardtool.shard_names import READABLE_ENDINGS, is_shard_name
-from shardtool.storage.files import read_small
-from shardtool.storage.lookup import list_folder_names
+from shardtool.pattern import READABLE_ENDINGS, is_shard_name, sidecar_name
+from shardtool.storage.files import list_folder_names, read_small
 from shardtool.storage.paths import folder_of, join
 from shardtool.storage.remote.address import is_url
 from shardtool.units import pluralize

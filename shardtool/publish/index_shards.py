@@ -28,8 +28,8 @@ from shardtool.publish.totals import DatasetTotals, build_dataset_file
 from shardtool.request.observer import Notes, Observer
 from shardtool.request.results import IndexResult
 from shardtool.request.run_record import RunRecord
+from shardtool.storage.files import plain_sizes
 from shardtool.storage.folders import open_folder
-from shardtool.storage.lookup import plain_sizes
 from shardtool.storage.paths import base_name
 from shardtool.units import pluralize
 from shardtool.values import DatasetLike, FeatureType, ValueType, __version__

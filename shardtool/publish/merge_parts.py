@@ -38,7 +38,7 @@ from shardtool.request.run_part import RunPart
 from shardtool.request.run_record import RunRecord, make_writer_record
 from shardtool.skipped import Skipped, count_reasons, sort_rows
 from shardtool.storage.folders import open_folder
-from shardtool.storage.remote.call_options import with_options, without_markers
+from shardtool.storage.remote.store_options import with_options, without_markers
 from shardtool.table.keys import find_repeated
 from shardtool.units import pluralize
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from shardtool.publish.parts import PartRecord, WriterPart
     from shardtool.storage.file_system import EntryInfo
     from shardtool.storage.folders import OutputFolder
-    from shardtool.storage.remote.call_options import StorageOptions
+    from shardtool.storage.remote.store_options import StorageOptions
     from shardtool.values import OutputNames
 
 

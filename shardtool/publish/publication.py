@@ -17,11 +17,11 @@ from shardtool.dataset.find import EXPECTED_DATASET
 from shardtool.errors import CorruptShard, os_error_text
 from shardtool.names import list_names, to_local_name
 from shardtool.pattern import DATASET_SUFFIX, replacement_plan_name, sidecar_name
+from shardtool.publish.foreign_index_files import StaleIndexes
 from shardtool.publish.listed_files import wrong_size_error
-from shardtool.publish.stale_indexes import StaleIndexes
 from shardtool.storage.copying import OriginalFile, publish_staged
+from shardtool.storage.files import is_folder
 from shardtool.storage.folders import open_staging_folder
-from shardtool.storage.lookup import is_folder
 from shardtool.storage.paths import base_name, folder_of
 from shardtool.storage.remote.address import STORES, is_url, parse_address
 

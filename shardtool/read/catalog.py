@@ -26,7 +26,7 @@ from shardtool.dataset.shard_index import part_offsets
 from shardtool.dataset.stored import StoredDataset, StoredShard, recorded_dots
 from shardtool.errors import InvalidRequest, format_list, redact_secrets
 from shardtool.pattern import DATASET_SUFFIX
-from shardtool.storage.lookup import map_paths
+from shardtool.storage.files import map_paths
 from shardtool.storage.paths import base_name, folder_of
 from shardtool.storage.remote.address import is_url
 from shardtool.storage.remote.requests import imap_requests

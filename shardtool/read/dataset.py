@@ -21,14 +21,13 @@ from shardtool.read.catalog import join_catalogs, open_catalog
 from shardtool.read.epoch_samples import CatalogSamples
 from shardtool.read.metadata import arrow_schema, matching_samples, metadata_names, read_column, read_table
 from shardtool.read.options import GrowingCache, HeldShards, ReadOptions
-from shardtool.read.pipeline import Pipeline
-from shardtool.read.pipeline_methods import SampleT, with_dataloader_hints
+from shardtool.read.pipeline import Pipeline, SampleT, with_dataloader_hints
 from shardtool.read.sample_reader import SampleReader, SkippedSamples, read_valid
 from shardtool.read.streamable import Streamable
 from shardtool.request.option_checks import check_minimum
 from shardtool.request.split_options import SplitOptions, parse_shares
 from shardtool.select.splits import SplitAssignment, assign_splits
-from shardtool.storage.remote.call_options import options_in, with_options
+from shardtool.storage.remote.store_options import options_in, with_options
 from shardtool.units import pluralize
 
 if TYPE_CHECKING:
@@ -45,8 +44,7 @@ if TYPE_CHECKING:
     from shardtool.read.decode import Decoder
     from shardtool.read.index_store import IndexStore
     from shardtool.read.options import RawSample, ShardCache
-    from shardtool.read.pipeline import OnMissing
-    from shardtool.read.pipeline_methods import AnyTuple, DecodeOptions, NewT
+    from shardtool.read.pipeline import AnyTuple, DecodeOptions, NewT, OnMissing
     from shardtool.read.streamable import BundledDataset
     from shardtool.values import DatasetLike, OnError
 

@@ -12,8 +12,7 @@ from shardtool.read.collate import Batch
 from shardtool.read.dataset import check_in_range
 from shardtool.read.epoch_samples import EpochSamples, MixedSamples, Stop
 from shardtool.read.order import OrderOptions
-from shardtool.read.pipeline import DatasetPipelines, OnMissing, Pipeline, Stage
-from shardtool.read.pipeline_methods import SampleT, with_dataloader_hints
+from shardtool.read.pipeline import DatasetPipelines, OnMissing, Pipeline, SampleT, Stage, with_dataloader_hints
 from shardtool.read.sample_reader import AnySampleReader, MixedReader, read_valid
 from shardtool.read.streamable import BundledDataset, Streamable
 from shardtool.units import pluralize
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
     from shardtool.read.catalog import Numbers
     from shardtool.read.decode import Decoder
-    from shardtool.read.pipeline_methods import AnyTuple, DecodeOptions, NewT
+    from shardtool.read.pipeline import AnyTuple, DecodeOptions, NewT
 
 
 class MixedDataset(Streamable[SampleT]):

@@ -18,8 +18,8 @@ from shardtool.read.index_store import IndexStore
 from shardtool.read.open_files import OpenFiles
 from shardtool.read.options import CopyingCache, ReadOptions, Sample, Samples
 from shardtool.read.shard_read import LARGE_SAMPLE_BYTES, NUMBER_READERS, ReadableShard, read_on_demand
-from shardtool.storage.remote.call_options import register_options
 from shardtool.storage.remote.requests import map_requests
+from shardtool.storage.remote.store_options import register_options
 from shardtool.storage.shared_blocks import ForkLock
 from shardtool.units import pluralize
 

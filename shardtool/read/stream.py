@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar, cast
 import numpy as np
 
 from shardtool.errors import InvalidRequest, SampleFailed, ShardError
-from shardtool.read import bundles, share
+from shardtool.read import bundles
 from shardtool.read import order as orders
-from shardtool.read.order import OrderOptions
-from shardtool.read.pipeline_methods import PipelineMethods, SampleT
+from shardtool.read.order import MAX_REPLACEMENTS, OrderOptions, replacement_positions
+from shardtool.read.pipeline import PipelineMethods, SampleT
 from shardtool.read.sample_reader import SkippedSamples
 from shardtool.read.shard_read import LARGE_SAMPLE_BYTES
 from shardtool.request.option_checks import check_choice
@@ -38,9 +38,8 @@ if TYPE_CHECKING:
     from shardtool.read.collate import ListFields
     from shardtool.read.decode import Decoder
     from shardtool.read.options import Sample, Samples
-    from shardtool.read.pipeline import OnMissing, Pipeline
-    from shardtool.read.pipeline_methods import AnyTuple, DecodeOptions, NewT
-    from shardtool.read.share import Share
+    from shardtool.read.order import Share
+    from shardtool.read.pipeline import AnyTuple, DecodeOptions, NewT, OnMissing, Pipeline
 
     _NumberedSamples = tuple[Numbers, Samples]
 
@@ -414,14 +413,14 @@ class StreamPosition:
 
     def _replacements(self, error: ShardError) -> Iterator[Sample]:
         order, ends = self._current.order, self._current.share.ends
-        for position in share.replacement_positions(order.length, self._current.options, self.position):
+        for position in replacement_positions(order.length, self._current.options, self.position):
             numbers = order.numbers(np.array([position]))
             (sample,) = self._stream.reader.read(numbers) if numbers[0] != self._number else (None,)
             if isinstance(sample, dict):
                 if ends == "pad":
                     sample["__padding__"] = True
                 yield sample
-        tried = pluralize(min(share.MAX_REPLACEMENTS, order.length), "sample")
+        tried = pluralize(min(MAX_REPLACEMENTS, order.length), "sample")
         problem = f"{tried} in a row were skipped, first {error.where}: {error.found}"
         raise SampleFailed("the stream", problem, remedy="Choose other samples with where(...).") from error
 

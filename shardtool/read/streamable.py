@@ -8,13 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal, cast, overload
 import numpy as np
 
 from shardtool.errors import InvalidRequest, ShardError
-from shardtool.read import bucketing, bundles, epoch_samples, packing
-from shardtool.read import share as read_share
+from shardtool.read import bundles, epoch_samples, packing
 from shardtool.read.collate import Batch, ListFields
-from shardtool.read.order import OrderOptions, Shuffle
-from shardtool.read.pipeline import OnMissing, Pipeline
-from shardtool.read.pipeline_methods import SampleT, with_dataloader_hints
-from shardtool.read.share import Ends, Share
+from shardtool.read.order import Ends, OrderOptions, Share, Shuffle, rank_and_world_size
+from shardtool.read.pipeline import OnMissing, Pipeline, SampleT, with_dataloader_hints
 from shardtool.read.stream import SampleSource, Stream
 from shardtool.request.option_checks import check_choice, check_minimum
 from shardtool.units import pluralize
@@ -28,7 +25,7 @@ if TYPE_CHECKING:
     from shardtool.read.bundles import StreamReader, StreamSamples
     from shardtool.read.decode import Decoder
     from shardtool.read.epoch_samples import EpochSamples
-    from shardtool.read.pipeline_methods import AnyTuple, DecodeOptions, NewT
+    from shardtool.read.pipeline import AnyTuple, DecodeOptions, NewT
     from shardtool.read.sample_reader import AnySampleReader
     from shardtool.values import OnError
 
@@ -106,7 +103,7 @@ class Streamable(SampleSource[SampleT]):
             >>> for sample in stream:  # each iteration is one epoch
             ...     train(sample["jpg"], sample["cls"])
         """
-        rank, ranks = read_share.rank_and_world_size(rank, world_size)
+        rank, ranks = rank_and_world_size(rank, world_size)
         share = Share(rank, ranks, ends or ("drop" if shuffle else "uneven" if ranks == 1 else "pad")).in_groups(groups)
         own = self.with_on_error(on_error)
         reader, ranks = own.reader, share.world_size
@@ -177,14 +174,14 @@ class Streamable(SampleSource[SampleT]):
     def batch(
         self, size: int | None = None, *, by: Literal["length", "aspect"], tokens: int | None = None,
         field: str | None = None, dtype: DTypeLike | None = None, length: str | None = None,
-        aspects: Sequence[float] = bucketing.DEFAULT_ASPECT_RATIOS, lists: ListFields = (),
+        aspects: Sequence[float] = bundles.DEFAULT_ASPECT_RATIOS, lists: ListFields = (),
     ) -> BundledDataset[Any]: ...  # fmt: skip
 
     @with_dataloader_hints
     def batch(  # noqa: PLR0913 - its public options
         self, size: int | None = None, *, drop_last: bool = False, by: Literal["length", "aspect"] | None = None,
         tokens: int | None = None, field: str | None = None, dtype: DTypeLike | None = None,
-        length: str | None = None, aspects: Sequence[float] = bucketing.DEFAULT_ASPECT_RATIOS, lists: ListFields = (),
+        length: str | None = None, aspects: Sequence[float] = bundles.DEFAULT_ASPECT_RATIOS, lists: ListFields = (),
     ) -> Any:  # fmt: skip
         """Make batches of `size` samples. With `by`, a batch contains samples of similar length or aspect ratio.
 
@@ -224,11 +221,11 @@ class Streamable(SampleSource[SampleT]):
             ratios = []
         else:
             ratios = sorted(aspects)
-            sizes = bucketing.nearest_aspect_ratios(ratios, reader, views)
+            sizes = bundles.nearest_aspect_ratios(ratios, reader, views)
         rule = bundles.of_one_kind if ratios else bundles.of_like_length
-        make = partial(bucketing.make_size_batch, ratios)
+        make = partial(bundles.make_size_batch, ratios)
         bundle_reader = bundles.BundleReader(reader, views, sizes, rule, cast("int", limit), make, *ratios)
-        return BundledDataset(bundle_reader).with_stages(Pipeline((bucketing.SizeBatches(self.stages, lists),)))
+        return BundledDataset(bundle_reader).with_stages(Pipeline((bundles.SizeBatches(self.stages, lists),)))
 
     def _require_single_samples(self) -> _ReaderAndSamples:
         batched = any(isinstance(stage, Batch) for stage in self.stages.stages)

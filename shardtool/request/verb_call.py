@@ -90,7 +90,7 @@ def lists_options(kind: Any) -> Callable[[_FunctionT], _FunctionT]:
 
 
 def _without_markers(result: object) -> object:
-    from shardtool.storage.remote.call_options import without_markers
+    from shardtool.storage.remote.store_options import without_markers
 
     return without_markers(result)
 
@@ -144,7 +144,7 @@ class accepts_options(Generic[_OptionsT, _OptionParams]):  # noqa: N801 - a deco
             arguments = [*args[:index], *args[index + 1 :]]
             storage_options = options.storage_options
             if storage_options is not None:  # attach the storage options to each address
-                from shardtool.storage.remote.call_options import with_options
+                from shardtool.storage.remote.store_options import with_options
 
                 specs = option_specs(kind)
                 paths = {name: getattr(options, name) for name in specs if specs[name].form == "path"}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.entries.sample_table import SampleTable
-    from shardtool.table.collect import RowGroups
+    from shardtool.table.rows import RowGroups
 
 
 def list_source_paths(entries: SampleTable) -> PackedStrings:
@@ -103,7 +103,7 @@ def group_sorted(keys: PackedStrings) -> RowGroups:
     import pyarrow.compute as pc
 
     from shardtool.entries.arrow import true_positions
-    from shardtool.table.collect import RowGroups
+    from shardtool.table.rows import RowGroups
 
     order = keys.sorted_order()
     ordered, is_first = keys.take(order).array(), np.arange(len(order)) == 0

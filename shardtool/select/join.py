@@ -17,7 +17,6 @@ from shardtool.messages import option_text
 from shardtool.request.option_values import DEFAULT_FORMAT, DelimitedFormat
 from shardtool.select.field_rows import list_source_paths
 from shardtool.shard_samples import INLINE
-from shardtool.table.collect import ALL_COLUMNS, collect_rows, collected_note, group_rows
 from shardtool.table.columns import (
     check_column_names,
     check_sidecar_names,
@@ -30,7 +29,7 @@ from shardtool.table.keys import find_positions, inexact_positions, is_key_type,
 from shardtool.table.open import open_table, read_columns
 from shardtool.table.payloads import missing_positions, nul_positions
 from shardtool.table.render import has_text_form
-from shardtool.table.rows import TableRows
+from shardtool.table.rows import ALL_COLUMNS, TableRows, collect_rows, collected_note, group_rows
 from shardtool.units import pluralize
 from shardtool.values import chunk_slices
 

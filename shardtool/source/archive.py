@@ -16,12 +16,13 @@ from shardtool.errors import CorruptShard, InvalidRequest, SampleFailed, printab
 from shardtool.format import tar_read, zip_read
 from shardtool.messages import cli_option, flag_text
 from shardtool.names import is_utf8, to_bytes, to_text
-from shardtool.shard_names import is_compressed_name
+from shardtool.pattern import is_compressed_name
 from shardtool.shard_samples import SPAN, SpanFile
 from shardtool.skipped import SkipCode, Skipped
 from shardtool.source.folder import FolderSource, collect_samples, drop_failed_samples, system_file_notes
 from shardtool.source.scan_part import FileCollector, ScanPart, ScanRules
-from shardtool.storage import lookup, paths
+from shardtool.storage import paths
+from shardtool.storage.files import stat_file
 from shardtool.values import BLOCK_BYTES
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ class ArchiveSource(FolderSource):
         self._form = "zip" if path.lower().endswith(".zip") else "tar"
         self._packed = is_compressed_name(os.path.basename(path))
         try:
-            self._stat = lookup.stat_file(path)
+            self._stat = stat_file(path)
         except OSError as error:
             raise InvalidRequest(path, str(error.strerror)) from None
         self._copied: list[tuple[int, int]] = []  # offset and size of each payload to copy from a compressed tar
@@ -128,7 +129,7 @@ class ArchiveSource(FolderSource):
                     if len(block) < min(BLOCK_BYTES, size - done):
                         raise CorruptShard(self._path, "truncated", offset=offset + done)
                     file.write(memoryview(block))
-        stat_now = lookup.stat_file(self._path)
+        stat_now = stat_file(self._path)
         if (stat_now.st_size, stat_now.st_mtime_ns) != (self._stat.st_size, self._stat.st_mtime_ns):
             expected = "an archive that does not change during the run"
             remedy = f"Run again with {flag_text('resume')}."

@@ -19,7 +19,7 @@ from shardtool.fingerprint import crc32c
 from shardtool.format import zip_read
 from shardtool.skipped import SkipCode
 from shardtool.source.read_tasks import FileReads, SpanReads
-from shardtool.storage import files, lookup, paths
+from shardtool.storage import files, paths
 
 Scalar = str | int | float | bool | None
 _ReadProblem = tuple[SkipCode, str]
@@ -130,7 +130,7 @@ def _read_file(file: tuple[bytes, int]) -> bytes | _ReadProblem:
 def _read_payloads(task: FileReads | SpanReads) -> Iterator[bytes | _ReadProblem]:
     if isinstance(task, FileReads):
         reads = zip(task.paths, task.links, strict=True)
-        yield from lookup.map_paths(_read_file, reads, lambda file: paths.source_address(file[0]))
+        yield from files.map_paths(_read_file, reads, lambda file: paths.source_address(file[0]))
         return
     with ShardFile(task.path) if task.form == "zip" else open_shard(task.path) as shard:
         numbers = (array("q", column) for column in (task.offsets, task.lengths, task.crcs))

@@ -14,7 +14,7 @@ from shardtool.request.run_record import to_recorded_name
 from shardtool.shard_samples import SpanFile
 from shardtool.source.folder import folder_name
 from shardtool.source.multi_folder import name_folders
-from shardtool.storage.lookup import stat_file
+from shardtool.storage.files import stat_file
 from shardtool.storage.paths import folder_of, source_identity, source_root
 from shardtool.storage.remote.address import is_url
 from shardtool.table.detect import find_archive, is_table, list_parquet_files

@@ -14,11 +14,10 @@ from shardtool.dataset.stored import sidecar_path
 from shardtool.errors import InvalidRequest, ShardError, format_list, printable
 from shardtool.messages import choose_text, option_text
 from shardtool.names import to_output_name
-from shardtool.pattern import DATASET_SUFFIX, parse_pattern, sidecar_name
-from shardtool.shard_names import is_shard_name, parse_shard_name
+from shardtool.pattern import DATASET_SUFFIX, is_shard_name, parse_pattern, parse_shard_name, sidecar_name
 from shardtool.source.scan_part import ScanRules
-from shardtool.storage import lookup, paths
-from shardtool.storage.lookup import iter_entries
+from shardtool.storage import paths
+from shardtool.storage.files import is_file, iter_entries
 from shardtool.storage.paths import base_name, similar_path
 from shardtool.storage.remote.address import is_url, is_web, parse_address, refuse_near_url
 from shardtool.units import pluralize
@@ -62,7 +61,7 @@ def _is_dataset_shard(path: str) -> bool:
     folder, shard = paths.folder_of(path), paths.base_name(path)
     names = default_dataset_names([shard]) if is_shard_name(shard) else ()
     listed = any(to_output_name(shard) in names_listed_by(paths.join(folder, name)) for name in names)
-    return listed or lookup.is_file(sidecar_path(path, None))
+    return listed or is_file(sidecar_path(path, None))
 
 
 def _reshard_advice() -> str:

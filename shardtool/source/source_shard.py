@@ -23,8 +23,7 @@ from shardtool.names import MAX_FIELDS, to_bytes
 from shardtool.pattern import sidecar_name
 from shardtool.select.field_rows import check_field_count
 from shardtool.skipped import Skipped
-from shardtool.storage.files import open_file
-from shardtool.storage.lookup import file_info
+from shardtool.storage.files import file_info, open_file
 from shardtool.storage.remote.address import is_url
 
 if TYPE_CHECKING:

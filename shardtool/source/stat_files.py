@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from shardtool.messages import cli_option
 from shardtool.shard_samples import FILE, LINK
 from shardtool.source.scan_part import ALWAYS_CHANGED, SPECIAL_FILE_MESSAGE, link_failure, path_failure, resolve_folder
-from shardtool.storage.lookup import file_info
+from shardtool.storage.files import file_info
 from shardtool.storage.paths import is_address
 from shardtool.storage.remote.requests import imap_requests
 

@@ -1,4 +1,7 @@
-"""Create, check and delete local files and folders. Only regular files may be replaced."""
+"""Create, check and delete local files and folders. Only regular files may be replaced.
+
+Other functions write to file descriptors and find processes with open files.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,7 @@ from typing import NamedTuple
 
 from shardtool.errors import InvalidRequest, OutputExists, OutputFailed, os_error_text
 from shardtool.messages import choose_text, flag_text, option_text
-from shardtool.storage.files import read_head, read_tail
-from shardtool.storage.lookup import is_file
+from shardtool.storage.files import is_file, read_head, read_tail
 from shardtool.storage.remote.address import is_url
 
 _FOLDER_KIND = "a folder"
@@ -178,3 +180,31 @@ def write_errors(
         yield
     except OSError as error:
         raise make_error(where, error) from None
+
+
+def processes_with_open_files(folder: str) -> dict[str, list[int]]:
+    """Return the open files below a folder, as a dict from path to the ids of the processes."""
+    pids_of: dict[str, list[int]] = {}
+    prefix = os.path.join(os.path.realpath(folder), "")
+    with suppress(OSError):
+        for pid in sorted(map(int, filter(str.isdigit, os.listdir("/proc")))):
+            with suppress(OSError):
+                paths = {_link_target(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
+                for path in paths:
+                    if path.startswith(prefix):
+                        pids_of.setdefault(path, []).append(pid)
+    return pids_of
+
+
+def _link_target(link: str) -> str:
+    with suppress(OSError):
+        return os.readlink(link)
+    return ""
+
+
+def write_all(fd: int, data: bytes | memoryview, offset: int | None = None) -> None:
+    """Write all of `data` at `offset`, or at the current position if `offset` is None."""
+    remaining = memoryview(data).cast("B")
+    while remaining:
+        done = os.write(fd, remaining) if offset is None else os.pwrite(fd, remaining, offset)
+        remaining, offset = remaining[done:], None if offset is None else offset + done

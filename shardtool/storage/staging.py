@@ -18,7 +18,6 @@ from shardtool.dataclass import dataclass
 from shardtool.errors import InvalidRequest, OutputExists, OutputFailed, os_error_text
 from shardtool.messages import flag_text, option_text
 from shardtool.pattern import replacement_plan_name
-from shardtool.storage.descriptors import write_all
 from shardtool.storage.file_system import (
     EntryInfo,
     check_replaceable,
@@ -27,12 +26,12 @@ from shardtool.storage.file_system import (
     special_kind,
     sync_folder,
     unlink_file,
+    write_all,
     write_error,
     write_errors,
 )
-from shardtool.storage.files import READ_PLAIN, read_small
+from shardtool.storage.files import READ_PLAIN, list_folder, read_small
 from shardtool.storage.locks import take_lock
-from shardtool.storage.lookup import list_folder
 from shardtool.storage.remote.address import is_url, refuse_near_url
 
 Result = TypeVar("Result")

@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 from shardtool.entries import arrow
 from shardtool.entries.classes import are_class_names, is_unicode_text, recorded_names
 from shardtool.errors import InvalidRequest, format_list, printable
-from shardtool.table.collect import collect_lists
 from shardtool.table.json_stream import ROWS_OR_COCO, JsonStream
+from shardtool.table.rows import collect_lists
 from shardtool.units import pluralize
 
 IMAGE_COLUMN = "file_name"

@@ -16,9 +16,7 @@ import pyarrow as pa
 from shardtool.entries import arrow
 from shardtool.errors import InvalidRequest, SampleFailed, format_list
 from shardtool.messages import resume_hint
-from shardtool.storage import lookup
-from shardtool.storage.files import open_object
-from shardtool.storage.lookup import file_info
+from shardtool.storage.files import file_info, map_paths, open_object
 from shardtool.storage.remote import address
 from shardtool.table.base import Table, dataset_classes, parse_numbers, reading_table
 
@@ -48,7 +46,7 @@ class _FileTable(Table):
         self._file_stats = self._stat_files()
 
     def _stat_files(self) -> list[tuple[int, int, int]]:
-        return list(lookup.map_paths(_file_stat, self._files))
+        return list(map_paths(_file_stat, self._files))
 
     def _check_same(self) -> None:
         try:

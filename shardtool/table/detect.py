@@ -8,9 +8,10 @@ import re
 from itertools import islice
 from typing import TYPE_CHECKING, TypeGuard
 
+from shardtool.pattern import is_shard_name, parse_format
 from shardtool.request.option_values import DEFAULT_FORMAT, DelimitedFormat
-from shardtool.shard_names import is_shard_name, parse_format
-from shardtool.storage import files, lookup, paths
+from shardtool.storage import files, paths
+from shardtool.storage.files import is_file, iter_entries, iter_objects, list_folder_names
 from shardtool.storage.remote import address
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def table_ending(path: str) -> str:
 def is_parquet_glob(path: str) -> bool:
     """Return whether the last component of a path is a glob for Parquet files."""
     is_pattern = any(mark in paths.base_name(path) for mark in "*?[") and not address.is_web(path)
-    return is_pattern and table_ending(path) == PARQUET_ENDING and not lookup.is_file(path)
+    return is_pattern and table_ending(path) == PARQUET_ENDING and not is_file(path)
 
 
 def list_parquet_files(folder: str) -> list[str]:
@@ -74,14 +75,14 @@ def list_parquet_files(folder: str) -> list[str]:
 def match_glob(path: str) -> list[str]:
     """Return the sorted paths of the files whose names match the glob in the last component of `path`."""
     folder = paths.folder_of(path)
-    names = fnmatch.filter(lookup.list_folder_names(folder), paths.base_name(path))
+    names = fnmatch.filter(list_folder_names(folder), paths.base_name(path))
     return [paths.join(folder, name) for name in sorted(names, key=os.fsencode)]
 
 
 def _iter_files(folder: str) -> Iterator[str]:
     folders = [folder]
     while folders:
-        for entry in lookup.iter_entries(folders.pop()):
+        for entry in iter_entries(folders.pop()):
             if entry.name[0] not in "._":
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(entry.path)
@@ -90,7 +91,7 @@ def _iter_files(folder: str) -> Iterator[str]:
 
 
 def _iter_objects(folder: str) -> Iterator[str]:
-    for item in lookup.iter_objects(folder):
+    for item in iter_objects(folder):
         if item.size and not any(part[0] in "._" for part in item.key.split("/")):
             yield paths.join(folder, item.key)
 
@@ -134,9 +135,9 @@ def is_table(source: object, form: DelimitedFormat = DEFAULT_FORMAT) -> bool:
     if address.is_url(path):
         if address.is_web(path) or is_shard_name(paths.base_name(path)) or path.lower().endswith(".zip"):
             return False
-        names: Iterator[str] = (item.key for item in lookup.iter_objects(path))
+        names: Iterator[str] = (item.key for item in iter_objects(path))
     else:
-        names = (item.name for item in lookup.iter_entries(path)) if os.path.isdir(path) else iter(())
+        names = (item.name for item in iter_entries(path)) if os.path.isdir(path) else iter(())
     try:
         first_names = list(islice(names, _MAX_NAMES_READ))
     except OSError:

@@ -17,7 +17,8 @@ from shardtool.errors import InvalidRequest, printable
 from shardtool.messages import option_text
 from shardtool.names import is_utf8
 from shardtool.request.option_values import DEFAULT_FORMAT, DelimitedFormat
-from shardtool.storage import lookup, paths, remote
+from shardtool.storage import paths, remote
+from shardtool.storage.files import is_file
 from shardtool.storage.remote import address
 from shardtool.table import detect
 from shardtool.table.base import RECODE_HINT, MemoryTable, Table, dataset_classes, reading_table
@@ -96,7 +97,7 @@ def _open_path(path: str, named: Collection[str], form: DelimitedFormat) -> Tabl
 
 
 def _expand_glob(path: str) -> list[str]:
-    if not any(mark in paths.base_name(path) for mark in "*?[") or detect.is_parquet_glob(path) or lookup.is_file(path):
+    if not any(mark in paths.base_name(path) for mark in "*?[") or detect.is_parquet_glob(path) or is_file(path):
         return []
     if not (files := detect.match_glob(path)):
         raise InvalidRequest(path, "a glob that matches no file", expected="a table, or a glob of tables")

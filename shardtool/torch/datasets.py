@@ -1,6 +1,6 @@
 """Datasets for PyTorch's `DataLoader` and torchdata's StatefulDataLoader.
 
-A DataLoader returns its workers' batches in turn. `read.share.Share` describes how ranks and workers divide the
+A DataLoader returns its workers' batches in turn. `read.order.Share` describes how ranks and workers divide the
 samples.
 """
 
@@ -24,8 +24,18 @@ from shardtool.read.dataset import Dataset
 from shardtool.read.mix import MixedDataset
 from shardtool.read.pipeline import Pipeline
 from shardtool.storage.shared_blocks import SharedBlocks
-from shardtool.torch.streaming import Decoders, StreamOptions, Transform, extend_pipeline, split_pipeline
-from shardtool.torch.worker_state import SharedPassStart, SkipCounter, WorkerState, check_no_skipped, stream_state
+from shardtool.torch.streaming import (
+    Decoders,
+    SharedPassStart,
+    SkipCounter,
+    StreamOptions,
+    Transform,
+    WorkerState,
+    check_no_skipped,
+    extend_pipeline,
+    split_pipeline,
+    stream_state,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -19,13 +19,12 @@ import numpy as np
 import torch
 
 from shardtool.execute.local_pool import usable_cores
-from shardtool.read.bucketing import SizeBatches
+from shardtool.read.bundles import SizeBatches
 from shardtool.read.collate import Batch, check_lists, check_same_fields, join_sample, split_sample
 from shardtool.read.pipeline import Pipeline
 from shardtool.request.option_checks import check_minimum
 from shardtool.threads import may_wait
-from shardtool.torch.streaming import StreamOptions
-from shardtool.torch.worker_state import stream_state
+from shardtool.torch.streaming import StreamOptions, stream_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

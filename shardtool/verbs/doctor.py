@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardtool.errors import AccessRefused, InvalidRequest, OutputFailed, ShardError, StoreFailed, os_error_text
 from shardtool.names import list_names
+from shardtool.pattern import is_shard_name
 from shardtool.request.dataset_options import DoctorOptions
 from shardtool.request.results import Check, DoctorResult
 from shardtool.request.verb_call import accepts_options
-from shardtool.shard_names import is_shard_name
-from shardtool.storage import files, lookup, paths
+from shardtool.storage import files, paths
 from shardtool.storage.folders import open_folder
 from shardtool.storage.locks import take_lock
 from shardtool.storage.remote import address, retry
@@ -201,7 +201,7 @@ def _list_and_read(place: str, steps: _Steps) -> None:
 
 
 def _first_objects(place: str) -> list[BucketEntry]:
-    return [*islice(lookup.iter_objects(place), _MAX_LISTED_OBJECTS)]
+    return [*islice(files.iter_objects(place), _MAX_LISTED_OBJECTS)]
 
 
 def _describe_objects(objects: list[BucketEntry]) -> str:
@@ -283,7 +283,7 @@ def _check_folder(path: str, steps: _Steps) -> None:
     description = "exists" if existing == path else f"does not exist yet, but {folder.path} exists"
     if existing not in (path, parent):  # even the parent is missing, so the path may be misspelled
         description = f"does not exist yet, nor does {parent}; both would be created in {folder.path}"
-    steps.require("folder", partial(lookup.list_folder, folder.path), lambda _: description)
+    steps.require("folder", partial(files.list_folder, folder.path), lambda _: description)
     steps.check("space", folder.free_bytes, lambda free_bytes: f"{format_size(free_bytes)} free")
     if not steps.writes:
         return

@@ -38,7 +38,7 @@ from shardtool.request.dataset_options import ExtractOptions
 from shardtool.request.observer import Notes, Observer
 from shardtool.request.results import ExtractResult
 from shardtool.request.verb_call import accepts_options
-from shardtool.storage.lookup import file_info
+from shardtool.storage.files import file_info
 from shardtool.storage.staging import Folder, named_local_folder
 from shardtool.storage.tree import ExistingFile, FolderTree, are_safe_paths, path_problem
 from shardtool.write.task import ShardTask

@@ -36,8 +36,8 @@ from shardtool.fingerprint import crc32c, format_fingerprint, sum_fingerprints
 from shardtool.messages import option_text
 from shardtool.names import to_local_name
 from shardtool.pattern import DATASET_SUFFIX, ShardPattern, parse_pattern, sidecar_name
+from shardtool.publish.foreign_index_files import StaleIndexes
 from shardtool.publish.publication import Publication, finish_replacements
-from shardtool.publish.stale_indexes import StaleIndexes
 from shardtool.request.dataset_options import RemoveOptions
 from shardtool.request.observer import Notes, Observer
 from shardtool.request.results import RemovalSummary, RemoveResult

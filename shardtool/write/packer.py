@@ -23,11 +23,10 @@ from shardtool.shard_samples import FILE, INLINE, LINK, SPAN, decode_inline_payl
 from shardtool.skipped import INTENDED_CODES, Skipped
 from shardtool.storage.files import READ_FOLLOWING, READ_PLAIN, open_source_file, read_file, read_unchanged
 from shardtool.storage.paths import is_address
-from shardtool.write.buffers import get_buffer
 from shardtool.write.read_ahead import PlannedFile, ReadAhead
 from shardtool.write.source_errors import RestartShard, SourceFailed, SourceTouched, change_error, read_error
 from shardtool.write.span_reader import SpanReader
-from shardtool.write.task import ShardResult, ShardTask, compute_content_fingerprint, split_names
+from shardtool.write.task import ShardResult, ShardTask, compute_content_fingerprint, get_buffer, split_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

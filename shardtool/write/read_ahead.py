@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from shardtool.errors import ShardError, is_out_of_memory
 from shardtool.storage.files import read_file
 from shardtool.storage.remote.retry import wait_interruptibly
-from shardtool.write.buffers import BUFFER_SIZE
+from shardtool.write.task import BUFFER_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

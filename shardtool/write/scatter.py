@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from shardtool.fingerprint import crc32c
 from shardtool.storage.files import MAX_IOVEC, MAX_READS
 from shardtool.storage.staging import SpoolFile
-from shardtool.write.buffers import MAX_GAP_BYTES, get_arena, get_buffer
 from shardtool.write.source_errors import SourceFailed, read_error
 from shardtool.write.span_reader import open_span_file
+from shardtool.write.task import MAX_GAP_BYTES, get_arena, get_buffer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from shardtool.fingerprint import crc32c
 from shardtool.format import tar_write, tfrecord_write
 from shardtool.shard_samples import ShardContent
-from shardtool.write.buffers import BUFFER_SIZE
+from shardtool.write.task import BUFFER_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

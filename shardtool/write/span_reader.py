@@ -17,8 +17,8 @@ from shardtool.format import zip_read
 from shardtool.messages import flag_text
 from shardtool.names import to_text
 from shardtool.storage.files import OpenFile, open_source_file
-from shardtool.write.buffers import BUFFER_SIZE, get_arena, get_buffer
 from shardtool.write.source_errors import SourceFailed, SourceTouched, describe_change
+from shardtool.write.task import BUFFER_SIZE, get_arena, get_buffer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

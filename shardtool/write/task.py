@@ -1,8 +1,12 @@
-"""The task of packing one shard, and its result."""
+"""The task of packing one shard, its result, and buffers that a worker reuses for all its shards.
+
+If each shard of small files had a new buffer, page faults would take as long as packing.
+"""
 
 from __future__ import annotations
 
 from array import array
+from functools import cache
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from shardtool.fingerprint import content_digest, crc32c
@@ -140,3 +144,26 @@ def compute_content_fingerprint(
             lengths[row], crcs[row] = length, crc
         sizes, field_crcs = lengths.tobytes(), crcs.tobytes()
     return content_digest(keys, counts, content.fields, codes=codes, lengths=sizes, crcs=field_crcs)
+
+
+# Larger payloads are copied in blocks, because a buffer larger than the L2 cache takes up to twice the time.
+BUFFER_SIZE = 512 * 1024
+
+MAX_GAP_BYTES = 2**20  # read smaller gaps between payloads too, because seeking takes as long
+
+_arena = memoryview(b"")
+
+
+@cache
+def get_buffer(use: Literal["shard", "window", "gap"]) -> memoryview:
+    """Return the buffer for `use`. Later calls with the same `use` return the same buffer."""
+    return memoryview(bytearray(MAX_GAP_BYTES if use == "gap" else BUFFER_SIZE))
+
+
+def get_arena(size: int) -> memoryview:
+    """Return `size` bytes of memory for the payloads of a shuffle. The next call reuses this memory."""
+    global _arena  # noqa: PLW0603 - one arena takes all memory granted to the worker
+    if len(_arena) < size:
+        _arena = memoryview(b"")
+        _arena = memoryview(bytearray(size))
+    return _arena[:size]

@@ -20,9 +20,9 @@ from shardtool.fingerprint import crc32c
 from shardtool.names import to_text
 from shardtool.shard_samples import INLINE
 from shardtool.storage.tree import ExistingFile, FolderTree
-from shardtool.write.buffers import BUFFER_SIZE
 from shardtool.write.packer import Packer, no_report
 from shardtool.write.source_errors import SourceFailed, read_error
+from shardtool.write.task import BUFFER_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from shardtool.writer.metadata_columns import MetadataColumns
     from shardtool.writer.options import WriterOptions
     from shardtool.writer.sample_encoder import SampleEncoder
-    from shardtool.writer.shard_builder import ShardBuilder
+    from shardtool.writer.sample_writer import ShardBuilder
 
 
 JOURNAL_VERSION = 1

@@ -19,12 +19,11 @@ from shardtool.request.output_options import noted_readers
 from shardtool.request.verb_call import lists_options, merge_options
 from shardtool.skipped import Skipped
 from shardtool.storage.folders import open_folder
-from shardtool.storage.remote.call_options import with_options, without_markers
+from shardtool.storage.remote.store_options import with_options, without_markers
 from shardtool.writer.options import WriterKeywords, WriterOptions
 from shardtool.writer.output import WriterOutput
 from shardtool.writer.sample_encoder import SAMPLE_KEY, EncodedSample, SampleRefused
-from shardtool.writer.sample_writer import SampleWriter
-from shardtool.writer.shard_builder import ShardBuilder
+from shardtool.writer.sample_writer import SampleWriter, ShardBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shardtool.cli import plain_progress, terminal
+from shardtool.cli import terminal
 from shardtool.cli.output import LOG, json_text
 from shardtool.execute import local_pool
 from shardtool.storage.remote.notices import RequestRetry, emit, set_listener, warn
@@ -99,7 +99,7 @@ def test_retries_and_waits_are_lines_and_totals() -> None:
 
 def test_a_period_without_progress_is_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     """A period without progress is logged as a stall."""
-    monkeypatch.setattr(plain_progress, "PERIOD_S", 0.01)
+    monkeypatch.setattr(terminal, "PERIOD_S", 0.01)
     with _logged() as logged, closing(terminal.Terminal(quiet=False, verbose=False)) as shown:
         shown.start(3, 4000, 4)
         deadline = time.monotonic() + 30
@@ -114,7 +114,7 @@ def _quiet_task(seconds: float, _report: Callable[[int], object]) -> None:
 
 def test_a_silent_worker_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker without reports is named until it reports again."""
-    monkeypatch.setattr(plain_progress, "PERIOD_S", 0.1)
+    monkeypatch.setattr(terminal, "PERIOD_S", 0.1)
     monkeypatch.setattr(local_pool, "_SILENT_WORKER_S", 0.05)
     with (
         local_pool.LocalPool(1, "spawn") as pool,

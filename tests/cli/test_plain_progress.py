@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardtool.cli import plain_progress
+from shardtool.cli import terminal as terminal_module
 from shardtool.cli.terminal import Terminal
 from shardtool.storage.remote.notices import RequestRetry, emit
 from tests.helpers import typed
@@ -33,7 +33,7 @@ def _lines(text: str) -> list[str]:
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the period of ten seconds."""
-    monkeypatch.setattr(plain_progress, "PERIOD_S", 0.01)
+    monkeypatch.setattr(terminal_module, "PERIOD_S", 0.01)
 
 
 def _new_lines(err: StringIO) -> list[str]:
@@ -109,7 +109,7 @@ def test_a_short_run_prints_no_progress(small: Path, tmp_path: Path) -> None:
 
 def test_the_period_is_ten_seconds() -> None:
     """The period is the one in the documentation."""
-    assert plain_progress.PERIOD_S == 10
+    assert terminal_module.PERIOD_S == 10
 
 
 @pytest.mark.usefixtures("often")

@@ -23,7 +23,8 @@ from shardtool import (
     verify,
 )
 from shardtool.errors import AccessRefused, InvalidRequest
-from shardtool.storage import files, lookup
+from shardtool.storage import files
+from shardtool.storage.files import list_folder
 from shardtool.storage.folders import open_folder
 from tests.clients.test_remote_objects import publish
 from tests.faults.helpers import settles
@@ -501,7 +502,7 @@ def test_a_public_source(moto: Server, packed: Path, monkeypatch: pytest.MonkeyP
     _use(moto, monkeypatch)
     place, where = moto.new_prefix(), moto.new_prefix()
     copy(f"{packed}/out.json", place)
-    for name in lookup.list_folder(place):
+    for name in list_folder(place):
         publish(f"{moto.url}/moto/{place.rpartition('/')[2]}/{name}?acl")
     monkeypatch.setenv("SHARDTOOL_SOURCE_AWS_SKIP_SIGNATURE", "true")
     assert copy(place, where, source_endpoint=moto.url).datasets[0].copied == 4

@@ -167,7 +167,7 @@ def test_who_logs_in_later(server: Server) -> None:
     later = """
 import os, shutil, sys
 from shardtool.errors import ShardError
-from shardtool.storage.lookup import list_folder
+from shardtool.storage.files import list_folder
 private, new, source = sys.argv[1:]
 for address in (private, new):
     try:

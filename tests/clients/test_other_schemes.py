@@ -11,8 +11,8 @@ import pytest
 import shardtool
 from shardtool import CreateOptions, InvalidRequest, create
 from shardtool.errors import AccessRefused, StoreFailed
-from shardtool.storage import files, lookup
-from shardtool.storage.lookup import iter_objects
+from shardtool.storage import files
+from shardtool.storage.files import iter_objects, list_folder
 from shardtool.storage.remote import fsspec as remote_fsspec
 from shardtool.storage.remote import objects
 from tests.helpers import members, read_tree, write_tree
@@ -44,7 +44,7 @@ def test_reading(memory: str, tmp_path: Path) -> None:
     assert files.read_tail(f"{memory}/t/cat/1.jpg", 2) == b"ne"
     capitals = memory.replace("memory:", "MEMORY:")
     assert [dict(sample) for sample in shardtool.open(f"{capitals}/d")] == local
-    assert sorted(lookup.list_folder(f"{capitals}/t")) == sorted(lookup.list_folder(f"{memory}/t"))
+    assert sorted(list_folder(f"{capitals}/t")) == sorted(list_folder(f"{memory}/t"))
 
 
 def test_source(memory: str, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from shardtool.errors import AccessRefused, InvalidRequest, ShardError, StoreFailed
-from shardtool.storage import lookup
+from shardtool.storage import files
 from shardtool.storage.remote import address, buckets, lock, retry, store_access
 from shardtool.storage.remote.objects import RemoteObject
 from tests.servers.faults import Fault
@@ -116,7 +116,7 @@ def test_objects(server: Server) -> None:
         buckets.put_object(address.join_address(at, name), name.encode() + DATA)
     found = {one.key.partition("/")[2]: one.size for one in buckets.list_objects(at, below=True)}
     assert found == {name: len(name.encode() + DATA) for name in NAMES}
-    assert {*lookup.list_folder(at)} == {name.partition("/")[0] for name in NAMES}
+    assert {*files.list_folder(at)} == {name.partition("/")[0] for name in NAMES}
     for name in NAMES:
         blob = RemoteObject(address.join_address(at, name))
         assert blob.size == len(name.encode() + DATA)
@@ -124,7 +124,7 @@ def test_objects(server: Server) -> None:
         assert blob.read(blob.size - 9, 100) == DATA[-9:]
         assert blob.read(blob.size, 5) == b""
     buckets.delete_objects(at, [address.parse_address(address.join_address(at, name)).key for name in [*NAMES, "none"]])
-    assert lookup.list_folder(at) == []
+    assert files.list_folder(at) == []
 
 
 def test_empty_object(server: Server) -> None:
@@ -139,8 +139,8 @@ def test_nothing_there(server: Server) -> None:
     at = server.new_prefix()
     with pytest.raises(FileNotFoundError, match=r"none\.tar"):
         RemoteObject(f"{at}/none.tar")
-    assert not lookup.is_file(f"{at}/none.tar")
-    assert not lookup.is_folder(at)
+    assert not files.is_file(f"{at}/none.tar")
+    assert not files.is_folder(at)
     bucket = f"{server.bucket}-none"
     with pytest.raises((FileNotFoundError, ShardError), match=bucket):
         RemoteObject(f"{bucket}/x")
@@ -296,7 +296,7 @@ def test_prefix_that_is_an_object(moto: Server, use: Callable[[Server], Server])
     at = use(moto).new_prefix()
     buckets.put_object(at, b"file")
     buckets.put_object(f"{at}/x", b"below")
-    assert (lookup.is_file(at), lookup.is_folder(at), lookup.list_folder(at)) == (True, True, ["x"])
+    assert (files.is_file(at), files.is_folder(at), files.list_folder(at)) == (True, True, ["x"])
 
 
 @pytest.mark.parametrize("scheme", ["s4", "S3x", "htp", "gcs", "abfs"])

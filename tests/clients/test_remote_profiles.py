@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardtool.errors import AccessRefused, InvalidRequest, ShardError
-from shardtool.storage.files import read_small
-from shardtool.storage.lookup import list_folder
-from shardtool.storage.remote import connections, store_access
+from shardtool.storage.files import list_folder, read_small
+from shardtool.storage.remote import http, store_access
 from shardtool.storage.remote.http import sign_url
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ def config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable
 
     def write(text: str | bytes) -> None:
         (tmp_path / "config").write_bytes(text.encode() if isinstance(text, str) else text)
-        for made in (store_access._make_store, connections._make_pool):  # noqa: SLF001
+        for made in (store_access._make_store, http._make_pool):  # noqa: SLF001
             made.cache_clear()
 
     yield write

@@ -14,7 +14,8 @@ import pytest
 import shardtool
 from shardtool import InvalidRequest, OutputExists, ShardWriter, merge, verify
 from shardtool.errors import StoreFailed
-from shardtool.storage import files, folders, lookup, paths
+from shardtool.storage import files, folders, paths
+from shardtool.storage.files import list_folder
 from shardtool.storage.remote import buckets, lock, retry
 from tests.faults.helpers import settles
 from tests.servers.faults import Fault
@@ -47,7 +48,7 @@ def write(pattern: str, samples: int = _SAMPLES, **options: Any) -> ShardWriter:
 
 
 def _files(prefix: str) -> dict[str, bytes]:
-    return {name: files.read_small(paths.join(prefix, name)) for name in lookup.list_folder(prefix)}
+    return {name: files.read_small(paths.join(prefix, name)) for name in list_folder(prefix)}
 
 
 @pytest.fixture

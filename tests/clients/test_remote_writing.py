@@ -15,7 +15,8 @@ import pytest
 from shardtool import CreateOptions, IndexOptions, ReshardOptions, create, export, index, merge, remove, reshard, verify
 from shardtool.errors import AccessRefused, InvalidRequest, OutputExists
 from shardtool.pack import parts
-from shardtool.storage import files, lookup, paths
+from shardtool.storage import files, paths
+from shardtool.storage.files import list_folder
 from shardtool.storage.folders import open_folder
 from shardtool.storage.remote import buckets, lock
 from tests.clients.remote import start, tool
@@ -73,7 +74,7 @@ def store(request: pytest.FixtureRequest, reached: Callable[[Server], Server]) -
 
 
 def _files(prefix: str) -> dict[str, bytes]:
-    return {name: files.read_small(paths.join(prefix, name)) for name in lookup.list_folder(prefix)}
+    return {name: files.read_small(paths.join(prefix, name)) for name in list_folder(prefix)}
 
 
 def _at(store: Server, prefix: str) -> dict[str, bytes]:
@@ -144,7 +145,7 @@ def test_two_runs(store: Server, source: Path) -> None:
         code, said = _said(store, "create", str(source), f"{prefix}/out-{{000000..}}.tar", "--oversize", "alone")
         assert code == 5
         assert f"process {os.getpid()}" in said
-    assert lookup.list_folder(prefix) == []
+    assert list_folder(prefix) == []
     other = lock.LockHolder("ann@elsewhere, process 1", "2026-01-01", "abc", "another machine", 1, "1")
     buckets.put_object(where, other.encode(), "")
     with pytest.raises(OutputExists, match="ann@elsewhere"), lock.hold_lock(prefix, "out"):
@@ -163,7 +164,7 @@ def test_lock_is_taken_over(store: Server, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(lock, "LEASE_S", 100)
         with pytest.raises(OutputExists, match=f"process {os.getpid()}"), lock.hold_lock(prefix, "out"):
             pass
-    assert lookup.list_folder(prefix) == []
+    assert list_folder(prefix) == []
 
 
 def test_lost_lock(store: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +233,7 @@ def test_shared_lock(store: Server) -> None:
         pass
     with lock.hold_lock(prefix, "out"), pytest.raises(OutputExists), lock.hold_lock(prefix, "out", shared=True):
         pass
-    assert lookup.list_folder(prefix) == []
+    assert list_folder(prefix) == []
 
 
 @pytest.mark.parametrize("store", ["rclone"], indirect=True)
@@ -242,7 +243,7 @@ def test_no_conditions(store: Server, source: Path, monkeypatch: pytest.MonkeyPa
     prefix = store.new_prefix()
     with pytest.raises(InvalidRequest, match=lock.UNLOCKED_VARIABLE):
         create(source, f"{prefix}/out-{{000000..}}.tar", CreateOptions(oversize="alone"))
-    assert lookup.list_folder(prefix) == []
+    assert list_folder(prefix) == []
 
 
 _FAULTS = [

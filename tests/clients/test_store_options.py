@@ -14,11 +14,10 @@ import pytest
 
 from shardtool import ShardWriter, copy, use_store_options
 from shardtool.errors import AccessRefused
-from shardtool.storage import lookup, paths
+from shardtool.storage import files, paths
 from shardtool.storage.files import read_small
 from shardtool.storage.remote.buckets import delete_objects, put_object
-from shardtool.storage.remote.connections import connections_for
-from shardtool.storage.remote.http import sign_headers, sign_put, sign_url
+from shardtool.storage.remote.http import connections_for, sign_headers, sign_put, sign_url
 from shardtool.storage.remote.upload import upload
 from tests.clients.remote import tool
 
@@ -123,7 +122,7 @@ def test_tiers_and_tags_of_azure(
     prefix = server.new_prefix()
     monkeypatch.setenv("SHARDTOOL_STORE_OPTIONS", "access-tier=Cool\ntags=team=a%20b&run=7")
     copy(str(one_shard.folder / "out.json"), prefix)
-    for name in lookup.list_folder(prefix):
+    for name in files.list_folder(prefix):
         url = sign_url(paths.join(prefix, name), "GET")
         answer = connections_for(url).request("HEAD", url)
         assert answer.headers["x-ms-access-tier"] == "Cool", name
@@ -206,7 +205,7 @@ def test_requester_pays_is_sent_with_each_request(moto: Server, use: Reach, monk
             monkeypatch.setenv("SHARDTOOL_STORE_OPTIONS", "request-payer=requester" if pays else "")
             _Payers.said.clear()
             assert read_small("s3://b/k") == b"x"
-            assert lookup.list_folder("s3://b/p") == []
+            assert files.list_folder("s3://b/p") == []
             upload("s3://b/k", 1, lambda file: file.write(b"x"))
             put_object("s3://b/k", b"x")
             assert {kind for kind, _ in _Payers.said} == {"GET", "list", "PUT"}

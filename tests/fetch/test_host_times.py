@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardtool.cli import plain_progress
+from shardtool.cli import terminal as terminal_module
 from shardtool.cli.terminal import Terminal
 from shardtool.fetch import fetcher
 from shardtool.fetch.limits import HostTimes
@@ -149,7 +149,7 @@ def test_only_the_host_is_shown(url: str, host: str) -> None:
 
 def test_estimates_of_workers_are_combined(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shards that have not started take as long as those that have; two workers share them."""
-    monkeypatch.setattr(plain_progress, "PERIOD_S", 1000)
+    monkeypatch.setattr(terminal_module, "PERIOD_S", 1000)
     with redirect_stderr(StringIO()), closing(Terminal(quiet=False, verbose=False, progress="plain")) as terminal:
         terminal.start(600, 0, 6)
         fetched = terminal._fetched  # noqa: SLF001 - the estimate of progress lines

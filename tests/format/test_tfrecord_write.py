@@ -30,8 +30,7 @@ from shardtool.plan.shard_bounds import ShardBounds
 from shardtool.plan.shard_task import build_shard_samples
 from shardtool.shard_samples import INLINE, SPAN, SpanFile
 from shardtool.storage.staging import Folder
-from shardtool.write.buffers import BUFFER_SIZE
-from shardtool.write.task import ShardTask
+from shardtool.write.task import BUFFER_SIZE, ShardTask
 from shardtool.write.tfrecord_packer import TFRecordPacker
 from tests import tfrecords
 from tests.made import flat_entries

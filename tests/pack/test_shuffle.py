@@ -26,8 +26,7 @@ from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, SampleF
 from shardtool.execute.local_pool import LocalPool
 from shardtool.fingerprint import crc32c
 from shardtool.pack import shuffle
-from shardtool.pack.scatter_pass import SpoolLimits, scatter_payloads
-from shardtool.pack.shuffle import ReadCost, choose_read_strategy, is_gathering_cheaper
+from shardtool.pack.shuffle import ReadCost, SpoolLimits, choose_read_strategy, is_gathering_cheaper, scatter_payloads
 from shardtool.pattern import parse_pattern
 from shardtool.plan.plan import Plan, make_plan
 from shardtool.plan.random_order import random_permutation

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardtool import verify
-from shardtool.storage.remote import connections, store_access
+from shardtool.storage.remote import http, store_access
 from tests import warm
 from tests.helpers import ENVIRONMENT, REPO, identity, read_tree
 from tests.publish.jobs import AGAIN, FIRST, JOBS, Job
@@ -134,10 +134,10 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
     with served(bucket):
         for name, value in bucket.environment.items():
             monkeypatch.setenv(name, value)
-        for made in (store_access._make_store, connections._make_pool):  # noqa: SLF001
+        for made in (store_access._make_store, http._make_pool):  # noqa: SLF001
             made.cache_clear()
         yield bucket
-        for made in (store_access._make_store, connections._make_pool):  # noqa: SLF001
+        for made in (store_access._make_store, http._make_pool):  # noqa: SLF001
             made.cache_clear()
 
 

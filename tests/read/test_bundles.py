@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardtool.read.share import Ends
+    from shardtool.read.order import Ends
 
 TOKENS = 64
 

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from shardtool.errors import InvalidRequest, SampleFailed
 from shardtool.read.collate import collate
-from shardtool.read.pipeline import Pipeline
-from shardtool.read.pipeline_methods import PipelineMethods
+from shardtool.read.pipeline import Pipeline, PipelineMethods
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from shardtool.errors import InvalidRequest
-from shardtool.read.share import Ends, Share, rank_and_world_size
+from shardtool.read.order import Ends, Share, rank_and_world_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

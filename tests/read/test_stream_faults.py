@@ -22,8 +22,7 @@ from tests.read.made_data import SAMPLES, Made, make
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shardtool.read.order import Shuffle
-    from shardtool.read.share import Ends
+    from shardtool.read.order import Ends, Shuffle
     from shardtool.read.stream import Stream
 
 

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.read.options import Samples
-    from shardtool.read.order import Shuffle
-    from shardtool.read.share import Ends
+    from shardtool.read.order import Ends, Shuffle
 
 VIEW = CatalogSamples(made_catalog([30, 70]))
 STATE = StreamState("made", OrderOptions("full", 7, 3, 8, 4), 42)

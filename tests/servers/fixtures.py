@@ -94,10 +94,10 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Server], Server]]
         return server
 
     def forget() -> None:
-        from shardtool.storage.remote import connections, store_access
+        from shardtool.storage.remote import http, store_access
 
         store_access._make_store.cache_clear()  # noqa: SLF001 - a user has one endpoint; the tests have many
-        connections._make_pool.cache_clear()  # noqa: SLF001
+        http._make_pool.cache_clear()  # noqa: SLF001
 
     yield reach
     forget()

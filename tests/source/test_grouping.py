@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from shardtool import CreateOptions, InvalidRequest, VerifyOptions, create, verify
 from shardtool.entries.strings import PackedStrings
 from shardtool.select.field_rows import group_sorted
-from shardtool.table.collect import group_rows
+from shardtool.table.rows import group_rows
 from tests.helpers import members, shards, write_tree
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardtool.entries.strings import PackedStrings
-from shardtool.source import plan_request, plan_table
+from shardtool.source import plan_file, plan_request
 from tests.made import changed, flat_entries
 
 _FIELDS = ("cls", "jpg", "json")
@@ -33,14 +33,14 @@ def test_samples_round_trip(samples: list[tuple[bytes, dict[int, Any]]], *, with
     numbers = {name: [row[at] for row in flat] for at, name in enumerate(names)}
     paths = PackedStrings.of([b"a/%d" % at for at in range(len(flat))]) if with_paths else None
     entries = changed(entries, **numbers, paths=paths)
-    schema, sink = plan_table.entries_schema(entries, None), io.BytesIO()
+    schema, sink = plan_file.entries_schema(entries, None), io.BytesIO()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(plan_table, "_MIN_GROUP_ROWS", 3)  # several row groups
+        patched.setattr(plan_file, "_MIN_GROUP_ROWS", 3)  # several row groups
         pq.write_table(
-            pa.concat_tables([schema.empty_table(), *plan_table.entries_tables(entries, None)]), sink, row_group_size=3
+            pa.concat_tables([schema.empty_table(), *plan_file.entries_tables(entries, None)]), sink, row_group_size=3
         )
     with pq.ParquetFile(sink) as file:
-        found = plan_table.read_entries(
+        found = plan_file.read_entries(
             file, schema, _FIELDS, entries.values, plan_request.PlanRequest("folder", ("in",))
         )
     assert found.keys.data == entries.keys.data

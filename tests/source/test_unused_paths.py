@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from shardtool import CreateOptions, InvalidRequest, create
+from shardtool.source.manifest.checks import MAX_CHECKED_ROWS
 from shardtool.source.manifest.source import ManifestSource
-from shardtool.source.manifest.unused_paths import MAX_CHECKED_ROWS
 from shardtool.table.columns import PATH_NAMES
 from tests.helpers import members, typed, write_tree
 from tests.made import list_manifest, manifest_options

@@ -5,8 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from shardtool.storage.files import open_source_file, read_head, read_small
-from shardtool.storage.lookup import dangling_target, iter_entries, list_folder_names, plain_size
+from shardtool.storage.files import (
+    dangling_target,
+    iter_entries,
+    list_folder_names,
+    open_source_file,
+    plain_size,
+    read_head,
+    read_small,
+)
 
 
 def test_read_parts_at_the_end_of_a_file(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import pytest
 from shardtool.dataset.find import find_dataset
 from shardtool.errors import InvalidRequest, OutputExists
 from shardtool.source.source_checks import check_folder
+from shardtool.storage.files import is_folder
 from shardtool.storage.folders import open_folder
-from shardtool.storage.lookup import is_folder
 from shardtool.storage.remote_folder import RemoteFolder
 from shardtool.storage.staging import Folder, local_folder
 from tests.servers.bucket import Bucket, served

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import shardtool
 from shardtool import CreateOptions, InvalidRequest, VerifyOptions, create, diff, extract, reshard, verify
-from shardtool.table.collect import collect_lists, group_rows
+from shardtool.table.rows import collect_lists, group_rows
 from tests.helpers import members, read_tree, typed, write_tree
 
 if TYPE_CHECKING:

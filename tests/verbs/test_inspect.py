@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 
 from shardtool import CreateOptions, InspectOptions, ShardError, create, export, inspect
 from shardtool.cli.inspect_views import sample_line, sample_text
+from shardtool.cli.output import display_width, fit_line
 from shardtool.cli.summary_text import summary_text
-from shardtool.cli.text_layout import display_width, fit_line
 from shardtool.dataset.find import open_dataset
 from shardtool.dataset.payload import feature_numbers
 from shardtool.dataset.sidecar_read import parse_sidecar

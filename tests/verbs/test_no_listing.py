@@ -19,7 +19,7 @@ from shardtool import (
     reshard,
     verify,
 )
-from shardtool.storage.remote import connections, store_access
+from shardtool.storage.remote import http, store_access
 from tests.helpers import flip, read_tree, write_tree
 from tests.servers.faults import Fault
 
@@ -45,14 +45,14 @@ def stored(
     proxy, at = proxies(http_files), http_files.new_prefix()
     monkeypatch.delenv("SHARDTOOL_ENDPOINT")
     monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.server.url)
-    for made in (store_access._make_store, connections._make_pool):  # noqa: SLF001
+    for made in (store_access._make_store, http._make_pool):  # noqa: SLF001
         made.cache_clear()
     files = {f"{at}.txt": bytes([at]) * 3000 for at in range(16)}
     folder = http_files.local(at)
     create(write_tree(tmp_path / "in", files), f"{folder}/x-{{000..}}.tar", CreateOptions(max_count=2, workers=0))
     proxy.set(*_FAULTS)
     yield f"s3://{at.rpartition('/')[2]}", folder, proxy
-    for made in (store_access._make_store, connections._make_pool):  # noqa: SLF001
+    for made in (store_access._make_store, http._make_pool):  # noqa: SLF001
         made.cache_clear()
 
 

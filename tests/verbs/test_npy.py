@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from shardtool import CreateOptions, InvalidRequest, VerifyOptions, create, diff, reshard, verify
-from shardtool.write.buffers import BUFFER_SIZE
+from shardtool.write.task import BUFFER_SIZE
 from tests.helpers import members, typed, write_tree
 
 if TYPE_CHECKING:

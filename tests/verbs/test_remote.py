@@ -23,7 +23,7 @@ from shardtool import (  # fmt: skip
     reshard,
     verify,
 )
-from shardtool.cli.report_text import render_report
+from shardtool.cli.result_text import render_report
 from shardtool.messages import use_cli_names
 from shardtool.storage.remote import retry
 from shardtool.verbs.extract import MANIFEST

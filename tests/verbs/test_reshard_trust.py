@@ -18,7 +18,7 @@ import pytest
 from shardtool import CorruptShard, CreateOptions, InvalidRequest, ReshardOptions, SampleFailed, create, reshard, verify
 from shardtool.pack import resume
 from shardtool.request.observer import Observer
-from shardtool.source.open_datasets import open_datasets
+from shardtool.source.shard_listing import open_datasets
 from shardtool.source.source_shard import ExaminedFiles
 
 if TYPE_CHECKING:

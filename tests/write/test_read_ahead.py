@@ -19,11 +19,10 @@ from shardtool.plan.shard_task import build_shard_samples
 from shardtool.storage.files import READ_PLAIN, read_file
 from shardtool.storage.staging import Folder
 from shardtool.write import packer
-from shardtool.write.buffers import BUFFER_SIZE
 from shardtool.write.pack_shard import pack_shard
 from shardtool.write.packer import no_report
 from shardtool.write.read_ahead import PlannedFile, ReadAhead
-from shardtool.write.task import ShardTask
+from shardtool.write.task import BUFFER_SIZE, ShardTask
 from tests.made import flat_entries
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from shardtool import CreateOptions, create
 from shardtool.errors import SampleFailed
 from shardtool.storage import files
 from shardtool.write import tar_packer
-from shardtool.write.buffers import BUFFER_SIZE
+from shardtool.write.task import BUFFER_SIZE
 from tests.stored import contents, sound
 
 if TYPE_CHECKING:

@@ -28,6 +28,7 @@ from shardtool.source.base import TASK_COUNT, Listing, Source, Writable, check_s
 from shardtool.source.keys_from import key_list_name
 from shardtool.source.manifest import checks
 from shardtool.source.manifest.bytes_columns import BytesColumns, first_ending, written_spans
+from shardtool.source.manifest.checks import MAX_CHECKED_ROWS, check_unused_paths
 from shardtool.source.manifest.paths import (
     PathEndings,
     choose_root,
@@ -41,7 +42,6 @@ from shardtool.source.manifest.paths import (
 )
 from shardtool.source.manifest.roles import META_FIELD, choose_roles, requested_columns
 from shardtool.source.manifest.rows import FieldColumn, ScalarOrArray, arrange_fields, merge_stat_results
-from shardtool.source.manifest.unused_paths import MAX_CHECKED_ROWS, check_unused_paths
 from shardtool.source.scan_part import ALWAYS_CHANGED
 from shardtool.source.selection import add_field_columns, find_listed_samples, rename_listed_keys
 from shardtool.source.stat_files import StatResult, StatTask, stat_files
@@ -49,11 +49,10 @@ from shardtool.storage.paths import is_address
 from shardtool.table import columns as tables
 from shardtool.table import keys, payloads, render
 from shardtool.table.base import reading_table
-from shardtool.table.collect import RowGroups, collect_rows, collected_note, group_rows
 from shardtool.table.concatenated import FILE_COLUMN, ConcatenatedTable
 from shardtool.table.open import check_column, open_table, read_columns
 from shardtool.table.payloads import field_texts, field_type
-from shardtool.table.rows import TableRows
+from shardtool.table.rows import RowGroups, TableRows, collect_rows, collected_note, group_rows
 from shardtool.units import pluralize
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from shardtool.storage.remote.address import (
     parse_address,
 )
 from shardtool.storage.remote.buckets import BucketEntry, version_number
-from shardtool.storage.remote.call_options import options_of
+from shardtool.storage.remote.store_options import options_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from shardtool.errors import InvalidRequest, os_error_text
 from shardtool.storage.remote.address import WEB, parse_address
-from shardtool.storage.remote.call_options import HEADERS_VARIABLE, options_of, parse_headers
+from shardtool.storage.remote.store_options import HEADERS_VARIABLE, options_of, parse_headers
 
 if TYPE_CHECKING:
     import ssl

@@ -23,14 +23,15 @@ from shardtool.storage.remote.address import (
     display_address,
     parse_address,
 )
-from shardtool.storage.remote.call_options import VARIABLES, options_of
 from shardtool.storage.remote.failures import obstore_errors
 from shardtool.storage.remote.network import NETWORK_VARIABLES, extra_certificates
 from shardtool.storage.remote.store_options import (
     ANONYMOUS_VARIABLE,
     ENDPOINT_VARIABLE,
     STORE_OPTION_VARIABLES,
+    VARIABLES,
     client_config,
+    options_of,
 )
 
 if TYPE_CHECKING:

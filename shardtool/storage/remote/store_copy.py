@@ -16,8 +16,7 @@ from shardtool.errors import StoreFailed
 from shardtool.storage.remote import failures, retry
 from shardtool.storage.remote.address import STORES, is_source_address, is_url, parse_address
 from shardtool.storage.remote.buckets import copy_in_bucket
-from shardtool.storage.remote.connections import MAX_RESPONSE_BYTES, connections_for
-from shardtool.storage.remote.http import sign_put, sign_url
+from shardtool.storage.remote.http import MAX_RESPONSE_BYTES, connections_for, sign_put, sign_url
 from shardtool.storage.remote.objects import RemoteObject, object_crc
 from shardtool.storage.remote.store_options import object_headers
 

@@ -18,8 +18,14 @@ from shardtool.fingerprint import crc32c
 from shardtool.storage import files
 from shardtool.storage.remote import failures, retry
 from shardtool.storage.remote.address import display_address, parse_address
-from shardtool.storage.remote.connections import MAX_RESPONSE_BYTES, PacedSocket, connections_for, peer_name
-from shardtool.storage.remote.http import etag_md5, sign_put
+from shardtool.storage.remote.http import (
+    MAX_RESPONSE_BYTES,
+    PacedSocket,
+    connections_for,
+    etag_md5,
+    peer_name,
+    sign_put,
+)
 from shardtool.storage.remote.store_options import object_headers
 
 if TYPE_CHECKING:

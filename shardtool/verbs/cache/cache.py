@@ -35,8 +35,7 @@ from shardtool.verbs.cache.leases import (
     lease_written_shards,
 )
 from shardtool.writer.sample_encoder import EncodedSample, SampleEncoder, SampleRefused
-from shardtool.writer.sample_writer import SampleWriter
-from shardtool.writer.shard_builder import ShardBuilder
+from shardtool.writer.sample_writer import SampleWriter, ShardBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -14,9 +14,8 @@ from typing import Literal, NamedTuple
 
 from shardtool.errors import InvalidRequest, OutputFailed, os_error_text
 from shardtool.pattern import sidecar_name
-from shardtool.storage.files import READ_PLAIN, read_small
+from shardtool.storage.files import READ_PLAIN, list_folder_names, read_small
 from shardtool.storage.locks import UNSUPPORTED_LOCK_ERRNOS, FileLock, take_lock
-from shardtool.storage.lookup import list_folder_names
 from shardtool.storage.staging import Folder
 from shardtool.verbs.cache import layout
 from shardtool.verbs.cache.counts import CacheCounts, read_counts

@@ -13,9 +13,8 @@ from shardtool.dataclass import dataclass
 from shardtool.dataset.sidecar_read import load_sidecar, parse_facts
 from shardtool.errors import AccessRefused, CorruptShard
 from shardtool.storage.copying import OriginalFile
-from shardtool.storage.files import READ_PLAIN, read_small
+from shardtool.storage.files import READ_PLAIN, file_info, iter_entries, read_small
 from shardtool.storage.locks import take_lock
-from shardtool.storage.lookup import file_info, iter_entries
 from shardtool.storage.remote.address import is_url
 from shardtool.storage.staging import Folder
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, overload
 
 from shardtool.dataclass import dataclass
 from shardtool.storage.copying import OriginalFile, copy_verified
+from shardtool.storage.files import plain_size
 from shardtool.storage.locks import FileLock, take_lock
-from shardtool.storage.lookup import plain_size
 from shardtool.storage.staging import Folder, staged_path
 from shardtool.verbs.cache.cache_space import Backoff, CacheSpace, lock_reservation
 from shardtool.verbs.cache.layout import COPIED, WRITTEN, CacheContents, CachedFile

@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING
 
 from shardtool import errors
 from shardtool.dataset.expand import expand_datasets, recorded_range
-from shardtool.pattern import DATASET_SUFFIX, ShardPattern, parse_pattern
-from shardtool.publish.foreign_index_files import copy_folder_indexes, copy_indexes
+from shardtool.pattern import DATASET_SUFFIX, ShardPattern, is_shard_name, parse_pattern
+from shardtool.publish.foreign_index_files import StaleIndexes, copy_folder_indexes, copy_indexes
 from shardtool.publish.publication import OldDataset, Publication
-from shardtool.publish.stale_indexes import StaleIndexes
 from shardtool.request.dataset_options import CopyOptions
 from shardtool.request.observer import Notes, Observer
 from shardtool.request.results import CopiedDataset, CopyResult
 from shardtool.request.verb_call import accepts_options
-from shardtool.shard_names import is_shard_name
 from shardtool.storage import copying, folders, paths, remote
 from shardtool.storage.folders import check_space, open_folder
 from shardtool.storage.remote import address

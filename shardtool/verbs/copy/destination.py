@@ -20,7 +20,7 @@ from shardtool.names import to_local_name
 from shardtool.pattern import DATASET_SUFFIX, old_list_name
 from shardtool.publish.foreign_index_files import open_subfolder
 from shardtool.publish.listed_files import wrong_size_error
-from shardtool.storage import files, folders, lookup, paths, remote
+from shardtool.storage import files, folders, paths, remote
 from shardtool.storage.copying import OriginalFile
 from shardtool.storage.file_system import EntryInfo, check_entries
 from shardtool.storage.files import read_blocks, read_crc
@@ -147,7 +147,7 @@ def read_dataset_bytes(path: str) -> bytes:
 
 
 def _check_sizes(originals: Sequence[OriginalFile]) -> None:
-    for original, size in zip(originals, lookup.plain_sizes([original.path for original in originals]), strict=True):
+    for original, size in zip(originals, files.plain_sizes([original.path for original in originals]), strict=True):
         if size != original.size:
             raise wrong_size_error(errors.printable(original.path), size, original.size)
 
@@ -297,7 +297,7 @@ def _matches_original(
         return False
     path = folder.full_path(original.name)
     with suppress(OSError):  # a link or an unreadable file does not match
-        stored_crc = lookup.recorded_crc(path)
+        stored_crc = files.recorded_crc(path)
         return (read_crc(path, meter.add)[1] if stored_crc is None else stored_crc) == original.crc
     return False
 
@@ -306,7 +306,7 @@ def _is_trusted(target: CopyTarget, shard: OriginalFile, info: EntryInfo, trust:
     folder = target.shard_folder
     if address.is_url(shard.path):
         return trust == "size" and (folder.has_staging or _is_same_object(folder, shard, meter))
-    return trust == "size" or (folder.has_staging and info.mtime_ns == lookup.stat_file(shard.path).st_mtime_ns)
+    return trust == "size" or (folder.has_staging and info.mtime_ns == files.stat_file(shard.path).st_mtime_ns)
 
 
 def _is_same_object(folder: folders.OutputFolder, original: OriginalFile, meter: ByteMeter) -> bool:

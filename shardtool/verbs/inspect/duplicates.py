@@ -13,13 +13,13 @@ from shardtool.notebook import record_html
 from shardtool.request.observer import Observer, default_observer
 from shardtool.request.output_options import WorkerOptions
 from shardtool.request.results import LazyList
-from shardtool.storage.remote.call_options import with_options
+from shardtool.storage.remote.store_options import with_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shardtool.source.base import Listing
-    from shardtool.storage.remote.call_options import StorageOptions
+    from shardtool.storage.remote.store_options import StorageOptions
     from shardtool.values import DatasetLike
 
 

@@ -15,7 +15,7 @@ from shardtool.names import to_output_name
 from shardtool.pattern import SIDECAR_SUFFIX
 from shardtool.request.dataset_options import InspectOptions
 from shardtool.request.verb_call import accepts_options
-from shardtool.storage.lookup import file_info, map_paths
+from shardtool.storage.files import file_info, map_paths
 from shardtool.verbs.inspect.overview import DatasetOverview, FieldTally
 from shardtool.verbs.inspect.summary import (
     MAX_LABEL_VALUES,

@@ -15,12 +15,12 @@ from shardtool.read.dataset import Dataset
 from shardtool.read.decode import Decode
 from shardtool.read.options import ReadOptions
 from shardtool.read.sample_reader import SampleReader
-from shardtool.storage.remote.call_options import with_options
+from shardtool.storage.remote.store_options import with_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from shardtool.storage.remote.call_options import StorageOptions
+    from shardtool.storage.remote.store_options import StorageOptions
     from shardtool.values import DatasetLike
 
     Sample = dict[str, Any]

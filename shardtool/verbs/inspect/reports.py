@@ -9,11 +9,11 @@ from shardtool.dataset.expand import expand_datasets
 from shardtool.dataset.find import open_dataset
 from shardtool.errors import InvalidRequest, explaining_missing_cwd
 from shardtool.messages import choose_text
-from shardtool.storage.remote.call_options import with_options
+from shardtool.storage.remote.store_options import with_options
 
 if TYPE_CHECKING:
     from shardtool.dataset.stored import StoredDataset
-    from shardtool.storage.remote.call_options import StorageOptions
+    from shardtool.storage.remote.store_options import StorageOptions
     from shardtool.values import DatasetLike
 
 

@@ -12,7 +12,7 @@ from shardtool.errors import CorruptShard, InvalidRequest
 from shardtool.messages import cli_name
 from shardtool.names import to_output_name
 from shardtool.read.metadata import SelectedShard, selected_shards
-from shardtool.storage.remote.call_options import without_markers
+from shardtool.storage.remote.store_options import without_markers
 from shardtool.storage.target_file import create_target
 from shardtool.verbs.inspect.samples import check_report_path, json_text
 from shardtool.verbs.inspect.summary import is_scalar_type

@@ -14,11 +14,9 @@ from shardtool.errors import AccessRefused, format_list, printable
 from shardtool.fingerprint import crc32c, format_fingerprint
 from shardtool.messages import call_text
 from shardtool.names import to_bytes, to_output_name
-from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, sidecar_name
-from shardtool.shard_names import is_shard_name, parse_numbered_name
+from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, is_shard_name, parse_numbered_name, sidecar_name
 from shardtool.storage import paths
-from shardtool.storage.files import read_small
-from shardtool.storage.lookup import list_folder_names
+from shardtool.storage.files import list_folder_names, read_small
 from shardtool.storage.paths import join
 from shardtool.storage.remote.address import is_url, is_web
 from shardtool.units import pluralize

@@ -13,7 +13,7 @@ from shardtool.dataset.expand import recorded_range
 from shardtool.dataset.find import find_dataset
 from shardtool.dataset.scan import ShardScan, index_text
 from shardtool.dataset.shard_index import part_offsets
-from shardtool.entries.matching import field_ids, match_ids
+from shardtool.entries.sample_table import field_ids, match_ids
 from shardtool.entries.strings import PackedStrings
 from shardtool.errors import InvalidRequest, ShardError, format_list, printable
 from shardtool.messages import option_text
@@ -23,8 +23,13 @@ from shardtool.shard_samples import INLINE, URL
 from shardtool.skipped import has_same_content, is_skipped_key
 from shardtool.source.checksums import inline_checksums, source_checksums
 from shardtool.source.folder import FolderSource
-from shardtool.source.recorded_run import has_appended_sources, recorded_run, table_folders, verify_options_in_errors
-from shardtool.source.recorded_source import RecordedSource
+from shardtool.source.recorded_run import (
+    RecordedSource,
+    has_appended_sources,
+    recorded_run,
+    table_folders,
+    verify_options_in_errors,
+)
 from shardtool.storage.paths import join
 from shardtool.table.keys import find_positions
 from shardtool.units import pluralize

@@ -15,8 +15,7 @@ from shardtool.messages import flag_text, option_text
 from shardtool.names import to_output_name
 from shardtool.pattern import sidecar_name
 from shardtool.storage import paths
-from shardtool.storage.files import read_small
-from shardtool.storage.lookup import plain_sizes
+from shardtool.storage.files import plain_sizes, read_small
 from shardtool.units import format_size, pluralize
 from shardtool.verbs.verify import examine
 from shardtool.verbs.verify.examine import KEY_HASH_BYTES, ShardExamination

@@ -28,7 +28,7 @@ from shardtool.request.dataset_options import VerifyOptions
 from shardtool.request.observer import Notes, Observer
 from shardtool.request.option_values import parse_share
 from shardtool.request.verb_call import accepts_options
-from shardtool.storage.lookup import map_paths, recorded_crc
+from shardtool.storage.files import map_paths, recorded_crc
 from shardtool.units import format_size, pluralize
 from shardtool.verbs.verify import dataset_checks, examine, shard_checks
 from shardtool.verbs.verify.findings import Finding, Findings, Report
@@ -180,7 +180,7 @@ def _check_with_reading(
     findings.take(dataset_checks.check_numbering(subject))
     scans = _examine_shards(subject, numbers, options, observer, pool, contents=contents)
     findings.take(dataset_checks.check_totals(subject, scans))
-    from shardtool.verbs.verify.export_checks import check_exports
+    from shardtool.verbs.verify.reader_checks import check_exports
 
     findings.take(check_exports(subject, pool))
     findings.add(-1, *dataset_checks.check_complete(subject))

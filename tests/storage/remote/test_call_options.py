@@ -14,10 +14,10 @@ import pytest
 
 import shardtool
 from shardtool.errors import AccessRefused, InvalidRequest, ShardError
-from shardtool.storage.remote.call_options import address_with_options
 from shardtool.storage.remote.http import sign_url
 from shardtool.storage.remote.network import web_headers, without_user
 from shardtool.storage.remote.store_access import credentials_kind, environment_for, is_anonymous, store_for
+from shardtool.storage.remote.store_options import address_with_options
 from tests.helpers import read_tree, write_tree
 from tests.servers.bucket import SECRET, Bucket, served
 

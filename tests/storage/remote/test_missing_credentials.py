@@ -8,7 +8,7 @@ import os
 import pytest
 
 from shardtool.errors import AccessRefused
-from shardtool.storage import files, lookup
+from shardtool.storage import files
 
 NOBODY = "http://127.0.0.1:9"
 
@@ -22,7 +22,7 @@ def test_missing_credentials_are_reported(address: str, monkeypatch: pytest.Monk
     for name in ("AWS_METADATA_ENDPOINT", "AZURE_MSI_ENDPOINT", "IDENTITY_ENDPOINT", "SHARDTOOL_ENDPOINT"):
         monkeypatch.setenv(name, NOBODY)  # would be asked for credentials on a cloud machine
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
-    for ask in (lookup.list_folder, files.read_small):
+    for ask in (files.list_folder, files.read_small):
         with pytest.raises(AccessRefused, match="no credentials in the environment"):
             ask(address)
 
@@ -52,5 +52,5 @@ def test_unreadable_credentials_are_reported(
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
     monkeypatch.setenv(variable, value)
     with pytest.raises(AccessRefused, match="cannot be read; expected the credentials") as caught:
-        lookup.list_folder(address)
+        files.list_folder(address)
     assert "secret" not in str(caught.value)

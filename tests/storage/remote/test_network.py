@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardtool.errors import AccessRefused, InvalidRequest, ShardError, StoreFailed
-from shardtool.storage.files import read_small
-from shardtool.storage.lookup import list_folder
+from shardtool.storage.files import list_folder, read_small
 from shardtool.storage.remote import network
 from shardtool.storage.remote.buckets import put_object
 from shardtool.storage.remote.retry import SLICE_S

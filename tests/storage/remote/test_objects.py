@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardtool.errors import AccessRefused, StoreFailed
-from shardtool.storage import files, lookup
+from shardtool.storage import files
 from shardtool.storage.files import ReadAheadStream, RemoteFile
 from shardtool.storage.remote import retry
 from shardtool.storage.remote.objects import RemoteObject, read_ranges
@@ -73,7 +73,7 @@ def test_small_files_are_one_request(object_at: str, proxy: FaultyProxy) -> None
     proxy.set()
     with pytest.raises(OSError, match="too large"):
         files.read_small(object_at, 1_000_000)
-    assert lookup.plain_size(f"{object_at}x") is None
+    assert files.plain_size(f"{object_at}x") is None
     with pytest.raises(FileNotFoundError):
         files.read_tail(f"{object_at}x", 10)
 

@@ -13,8 +13,8 @@ import pytest
 from shardtool import CreateOptions, ReshardOptions, copy, create, inspect, reshard, verify
 from shardtool.errors import AccessRefused, InvalidRequest
 from shardtool.storage.files import read_small
-from shardtool.storage.remote.call_options import HEADERS_VARIABLE
 from shardtool.storage.remote.network import use_headers
+from shardtool.storage.remote.store_options import HEADERS_VARIABLE
 from tests.helpers import read_tree, write_tree
 
 if TYPE_CHECKING:

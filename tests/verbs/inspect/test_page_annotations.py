@@ -16,8 +16,8 @@ from PIL import Image
 
 from shardtool import CreateOptions, create
 from shardtool.verbs.inspect.page.boxes import Outline, find_outlines
-from shardtool.verbs.inspect.page.conversation import find_turns
 from shardtool.verbs.inspect.page.media import wav_peaks
+from shardtool.verbs.inspect.page.samples import find_turns
 from tests.verbs.inspect.made import image, sound, write_shard
 from tests.verbs.inspect.test_page import read_page
 

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from shardtool.dataclass import dataclass
 from shardtool.names import to_output_name
-from shardtool.storage.lookup import stat_file
+from shardtool.storage.files import stat_file
 from shardtool.storage.paths import base_name
 from shardtool.units import pluralize
 from shardtool.verbs.inspect.page.choose import ChosenSamples

@@ -1,1 +1,0 @@
-"""Compare a dataset with another dataset or with its source."""
