@@ -138,8 +138,8 @@ def create(names: tuple[str, ...], make_options: Callable[[], CreateOptions], ru
 
     \b
       out-{000000..}.tar        as many shards as --max-size requires (1 GB per shard by default)
-      out-<000000..000999>.tar  exactly 1,000 equally filled shards; with a size limit or fewer
-                                samples, at most 1,000; --shards N creates N with any pattern
+      out-<000000..000999>.tar  exactly 1,000 equally filled shards; at most 1,000 with a size
+                                limit or fewer samples
       out-%06d.tar              the same as out-{000000..}.tar
 
     Each shard gets a sidecar, out-000000.index (Parquet). The dataset file out.json lists all shards. It is written

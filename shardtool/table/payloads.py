@@ -52,7 +52,7 @@ def check_field_values(
     dtype = _dtype_of(kind) if ending == "npy" else None
     if ending in BINARY_ENDINGS and dtype is None:
         text_ending = "json" if pa.types.is_nested(kind) else "txt"
-        expected = f"a text format: {ending} is a binary format"
+        expected = f"a text format, because {ending} is a binary format"
         expected = "lists of numbers of equal length" if ending == "npy" else expected
         remedy = f"Use another field: {option_text('field', {text_ending: name})}."
         found = f"column {name!r} (field {field}) holds {kind}"
