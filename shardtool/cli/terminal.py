@@ -148,6 +148,9 @@ class FetchEstimate:
 
 # tqdm's format without the remaining time, which `FetchEstimate` computes.
 _FETCH_BAR_FORMAT = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}, {rate_fmt}{postfix}]"
+# A server that fails so often, or that requires such a wait, is reported even without -v.
+_REPORTED_ATTEMPTS, _REPORTED_WAIT_S = 7, 10.0
+_RETRY_NOTE_INTERVAL_S = 60.0
 
 
 class Terminal(Observer):
@@ -167,6 +170,7 @@ class Terminal(Observer):
         self._bar: Any = None
         self._shards = (0, 0)
         self._fetched: FetchEstimate | None = None
+        self._next_retry_note_s = 0.0
         set_listener(self._receive_event)
 
     def note(self, text: str) -> None:
@@ -191,7 +195,7 @@ class Terminal(Observer):
         if isinstance(event, RequestRetry) and LOG.is_enabled:
             LOG.write("retry", **event._asdict())
         elif isinstance(event, RequestRetry):
-            self.log(f"retry: {event}")
+            self._report_retry(event)
         elif isinstance(event, FetchProgress) and self._fetched is not None:
             self._fetched.reports[event.worker] = time.monotonic(), event
             self.advance(0, 0, 0)
@@ -199,6 +203,14 @@ class Terminal(Observer):
             self._plain.stall = time.monotonic(), event.text
         elif isinstance(event, Notice):
             self.note(event.text)
+
+    def _report_retry(self, event: RequestRetry) -> None:
+        is_long_wait = event.wait_s >= _REPORTED_WAIT_S and self._fetched is None  # downloads wait for their own hosts
+        if self._verbose:
+            self.log(f"retry: {event}")
+        elif (event.attempts >= _REPORTED_ATTEMPTS or is_long_wait) and time.monotonic() >= self._next_retry_note_s:
+            self._next_retry_note_s = time.monotonic() + _RETRY_NOTE_INTERVAL_S
+            self.note(str(event))
 
     def listed(self, samples: int) -> None:
         if self._bar is None:

@@ -80,6 +80,21 @@ def test_earlier_retries_are_not_counted() -> None:
         assert _new_lines(err)[-1] == "progress: listing: 5 samples, 2 retries"
 
 
+def test_a_server_that_keeps_failing_is_named() -> None:
+    """Without -v, one note names a server after several failed attempts, or if it requires a long wait."""
+    few, many, long = (
+        RequestRetry("s3://b/k", "busy", attempts, wait_s) for attempts, wait_s in ((1, 2), (7, 2), (1, 60))
+    )
+    for events, notes in (([few, few], 0), ([few, many, many], 1), ([long, many], 1)):
+        with redirect_stderr(StringIO()) as err, closing(Terminal(quiet=False, verbose=False)):
+            for event in events:
+                emit(event)
+        assert err.getvalue().count("note: s3://b/k: busy; retrying in ") == notes
+    with redirect_stderr(StringIO()) as err, closing(Terminal(quiet=False, verbose=True)):
+        emit(many)
+    assert err.getvalue() == "retry: s3://b/k: busy; retrying in 2.0 s\n"
+
+
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize(("quiet", "progress"), [(True, "plain"), (False, "auto")])
 def test_no_lines_without_the_option(quiet: bool, progress: str) -> None:  # noqa: FBT001 - a parameter of the test
