@@ -65,7 +65,6 @@ class PlainError(Exception):
     exit_code: ClassVar[int] = 1
 
     def __init__(self, where: str, found: str = "", *, expected: str = "", remedy: str = "", detail: str = "") -> None:
-        super().__init__(where, found)
         if not found and (fields := _EMBEDDED_FIELDS.findall(where)):
             import json
 
@@ -78,6 +77,7 @@ class PlainError(Exception):
         self.expected = redact_secrets(printable(expected))
         self.remedy = redact_secrets(printable(remedy))
         self.detail = "\n".join(redact_secrets(printable(line)) for line in detail.splitlines())
+        super().__init__(self.where, self.found)  # for `repr`, without secrets
 
     def __str__(self) -> str:
         text = f"{self.where or repr('')}: {self.found}"
@@ -139,7 +139,7 @@ class CorruptShard(ShardError):
         self, where: str, found: str = "", *, offset: int | None = None, expected: str = "", remedy: str = ""
     ) -> None:
         shown = found if offset is None else f"at {offset:,}: {found}"
-        self.offset, self.problem = offset, printable(found)
+        self.offset, self.problem = offset, redact_secrets(printable(found))
         super().__init__(where, shown, expected=expected, remedy=remedy)
 
 

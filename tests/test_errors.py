@@ -122,3 +122,12 @@ def test_repeated_names_are_listed_once() -> None:
     assert format_list(["x"] * 22) == "x (22 times)"
     assert format_list(["a", "b", "a", "c"], 2) == "a (2 times), b and 1 more"
     assert format_list(["a", "a"], total=9) == "a (2 times) and 7 more"
+
+
+@pytest.mark.parametrize("kind", [errors.InvalidRequest, errors.CorruptShard, errors.StoreFailed])
+def test_repr_has_no_secrets(kind: type[ShardError]) -> None:
+    """The representation of an error, which programs log, contains no password and no query of a URL."""
+    error = kind("https://u:secret@h/x.tar?token=secret", "read https://u:secret@h/y.tar?token=secret")
+    assert "https://h/x.tar?..." in repr(error)
+    for text in (repr(error), str(vars(error)), repr(pickle.loads(pickle.dumps(error)))):  # noqa: S301
+        assert "secret" not in text
