@@ -145,7 +145,8 @@ def open_catalog(dataset: DatasetLike) -> Catalog:
         raise InvalidRequest(str(dataset), "no dataset")
     for opened in datasets:
         if opened.unlisted:
-            logger.warning("%s does not list %s: ignored.", opened.dataset_file, format_list(sorted(opened.unlisted)))
+            where, unlisted = redact_secrets(opened.dataset_file or ""), format_list(sorted(opened.unlisted))
+            logger.warning("%s does not list %s: ignored.", where, unlisted)
     return join_catalogs([_catalog_of(opened) for opened in map(_with_absolute_paths, datasets)])
 
 

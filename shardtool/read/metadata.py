@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from shardtool.dataset.shard_index import ShardIndex, part_offsets
 from shardtool.dataset.sidecar_schema import SCHEMA_WITHOUT_CRC, SIDECAR_SCHEMA, with_shard_column
 from shardtool.entries.arrow import number_array, string_array, text_scalar, to_python_values
-from shardtool.errors import CorruptShard, InvalidRequest, format_list, printable
+from shardtool.errors import CorruptShard, InvalidRequest, format_list, printable, redact_secrets
 from shardtool.messages import option_text, recreate_hint
 from shardtool.read.catalog import logger
 from shardtool.select.query import match_rows
@@ -169,7 +169,8 @@ def read_index(catalog: Catalog, number: int, *, metadata: bool = False) -> Shar
     if index.scan is not None and (dataset.listed or index.damage is not None):
         problem = "missing" if index.damage is None else index.damage.found
         nulls = "; all its metadata is null" * metadata
-        logger.warning("%s: %s. The shard was scanned instead%s. %s", shard.sidecar, problem, nulls, recreate_hint())
+        where = redact_secrets(shard.sidecar)
+        logger.warning("%s: %s. The shard was scanned instead%s. %s", where, problem, nulls, recreate_hint())
     return index
 
 

@@ -59,6 +59,15 @@ def _harmless(proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry, "DEFAULT_POLICY", retry.RetryPolicy(first_wait_s=0.01, max_total_s=0.5))
 
 
+def test_warnings_have_no_secrets(tar: tuple[Made, str], proxy: FaultyProxy, caplog: pytest.LogCaptureFixture) -> None:
+    """A warning about a missing sidecar contains no password and no query of the dataset's address."""
+    proxy.set(Fault("status", path=r"\.index", times=None, status=404))
+    with caplog.at_level("WARNING", "shardtool"):
+        assert open_data(f"{tar[1].replace('//', '//u:secret@')}?token=secret")[0] == tar[0].open()[0]
+    assert "missing. The shard was scanned instead" in caplog.text
+    assert "secret" not in caplog.text
+
+
 @pytest.mark.slow
 def test_samples_equal_local_ones(made: tuple[Made, str]) -> None:
     """In streams, batches and single reads, in the same order, with all options."""

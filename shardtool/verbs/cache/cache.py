@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from shardtool.dataset.sidecar_schema import ShardFacts
 from shardtool.dataset.sidecar_write import encode_sidecar
 from shardtool.entries.record_sizes import MAX_SAMPLE_BYTES, TRAILER_SIZE
-from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, format_list, os_error_text, printable
+from shardtool.errors import (
+    CorruptShard,
+    InvalidRequest,
+    OutputFailed,
+    format_list,
+    os_error_text,
+    printable,
+    redact_secrets,
+)
 from shardtool.messages import option_text
 from shardtool.plan.shard_bounds import NO_LIMIT
 from shardtool.publish.publication import Publication
@@ -392,7 +400,7 @@ class Cache:
         if kind in self._noted:
             return
         self._noted.add(kind)
-        note = printable(f"cache {self.folder}: {text}")
+        note = redact_secrets(printable(f"cache {self.folder}: {text}"))
         if self._observer is not None:
             self._observer.note(note)
         else:
