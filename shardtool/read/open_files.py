@@ -10,6 +10,7 @@ import os
 import resource
 from functools import reduce
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from shardtool.read.options import CachedShard, CopyingCache, ShardCache
 from shardtool.storage import remote
 from shardtool.storage.files import open_plain
 from shardtool.storage.remote.address import is_url
+from shardtool.storage.shared_blocks import ForkLock
 from shardtool.values import BLOCK_BYTES
 
 if TYPE_CHECKING:
@@ -37,7 +39,8 @@ _ADVICE_BYTES = 2**17  # some systems read ahead at most this many bytes per cal
 _ADVICE_BLOCK_BYTES = 2**20  # skip a block if its last byte is cached, because posix_fadvise takes 1 us per 64 KB
 _pread = os.pread
 _MAX_OPEN_SHARDS = 256
-_DESCRIPTORS_PER_SHARD = 4  # use at most a quarter of the file descriptors
+_DESCRIPTORS_PER_SHARD = 4  # a dataset uses at most a quarter of the file descriptors
+_DESCRIPTORS_PER_SHARD_OF_ALL = 3  # all datasets of a process together use at most a third
 
 
 class OpenFile:
@@ -168,12 +171,33 @@ class OpenFiles(LruCache[str, OpenFile]):
     """The open shards of a catalog."""
 
     def __init__(self, cache: ShardCache | None, on_release: Callable[[], None] = lambda: None) -> None:
-        super().__init__(_max_open_shards(), on_release=on_release)
+        super().__init__(_max_open_shards(_DESCRIPTORS_PER_SHARD, _MAX_OPEN_SHARDS), on_release=on_release)
         self._cache, self._renewed = cache, set[str]()
+        with _all_files_lock:
+            _all_files.add(self)
+
+    def __len__(self) -> int:
+        return len(self._kept)
 
     def open(self, shard: StoredShard, size: int | None = None) -> OpenFile:
         """Return an open shard. `size` is the expected size, if known."""
-        return self.get(shard.path, lambda: OpenFile(shard, self._cache, size))
+        return self.get(shard.path, lambda: self._open(shard, size))
+
+    def _open(self, shard: StoredShard, size: int | None) -> OpenFile:
+        with _all_files_lock:
+            all_files = [*_all_files]
+        excess = sum(map(len, all_files)) + 1 - _max_open_shards(_DESCRIPTORS_PER_SHARD_OF_ALL)
+        if excess > 0:
+            max(all_files, key=len).close_oldest(excess)
+        return OpenFile(shard, self._cache, size)
+
+    def close_oldest(self, count: int) -> None:
+        """Close the shards that were not used for the longest time, but keep one."""
+        with self._lock:
+            for _ in range(min(count, len(self._kept) - 1)):
+                self._kept.popitem(last=False)
+                self._used -= 1
+            self._on_release()
 
     def renew(self, shard: StoredShard, file: OpenFile) -> bool:
         """Delete a damaged copy from the cache, and return whether to open the shard again.
@@ -195,8 +219,10 @@ class OpenFiles(LruCache[str, OpenFile]):
             return True
 
 
-def _max_open_shards() -> int:
+_all_files = WeakSet[OpenFiles]()
+_all_files_lock = ForkLock()
+
+
+def _max_open_shards(descriptors_per_shard: int, maximum: int = 2**20) -> int:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if limit == resource.RLIM_INFINITY:
-        return _MAX_OPEN_SHARDS
-    return max(1, min(_MAX_OPEN_SHARDS, limit // _DESCRIPTORS_PER_SHARD))
+    return maximum if limit == resource.RLIM_INFINITY else max(1, min(maximum, limit // descriptors_per_shard))

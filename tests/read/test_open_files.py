@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from shardtool import ShardWriter, mix
 from shardtool.dataset.stored import StoredShard
 from shardtool.errors import CorruptShard, OutputFailed
 from shardtool.read.dataset import open as open_data
@@ -48,6 +49,25 @@ def test_descriptors_are_bounded(tmp_path: Path) -> None:
         assert _open_in(tmp_path) == max_open
         del opened
         assert _open_in(tmp_path) == 0
+
+
+def test_descriptors_of_many_datasets_are_bounded(tmp_path: Path) -> None:
+    """Several datasets of a process share the descriptors, so that a mix can be read with a low limit."""
+    for name in "abcd":
+        with ShardWriter(tmp_path / name / "x-{00..}.tar", max_count=1) as writer:
+            for number in range(40):
+                writer.write({"__key__": f"{number}", "txt": name})
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    low = len(os.listdir("/proc/self/fd")) + 60
+    resource.setrlimit(resource.RLIMIT_NOFILE, (low, limits[1]))
+    try:
+        datasets = [open_data(tmp_path / name) for name in "abcd"]
+        for mixed in (mix(datasets), mix([dataset[::-1] for dataset in datasets])):
+            assert sum(1 for _ in mixed.stream()) == 160
+            assert _open_in(tmp_path) <= low // 3
+        assert [len([*dataset]) for dataset in datasets] == [40] * 4
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_a_shard_stays_open_while_it_is_read(tmp_path: Path) -> None:
