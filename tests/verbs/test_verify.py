@@ -644,6 +644,15 @@ def test_repair_of_the_dataset_file(dataset: Path) -> None:
     assert _verify(dataset, repair=True).sound
 
 
+def test_repair_of_a_dataset_file_without_shards(dataset: Path) -> None:
+    """A damaged dataset file that lists no shards cannot be rebuilt. The report names the commands that recreate it."""
+    document = {"__kind__": "wids-shard-index-v1", "shardlist": [{}], "shardtool": {"format_version": 1}}
+    (dataset / "out.json").write_text(json.dumps(document))
+    report = _verify(dataset / "out.json", repair=True)
+    assert (report.counts, report.repaired) == ({"dataset-file-damaged": 1}, ())
+    assert "it lists no shards" in "".join(report.unchecked)
+
+
 def test_repair_from_the_source(packed: Path, dataset: Path, ending: str) -> None:
     """Damaged and missing shards and sidecars are made again, to the bytes that they had."""
     expected = {path.name: path.read_bytes() for path in dataset.iterdir()}

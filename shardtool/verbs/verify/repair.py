@@ -21,7 +21,7 @@ from shardtool.dataset.find import find_dataset
 from shardtool.errors import InvalidRequest, OutputFailed, ShardError, format_list, printable
 from shardtool.fingerprint import crc32c
 from shardtool.format.tfrecord_write import encode_number
-from shardtool.messages import flag_text, option_text
+from shardtool.messages import flag_text, option_text, recreate_hint
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern
 from shardtool.publish.publication import Publication
 from shardtool.request.create_options import CreateOptions
@@ -204,6 +204,9 @@ class Repair:
 
     def _rebuild_dataset_file(self) -> None:
         unverified = [case.name for case in self.subject.cases if not case.is_verified]
+        if not self.subject.cases:
+            self._add_unresolved(f"the dataset file: it lists no shards. {recreate_hint()}")
+            return
         if unverified or self.codes & (SHARD_CODES | SIDECAR_CODES | DATASET_CODES):
             reason = f"{format_list(unverified, 3)} is not verified" if unverified else "there are other findings"
             if "dataset-incomplete" in self.codes:
