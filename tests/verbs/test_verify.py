@@ -653,6 +653,16 @@ def test_repair_of_a_dataset_file_without_shards(dataset: Path) -> None:
     assert "it lists no shards" in "".join(report.unchecked)
 
 
+def test_repair_keeps_a_dataset_file_that_lost_shards(dataset: Path) -> None:
+    """A damaged dataset file is not rebuilt from the shards that it still lists if the folder contains more shards."""
+    document = json.loads((dataset / "out.json").read_text())
+    del document["shardlist"][-1]
+    (dataset / "out.json").write_text(damaged := json.dumps(document, indent=2))
+    report = _verify(dataset / "out.json", repair=True)
+    assert (report.sound, report.repaired, (dataset / "out.json").read_text()) == (False, (), damaged)
+    assert "it does not list out-" in "".join(report.unchecked)
+
+
 def test_repair_from_the_source(packed: Path, dataset: Path, ending: str) -> None:
     """Damaged and missing shards and sidecars are made again, to the bytes that they had."""
     expected = {path.name: path.read_bytes() for path in dataset.iterdir()}

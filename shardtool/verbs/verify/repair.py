@@ -22,7 +22,7 @@ from shardtool.errors import InvalidRequest, OutputFailed, ShardError, format_li
 from shardtool.fingerprint import crc32c
 from shardtool.format.tfrecord_write import encode_number
 from shardtool.messages import flag_text, option_text, recreate_hint
-from shardtool.pattern import DATASET_SUFFIX, parse_pattern
+from shardtool.pattern import DATASET_SUFFIX, is_shard_name, parse_pattern
 from shardtool.publish.publication import Publication
 from shardtool.request.create_options import CreateOptions
 from shardtool.request.dataset_options import IndexOptions, VerifyOptions
@@ -221,6 +221,10 @@ class Repair:
             return
         try:
             overwrite, dots = "dataset-file-damaged" in self.codes, self.subject.dataset.shards[0].dots
+            if unlisted := self._find_unlisted_shards():
+                remedy = f"Move them away, or run `shardtool index` on all shards with {flag_text('overwrite')}"
+                self._add_unresolved(f"the dataset file: it does not list {format_list(unlisted, 3)}. {remedy}")
+                return
             options = self.options.pick(IndexOptions, checksum=True, dots=dots, overwrite=overwrite)
             result = index_shards(dataset, options, Observer())
         except ShardError as error:
@@ -228,6 +232,14 @@ class Repair:
             return
         lost = "recorded options, skipped samples and class names are lost"
         self.done.append(f"{result.dataset_file}: rebuilt from shards and sidecars; {lost}")
+
+    def _find_unlisted_shards(self) -> list[str]:
+        # The damaged dataset file may have lost shards, which would then be missing in the new one.
+        paths = self.subject.dataset.paths
+        pattern, listed = parse_pattern([*paths]), {*map(base_name, paths)}
+        return [
+            name for name in self.folder.names() if pattern.owns(name) and is_shard_name(name) and name not in listed
+        ]
 
     def _recreate_shards(self, file: DatasetFile) -> None:
         from shardtool.pack.pack_dataset import pack_dataset
