@@ -222,7 +222,7 @@ def parse_shard_names(data: bytes) -> list[str] | None:
         return None
     if (names := _parse_urls(data)) is None:
         return [name.decode("utf-8", "replace") for name in _URL.findall(data)]
-    return [str(name).encode("utf-8", "replace").decode() for name in names]
+    return [name.encode("utf-8", "replace").decode() for name in names if isinstance(name, str)]
 
 
 def _parse_urls(data: bytes) -> list[Any] | None:

@@ -663,6 +663,16 @@ def test_repair_keeps_a_dataset_file_that_lost_shards(dataset: Path) -> None:
     assert "it does not list out-" in "".join(report.unchecked)
 
 
+def test_shard_names_that_are_no_strings_are_damage(packed: Path, dataset: Path) -> None:
+    """A number in place of a shard name is a finding about the dataset file, not a shard of this name."""
+    document = json.loads((dataset / "out.json").read_text())
+    document["shardlist"][1]["url"] = 1e308
+    (dataset / "out.json").write_text(json.dumps(document, indent=2))
+    report = _verify(dataset, repair=True, source=packed / "source")
+    assert report.counts["dataset-file-damaged"] == 1
+    assert not [finding for finding in report.findings if "1e+308" in finding.file]
+
+
 def test_repair_from_the_source(packed: Path, dataset: Path, ending: str) -> None:
     """Damaged and missing shards and sidecars are made again, to the bytes that they had."""
     expected = {path.name: path.read_bytes() for path in dataset.iterdir()}
