@@ -41,6 +41,7 @@ from shardtool.request.verb_call import accepts_options
 from shardtool.storage.files import file_info
 from shardtool.storage.staging import Folder, named_local_folder
 from shardtool.storage.tree import ExistingFile, FolderTree, are_safe_paths, path_problem
+from shardtool.values import chunk_slices
 from shardtool.write.task import ShardTask
 from shardtool.write.unpack import UnpackTask, unpack_samples
 
@@ -173,16 +174,19 @@ def _labels_from_folders(dataset: StoredDataset) -> bool:
 
 
 def _file_paths(entries: SampleTable, *, by_key: bool) -> PackedStrings:
+    import numpy as np
+
     from shardtool.entries.strings import PackedStrings
-    from shardtool.select.field_rows import list_source_paths
 
     metadata = entries.metadata
     if not by_key and metadata is not None and _PATHS_COLUMN in metadata.column_names:
         recorded_paths = [name.encode() for paths in metadata.column(_PATHS_COLUMN).to_pylist() for name in paths or ()]
         if len(recorded_paths) == len(entries.rows.code):  # true if all datasets record paths
             return PackedStrings.of(map(unquote_to_bytes, recorded_paths))
-    plain = replace(entries, fields=tuple(name.replace("/", ".") for name in entries.fields))
-    return PackedStrings.parse(list_source_paths(plain).span(0, len(entries.rows.code)))
+    fields = tuple(name.replace("/", ".") for name in entries.fields)
+    by_keys = replace(entries, fields=fields, rows=replace(entries.rows, paths=None))
+    chunks = (by_keys.paths(np.arange(chunk.start, chunk.stop)) for chunk in chunk_slices(len(entries.rows.code)))
+    return PackedStrings.parse(b"".join(b"\0".join(chunk) + b"\0" for chunk in chunks))
 
 
 def check_file_names(names: PackedStrings, *, folded: bool = False) -> None:

@@ -93,6 +93,16 @@ def test_samples_and_fields_can_be_selected(tmp_path: Path) -> None:
     assert not (tmp_path / "c").exists()
 
 
+def test_numbers_become_text_files(tmp_path: Path, ending: str) -> None:
+    """Integer and float fields, which TFRecords store as numbers, are extracted as text, also under new names."""
+    (tmp_path / "t.csv").write_text("key,label,score\na,1,0.5\nb,2,1.5\n")
+    create(tmp_path / "t.csv", tmp_path / f"o-{{0..}}.{ending}", field=("cls=label", "score=score"), meta="none")
+    extract(tmp_path / "o.json", tmp_path / "x")
+    assert _files(tmp_path / "x") == {"a.cls": b"1", "a.score": b"0.5", "b.cls": b"2", "b.score": b"1.5"}
+    extract(tmp_path / "o.json", tmp_path / "y", fields="points=score,-cls")
+    assert _files(tmp_path / "y") == {"a.points": b"0.5", "b.points": b"1.5"}
+
+
 def test_tables_restore_metadata(tmp_path: Path) -> None:
     """One table is a manifest of the same samples; joining the other restores the metadata."""
     before = create(PHOTOS, tmp_path / "o-{0..}.tar", columns_from=["json"], label_from_folder=True)
