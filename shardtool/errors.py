@@ -1,8 +1,6 @@
 """All errors that users can see.
 
-Every error has four parts, which `--json` prints: location, what was found, what was expected, and what to do. A worker
-of a PyTorch `DataLoader` sends only the message of an error to the main process. `PlainError.embed_in_text` therefore
-adds the parts to the message.
+Every error has four parts, which `--json` prints: location, what was found, what was expected, and what to do.
 """
 
 from __future__ import annotations
@@ -91,7 +89,10 @@ class PlainError(Exception):
         return _rebuild_error, (type(self), vars(self))
 
     def embed_in_text(self) -> None:
-        """Append the attributes to the message as JSON. The constructor can restore the error from this JSON."""
+        """Append the attributes to the message as JSON, from which the constructor restores the error.
+
+        A worker of a PyTorch `DataLoader` sends only the message of an error to the main process.
+        """
         import json
 
         self.detail = "\n".join([*filter(None, [self.detail]), f"shardtool-error: {json.dumps(vars(self))}"])
@@ -168,7 +169,7 @@ class StoreFailed(ShardError):
     """A store or server cannot be reached or keeps failing, or this machine cannot read a file.
 
     Attributes:
-        affects_one_file: Whether only one file cannot be read, and other files may be readable.
+        affects_one_file: Whether other files may be readable.
         is_process_limit: Whether this process has too many open files or too little memory.
     """
 
@@ -199,10 +200,7 @@ class OutOfMemory(ShardError):
 
 
 class Bug(PlainError):
-    """An unexpected exception, which is reported as a bug in shardtool.
-
-    This class is not a `ShardError`, because handlers of `ShardError` must not catch bugs.
-    """
+    """An unexpected exception, reported as a bug. Handlers of `ShardError` must not catch this class."""
 
     code = "bug"
     exit_code = 1
@@ -257,7 +255,7 @@ def raising_machine_errors(where: str) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether memory ran out. Python and pyarrow report this with several exception classes."""
+    """Return whether memory ran out, which Python and pyarrow report with several classes."""
     if isinstance(error, ImportError):
         return any(text in str(error).lower() for text in _LOADER_MEMORY_ERRORS)
     if isinstance(error, RuntimeError):

@@ -74,5 +74,5 @@ def sum_fingerprints(texts: Iterable[str]) -> int | None:
 
 
 def format_fingerprint(total: int | None) -> str:
-    """Return a fingerprint as written in the dataset file, or an empty string if the fingerprint is unknown."""
+    """Return a fingerprint as written in the dataset file, or "" if unknown."""
     return "" if total is None else f"b2:{total % _MODULUS:0{2 * DIGEST_SIZE}x}"

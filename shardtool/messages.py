@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from shlex import quote
 
-# `options_class` adds command-line names that differ from Python names, options whose value is one word with commas,
-# and options that are written inside the value of another option, such as `fetch timeout={}`.
+# `options_class` adds options whose command-line form differs: other names, values with commas, and keys of other
+# options, such as `fetch timeout={}`.
 CLI_NAMES: dict[str, str] = {}
 COMMA_OPTIONS: set[str] = set()
 PARENT_FORMS: dict[str, str] = {}
@@ -31,12 +31,12 @@ def use_cli_names() -> Iterator[None]:
 
 
 def uses_cli_names() -> bool:
-    """Return whether messages use command-line names. Worker processes get this setting from their parent."""
+    """Return whether messages use command-line names."""
     return _cli_names_in_use
 
 
 def set_cli_names(*, command_line: bool) -> None:
-    """Set whether messages use command-line names or Python names."""
+    """Set whether messages use command-line names."""
     global _cli_names_in_use  # noqa: PLW0603 - one setting per process
     _cli_names_in_use = command_line
 

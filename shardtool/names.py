@@ -56,7 +56,7 @@ def is_utf8(name: bytes) -> bool:
 
 
 def name_problem(name: bytes) -> str:
-    """Return why a key or field name is invalid, or an empty string if the name is valid.
+    """Return why a key or field name is invalid, or "".
 
     Control characters are invalid because terminals, line-based indexes and extraction would change them.
     """
@@ -75,7 +75,7 @@ def has_parent_part(name: bytes) -> bool:
 
 
 def field_problem(name: bytes) -> str:
-    """Return why a field name is invalid, or an empty string if the name is valid."""
+    """Return why a field name is invalid, or ""."""
     return "a reserved name" if name in RESERVED_NAMES else name_problem(name)
 
 
@@ -102,7 +102,7 @@ def to_output_name(name: str) -> str:
 
 
 def to_local_name(name: str) -> str:
-    """Convert the text that `to_output_name` returned back to a local file name."""
+    """Convert a result of `to_output_name` back to a local file name."""
     return os.fsdecode(to_bytes(name))
 
 
@@ -115,7 +115,7 @@ def split_name(name: bytes, dots: Dots) -> tuple[bytes, bytes] | None:
     """Split a file name without folder into (stem, field). Return None if the stem or the field would be empty.
 
     With `dots="first"`, which is WebDataset's rule, the stem ends at the first dot. With `last`, the stem ends at the
-    last dot. A leading dot belongs to the stem. For example, `.a.jpg` has the stem `.a` and the field `jpg`.
+    last dot. A leading dot belongs to the stem.
 
     Source: webdataset/webdataset, `webdataset/tariterators.py`, `base_plus_ext`.
     """

@@ -31,10 +31,7 @@ _NUMBERED_NAME = re.compile(r"(?<!\d)(\d{1,18})(-of-(\d{1,18}))$", re.ASCII)
 
 
 class ShardName(NamedTuple):
-    """Format and compression of a shard.
-
-    `compression` is `gzip`, `bz2`, `xz` or `zstd`, or empty if the shard is not compressed.
-    """
+    """Format and compression of a shard. `compression` is `gzip`, `bz2`, `xz`, `zstd` or empty."""
 
     format: str
     compression: str = ""
@@ -63,28 +60,25 @@ def is_compressed_name(name: str) -> bool:
 
 
 def parse_format(shard: str) -> str:
-    """Return `tar` or `tfrecord`, or an empty string if the name has no known extension."""
+    """Return `tar` or `tfrecord`, or "" if the extension is unknown."""
     parsed = parse_shard_name(shard)
     return parsed.format if parsed else ""
 
 
 def file_ending(name: str) -> str:
-    """Return the extension of a file name with its dot, or an empty string if there is no extension."""
+    """Return the extension of a file name with its dot, or ""."""
     match = _FILE_ENDING.search(name)
     return match[0] if match else ""
 
 
 def find_count_suffix(name: str) -> str:
-    """Return the suffix `-of-01024` of a TensorFlow name such as `train-00003-of-01024`, or "" for other names."""
+    """Return the suffix `-of-01024` of a TensorFlow name such as `train-00003-of-01024`, or ""."""
     match = _NUMBERED_NAME.search(name)
     return match[2] if match else ""
 
 
 def parse_numbered_name(name: str) -> tuple[str, int, int, int] | None:
-    """Return prefix, number, number of digits and number of files of a TensorFlow name such as `train-00003-of-01024`.
-
-    Return None for other names.
-    """
+    """Return prefix, number, digit count and file count of a TensorFlow name such as `train-00003-of-01024`."""
     match = _NUMBERED_NAME.search(name)
     return (name[: match.start()], int(match[1]), len(match[1]), int(match[3])) if match else None
 
@@ -159,8 +153,8 @@ class ShardPattern:
     def closed_pattern(self, count: int) -> str:
         """Return the pattern of the first `count` shards, for example `out/x-{000000..000041}.tar`.
 
-        If the names are not numbered consecutively, return "". If a number is longer than `width`, also return "",
-        because shells would then pad the shorter numbers.
+        Return "" if the names are not numbered consecutively, or if a number is longer than `width`, because shells
+        would then pad the shorter numbers.
         """
         if count == 1:
             return os.path.join(self.folder, self.shard(0))
@@ -201,17 +195,17 @@ class ShardPattern:
 
 
 def sidecar_name(shard: str) -> str:
-    """Return the name of a shard's sidecar. The sidecar of `out-000000.tar` is `out-000000.index`."""
+    """Return the name of a shard's sidecar, such as `out-000000.index`."""
     return shard.removesuffix(file_ending(shard)) + SIDECAR_SUFFIX
 
 
 def replacement_plan_name(base: str) -> str:
-    """Return the name of the file with which the next run finishes an interrupted replacement of shards."""
+    """Return the name of the plan that the next run needs to finish an interrupted replacement of shards."""
     return f".{base}.replacing"
 
 
 def old_list_name(base: str) -> str:
-    """Return the name under which `copy` keeps the old dataset file until it has deleted the old shards."""
+    """Return the name of the old dataset file while `copy` deletes the old shards."""
     return f".{base}.replaced"
 
 
@@ -252,10 +246,7 @@ def _check_pattern_text(text: str) -> None:
 
 
 def check_writable(pattern: ShardPattern) -> None:
-    """Raise InvalidRequest for names that can be read but not written: compressed shards, TensorFlow's names, `.TAR`.
-
-    A range in brackets is also an error, because the user meant braces.
-    """
+    """Raise InvalidRequest for names that can be read but not written, and for ranges in brackets instead of braces."""
     name = pattern.shard(0)
     if pattern.names is not None and (range_ := _BRACKET_RANGE.search(name)):
         corrected = f"{name[: range_.start()]}{{{range_[1]}..{range_[2]}}}{name[range_.end() :]}"
@@ -278,7 +269,7 @@ def _parse_range(folder: str, name: str, ranges: list[re.Match[str]]) -> ShardPa
     match = ranges[0]
     prefix, suffix = name[: match.start()], name[match.end() :]
     if extra := _UNPARSED_RANGE.search(prefix) or _UNPARSED_RANGE.search(suffix):
-        where = os.path.join(folder, name)  # with the server, because errors remove the query only from a complete URL
+        where = os.path.join(folder, name)  # a complete URL, because errors redact no partial URLs
         found = f"a range and {extra[0]!r}" if extra[0] in "*?" else "more than one range"
         raise InvalidRequest(where, found, expected="one range, in the file name")
     start, last = match[1] or match[3], match[2] or match[4]

@@ -75,9 +75,9 @@ class ShardSpans(NamedTuple):
         file_codes: uint32 per field, index into `files`.
         offsets: int64 per field, in bytes.
         crcs: int64 per field, expected CRC-32C of the payload, or -1 if unknown. Empty if all are unknown.
-        runs: uint32, end (exclusive) of each range of fields that one call reads, because their payloads are as far
-            apart in the file as in a tar shard.
-        regions: int64, ascending start and exclusive end offsets of regions of the first file that are read as a whole.
+        runs: uint32, exclusive end of each range of fields that one call reads. The payloads of a range have the same
+            distances in the file as in a tar shard.
+        regions: int64, start and exclusive end of each region of the first file that is read as a whole, ascending.
     """
 
     files: tuple[SpanFile, ...] = ()

@@ -80,7 +80,7 @@ SKIP_CODES: dict[SkipCode, str] = {  # docs/errors.md has the same strings
 
 
 def hash_key(key: bytes) -> str:
-    """Return the hash of a key. Lists of skipped samples contain this hash if the sample was removed."""
+    """Return the hash that replaces the key of a removed sample in lists of skipped samples."""
     return f"b2:{blake2b(key, digest_size=16).hexdigest()}"
 
 

@@ -46,7 +46,7 @@ def format_time(seconds: float) -> str:
 
 
 def pluralize(number: int, thing: str) -> str:
-    """Return `1 file with a dot` or `2 files with a dot`."""
+    """Format a count, for example `1 file with a dot` or `2 files with a dot`."""
     noun, _, rest = thing.partition(" ")
     return f"{number:,} {noun}{'' if number == 1 else 's'}{' ' + rest if rest else ''}"
 

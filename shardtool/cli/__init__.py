@@ -99,7 +99,7 @@ class _VerbGroup(click.Group):
         return overview_help(self, ctx, _VERB_SUMMARIES)
 
 
-def _show_version(context: click.Context, _param: click.Parameter, is_set: bool) -> None:  # noqa: FBT001 - click's
+def _show_version(context: click.Context, _param: click.Parameter, is_set: bool) -> None:  # noqa: FBT001 - a callback
     if is_set:
         from shardtool.values import __version__
 
@@ -151,7 +151,7 @@ def main() -> NoReturn:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     block_pandas()
     gc.set_threshold(_GC_THRESHOLD)
-    if "_SHARDTOOL_COMPLETE" in os.environ:  # shell completion sets this variable
+    if "_SHARDTOOL_COMPLETE" in os.environ:
         import_module("shardtool.cli.completion")
     arguments = sys.argv[1:]
     signals = SignalHandler(lambda signum: _print_error(_describe_interrupt(signum, arguments), arguments))

@@ -140,7 +140,7 @@ def _apply_option(spec: OptionSpec, _context: click.Context, param: click.Parame
         try:
             spec.use(value)
         except InvalidRequest as error:
-            if spec.form == "path":  # the error already names a place in the file
+            if spec.form == "path":  # the error already names a location in the file
                 raise
             raise click.BadParameter(f"{error.found}; expected {error.expected}.", param=param) from error
     return value

@@ -80,7 +80,7 @@ def register_verb(
         option_names = {kind: [name for name in option_specs(kind) if name not in omitted] for kind in kinds}
         params = [build_click_option(kind, name) for kind, names in option_names.items() for name in names]
         first = VerbOption(["-h", "first_help"], is_flag=True, is_eager=True, expose_value=False, callback=_show_brief)
-        plain = VerbOption(["--no-color"], is_flag=True, expose_value=False)  # was applied at the start
+        plain = VerbOption(["--no-color"], is_flag=True, expose_value=False)  # `allow_color` was already called
         first.hidden = plain.hidden = True
         params += [first, plain]
 
@@ -114,7 +114,7 @@ def register_verb(
     return register
 
 
-def _show_brief(context: click.Context, _option: click.Parameter, is_set: bool) -> None:  # noqa: FBT001 - click's
+def _show_brief(context: click.Context, _option: click.Parameter, is_set: bool) -> None:  # noqa: FBT001 - a callback
     if is_set and isinstance(context.command, VerbCommand):
         print_text(brief_help(context.command, context))
         context.exit()

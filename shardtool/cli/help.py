@@ -1,9 +1,8 @@
 """Write the help: on one screen (`-h`), with all options (`--help`), for a topic, or for a word.
 
 A topic (`shardtool help VERB TOPIC`) is a section of options with background from `topics.txt`. `shardtool help WORD`
-searches topics, options and documentation pages, which are Markdown files: `shardtool/docs` in an installed package,
-`docs` in a checkout. For unknown options and verbs, this module suggests similar names, and shardtool's names for
-options and verbs of other tools (`synonyms.txt`).
+searches topics, options and documentation pages (Markdown). For unknown options and verbs, this module suggests similar
+names, and shardtool's names for options and verbs of other tools (`synonyms.txt`).
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ REVOKED_OPTIONS = "shardtool.taken_back"  # context key of the options that `--n
 
 
 class Topic(NamedTuple):
-    """A topic of the help, with a heading and the sentences of the background text."""
+    """A help topic: a heading and the sentences of the background text."""
 
     title: str
     prose: tuple[str, ...] = ()
@@ -246,7 +245,7 @@ def suggest_verb(typed: str, verbs: Iterable[str]) -> str:
 
 
 def suggest_option(option: str, ctx: click.Context) -> str:
-    """Return a suggestion for an option that the verb does not have, or ""."""
+    """Return a suggestion for an unknown option, or ""."""
     arguments = [word.strip(".") for piece in ctx.command.collect_usage_pieces(ctx) for word in piece.split()]
     known_names = {*arguments, *(ctx.command.visible_names() if isinstance(ctx.command, VerbCommand) else ())}
     word = option.lower().replace("_", "-").lstrip("-")
@@ -522,7 +521,7 @@ def _score(passage: Passage, patterns: Iterable[re.Pattern[str]]) -> tuple[int, 
 def _find_snippet(passage: Passage, patterns: Sequence[re.Pattern[str]]) -> str:
     text = _LINK.sub(r"\1", _TABLE_HEADER.sub("", _HEADING.sub("", _FENCED_BLOCK.sub("", passage.text))))
     texts = [" ".join(_MARKUP.sub("", sentence).split()) for sentence in _SENTENCE_END.split(text)]
-    # Replace ` | `, which separates the cells of a table.
+    # ` | ` separates the cells of a table.
     sentences = [sentence.replace(" | ", ": ", 1).replace(" | ", "; ") for sentence in texts]
     best = max(filter(None, sentences), key=lambda line: sum(bool(word.search(line)) for word in patterns), default="")
     return best if len(best) <= _MAX_SNIPPET_COLUMNS else best[: _MAX_SNIPPET_COLUMNS - 4].rsplit(" ", 1)[0] + " ..."

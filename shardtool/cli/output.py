@@ -55,7 +55,7 @@ def write_bytes(blocks: Iterable[bytes]) -> None:
 
 
 def until_closed(parts: Iterable[_PartT]) -> Iterator[_PartT]:
-    """Yield the parts of a result, which the caller prints, until the reader of stdout has closed the pipe."""
+    """Yield the parts of a result until the reader of stdout closes the pipe."""
     reader = sys.stdout
     for part in parts:
         yield part
@@ -64,7 +64,7 @@ def until_closed(parts: Iterable[_PartT]) -> Iterator[_PartT]:
 
 
 def json_text(document: object) -> str:
-    """Return a document as JSON without control characters. Add the speed and the retries of this run to it."""
+    """Return a document, with the speed and the retries of this run, as JSON without control characters."""
     if isinstance(document, dict):
         document = {**document, **LOG.rates(document.get("seconds")), **_retry_totals()}
     # DEL is the only control character that JSON does not escape.

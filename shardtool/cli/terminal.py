@@ -59,7 +59,7 @@ class PlainProgress:
         self._shards = f", {text}"
 
     def external_write_mode(self, file: TextIO) -> AbstractContextManager[None]:  # noqa: ARG002 - the signature of tqdm
-        """Do nothing: unlike a tqdm bar, these lines stay on the terminal when other output is printed."""
+        """Do nothing, because printed lines need not be redrawn."""
         return nullcontext()
 
     def close(self) -> None:

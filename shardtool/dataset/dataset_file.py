@@ -96,16 +96,16 @@ class DatasetFile:
     """The content of a dataset file.
 
     Attributes:
-        fields: By field name, the number of samples that have the field.
+        fields: Number of samples with each field.
         skipped: Number of rows in `out.skipped`.
         made: The runs that created the dataset and appended samples.
         fingerprint: The content fingerprint, or "" if unknown.
-        skipped_crc: CRC-32C of `out.skipped`, or None if there is no such file.
+        skipped_crc: CRC-32C of `out.skipped`, or None without this file.
         types: Original types of values that are stored as text. For TFRecord, also the types of numeric fields.
         appends: For each append, the index in `shards` of the first shard that it added. Ascending.
         shards_folder: Subfolder that contains the shards, such as `train/tars`, or "" if they are next to the file.
-        part_of: If `shards` are only some of the dataset's shards, the number of all its shards, else 0. In such a
-            subset, `field_bytes`, `skipped` and `fingerprint` are 0 or "".
+        part_of: If `shards` is a subset of the dataset's shards, the number of all shards, else 0. In a subset,
+            `field_bytes`, `skipped` and `fingerprint` are 0 or "".
     """
 
     name: str
@@ -236,10 +236,10 @@ def parse_listed_shards(data: bytes, path: str) -> tuple[list[str], bool]:
     """Return the local paths of the shards in a dataset file or wids index, and whether shardtool wrote the file.
 
     Raises:
-        CorruptShard: The file is neither of these, or a path leads out of the file's folder.
+        CorruptShard: The file is neither, or a path leads out of the file's folder.
     """
     is_own, names = True, parse_shard_names(data)
-    if names is None:  # a wids index that another tool wrote: there, a name with a colon is a URL
+    if names is None:  # in a wids index of another tool, a name with a colon is a URL
         is_own, names = False, _parse_urls(data)
     if names is None or not all(isinstance(name, str) for name in names):
         raise _not_a_dataset_file(path, data, "a dataset file of shardtool or a wids index")

@@ -8,7 +8,7 @@ Keys, labels and numbers are not content. The content of a sample is the first o
 4. its JSON
 
 Two samples are duplicates if their content has the same digests, in any order. A digest is a BLAKE2b (RFC 7693) of 16
-bytes. Digests are not stored. Only samples with equal sizes and CRC-32C are read to compute them.
+bytes. Digests are not stored. They are computed only for samples with equal sizes and CRC-32C.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 JSON_RANK, _NO_RANK = 3, 4
 _CONTENT_RANKS = {"image": 0, "audio": 0, "video": 0, "array": 0, "text": 1, "bytes": 2, "pickle": 2, "json": JSON_RANK}
-# odd, because multiplication by an odd number loses no information
+# odd, so that multiplication loses no information
 _HASH_MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)
 
 

@@ -95,7 +95,7 @@ def feature_numbers(data: bytes, kind: str, count: int | None = None) -> list[in
 
 
 def label_name(data: bytes, kind: str, classes: list[str] | None) -> tuple[str, int | float | None]:
-    """Return the text to display for a label, such as its class name. If the label is a number, return it, too."""
+    """Return the text to display for a label, such as its class name, and the label's number or None."""
     value = parse_value(data, kind)
     if isinstance(value, int) and classes is not None and 0 <= value < len(classes):
         return str(classes[value]), value
@@ -121,7 +121,7 @@ def image_info(data: bytes) -> tuple[int, int, str] | str:
 def duration_s(data: bytes, length: int) -> float | None:
     """Return the duration in the headers of WAV, FLAC, MP3, Ogg or MP4, or None if it is unknown.
 
-    The first few thousand of all `length` bytes are enough as `data`, except for Ogg and some MP4 files.
+    `data` needs only the first few thousand of all `length` bytes, except for Ogg and some MP4 files.
 
     Source: RFC 2361 (WAV), RFC 9639 (FLAC), ISO/IEC 11172-3 and 13818-3 (MP3) with LAME's first frame, RFC 3533, RFC
     7845 and Xiph's Vorbis I (Ogg), ISO/IEC 14496-12 (MP4).

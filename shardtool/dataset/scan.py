@@ -87,11 +87,7 @@ class ShardScanTask(NamedTuple):
 
 
 class UnrecognisedMember(NamedTuple):
-    """A tar member that does not belong to a sample.
-
-    Attributes:
-        name: The name without a leading `./`.
-    """
+    """A tar member that does not belong to a sample. `name` has no leading `./`."""
 
     offset: int
     name: bytes
@@ -171,7 +167,7 @@ class ShardScan:
         return code
 
     def list_features(self) -> Iterator[str]:
-        """Yield the name of each TFRecord feature of one type that has several values, or none, in a sample."""
+        """Yield the TFRecord features without type conflict that have several values, or none, in a sample."""
         for code, conflict in self.conflicts.items():
             if conflict.kind == self.kinds[code]:
                 yield index_text(self.names[code])

@@ -1,7 +1,4 @@
-"""Read the bytes of one shard, which may be compressed, and detect its format.
-
-The file name shows the format. For names that do not, such as `train-00000-of-01024`, the first bytes show it.
-"""
+"""Read the bytes of one shard, which may be compressed, and detect its format."""
 
 from __future__ import annotations
 
@@ -310,7 +307,7 @@ def is_compressed(path: str) -> bool:
 
 
 def detect_kind(path: str) -> ShardName:
-    """Return the format and compression of a shard from its name, or from its first bytes if the name is ambiguous."""
+    """Return the format and compression of a shard from its name, or from its first bytes."""
     if kind := parse_shard_name(base_name(path)):
         return kind
     if (is_file(path) if is_url(path) else os.path.lexists(path)) and (kind := detect_kind_by_content(path)):

@@ -50,7 +50,7 @@ _NO_FACTS = ShardFacts("", -1, None, "")
 _ALIGNMENT_BYTES = 8
 # replaces NUL in the keys of other tools; no UTF-8 text contains this byte
 _NUL_SUBSTITUTE = b"\xff"
-_MAX_DECODED_PER_KEY = 8  # up to this many keys per requested key, decoding the whole block takes half the time
+_MAX_DECODED_PER_KEY = 8  # a block with fewer keys per requested key is decoded as a whole, because this is faster
 _OFFSET_COLUMNS = ("key_offsets", "starts", "sizes", "firsts", "offsets", "lengths")
 
 

@@ -54,7 +54,7 @@ _SAMPLES_SLACK = 2**16
 _INDEX_BYTES_PER_FIELD = 64
 _INDEX_SLACK_BYTES = 2**24
 _METADATA_SLACK_BYTES = 2**25
-_MAX_BYTES_PER_BYTE = 64  # limit of decoded bytes per byte of sidecar, or for metadata, of sidecar and shard
+_MAX_BYTES_PER_BYTE = 64  # limit of decoded bytes per byte of sidecar; for metadata, per byte of sidecar and shard
 _VERSION_KEY = f"{METADATA_PREFIX}format_version"
 _ARROW_SCHEMA_KEY = "ARROW:schema"  # refused, because it changes how pyarrow decodes columns
 _MAX_ERROR_LENGTH = 300
@@ -74,7 +74,7 @@ def load_sidecar(path: str) -> bytes:
 
 
 def parse_sidecar(data: bytes, where: str, size: int | None, *, metadata: bool = True) -> ShardIndex:
-    """Parse a sidecar. `size`, the bytes of the shard or None for a missing shard, limits the amount of metadata.
+    """Parse a sidecar. The shard's `size` in bytes, or None if the shard is missing, limits the amount of metadata.
 
     Raises:
         CorruptShard: The sidecar is invalid.

@@ -220,10 +220,7 @@ def sidecar_path(shard: str, folder: str | None) -> str:
 
 
 def recorded_dots(dataset: StoredDataset) -> Dots:
-    """Find out from the keys in the sidecars whether keys end at the first or last dot of member names.
-
-    If any key contains a dot after its last slash, keys end at the last dot.
-    """
+    """Return `last` if a key in the sidecars has a dot after its last slash, except a leading dot, else `first`."""
     from shardtool.dataset.sidecar_read import parse_sidecar
 
     sidecars = [shard.sidecar for shard in dataset.shards]

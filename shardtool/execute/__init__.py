@@ -33,8 +33,7 @@ def start_pool(
 ) -> Pool:
     """Start the pool of worker processes that `options` requests.
 
-    If a worker dies, the error message ends with `advice`. A `lazy` local pool starts its processes in `Pool.start`, if
-    there is more than one task.
+    If a worker dies, the error message ends with `advice`. For `lazy`, see `LocalPool`.
     """
     if options.workers == 0 and (options.executor != "local" or options.start_method != "auto"):
         name = "executor" if options.executor != "local" else "start_method"

@@ -84,9 +84,8 @@ class _Worker:
 class LocalPool(Pool):
     """Runs tasks in worker processes on this machine, and kills the workers at the end of the `with` block.
 
-    The pool first starts one worker per core. If there are more tasks, it starts more, up to `workers`. The start
-    method `auto` forks if no other thread runs. A `lazy` pool with the start method `auto` runs tasks in this
-    process until `start` is called with more than one task.
+    The pool first starts one worker per core. If there are more tasks, it starts more, up to `workers`. A `lazy`
+    pool with the start method `auto` runs tasks in this process until `start` is called with more than one task.
     """
 
     def __init__(

@@ -208,7 +208,7 @@ class RayPool(Pool):
     def _watch_raylet(self) -> None:
         """Watch the raylet (Ray's process on this machine) in a thread, if possible.
 
-        Its exit must be reported at once, because Ray ends this process one second later.
+        The exit of the raylet must be reported at once, because Ray ends this process one second later.
         """
         own_id = ray.get_runtime_context().get_node_id()
         path = next((node["RayletSocketName"] for node in ray.nodes() if node["NodeID"] == own_id), "")

@@ -61,8 +61,7 @@ class HostTimes:
     def estimate(self) -> tuple[float, str, int, int, float]:
         """Return the last fields of `FetchProgress`: the remaining seconds, and the progress of the slowest host.
 
-        The remaining time is the longer of the time of the slowest host and the total time divided by the number of
-        connections. This method is thread-safe.
+        This method is thread-safe.
         """
         seconds_per_file, seconds = self._seconds_per_file(), defaultdict[str, float](float)
         for counts in self._remaining:

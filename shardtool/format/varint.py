@@ -1,7 +1,6 @@
 """Base-128 varints, which store an integer with seven bits per byte, least significant bits first.
 
-All bytes except the last have the eighth bit set. A negative integer is stored in 64-bit two's complement and takes ten
-bytes.
+A negative integer is stored in 64-bit two's complement and takes ten bytes.
 
 Source: Protocol Buffers, "Encoding"; Thrift's compact protocol encodes sizes the same way.
 """

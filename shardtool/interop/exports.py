@@ -36,7 +36,7 @@ class ExportFormat(NamedTuple):
     """A kind of index that another tool reads.
 
     Attributes:
-        suffix: Replaces the shard's ending in the name of the shard's index. "" if the format has no such index.
+        suffix: Ending of index names, which replaces the shard's ending. "" if the format has no index per shard.
         folder_file: The file that lists all shards of a folder, or "" if the format has none.
         min_samples: Minimum number of samples per shard that the tool accepts.
         has_hashes: Whether the index contains hashes, which require reading the shard.
@@ -121,12 +121,12 @@ def find_index_names(shard: str, names: Collection[str]) -> list[str]:
 
 
 def shard_stems(name: str) -> list[str]:
-    """Return the names, without ending, of shards for which an index file could have this name."""
+    """Return the shard names, without ending, whose index could have this name."""
     return [name.removesuffix(suffix) for suffix in _SUFFIXES if name.endswith(suffix) and name != suffix]
 
 
 def detect_export(name: str, head: bytes, size: int) -> str:
-    """Return the name of the export whose format a file has, or "". `head` is its first `PROBE_BYTES` bytes."""
+    """Return the export that wrote a file, or "" if unknown. `head` is the first `PROBE_BYTES` bytes."""
     for export in EXPORTS.values():
         if export.suffix and name.endswith(export.suffix) and export.shard_index.has_format(head, size):
             return export.name

@@ -151,7 +151,7 @@ def _energon_folder_files(splits: Sequence[DatasetFile]) -> dict[str, bytes]:
     counts: dict[str, int] = {}
     parts: dict[str, list[str]] = {name: [] for name in STANDARD_SPLITS}
     for split in sorted(splits, key=split_order):
-        # leave out empty shards, which energon rejects
+        # skip empty shards, which energon rejects
         shard_counts = {shard.name: shard.samples for shard in split.shards if shard.samples}
         parts.setdefault(split.made.split or DEFAULT_SPLIT, []).extend(shard_counts)
         counts |= shard_counts
