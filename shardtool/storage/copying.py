@@ -49,10 +49,10 @@ def copy_verified(
     *,
     keep_mtime: bool = False,
 ) -> DurableFile:
-    """Copy a file, and verify its size and checksum. A copy in a local folder is staged, not published.
+    """Copy a file, and verify its size and checksum. A local copy is staged, not published.
 
     The last block is written only after the checksum matches, because a store shows an object once the last byte has
-    arrived. `report_bytes` receives the size of each block. `keep_mtime` applies only to local files.
+    arrived. `keep_mtime` applies only to local files.
     """
     keeps = keep_mtime and not is_url(original.path)
     mtime_ns = os.stat(original.path).st_mtime_ns if keeps else time.time_ns()
@@ -78,11 +78,11 @@ def copy_inside_store(
 ) -> DurableFile | None:
     """Ask a store to copy one of its objects, and verify the copy.
 
-    Return None if the store cannot copy the object or the copy is wrong. A wrong copy is visible until this function
-    deletes it.
+    Return None if the two locations do not allow such a copy, or the copy is wrong. A wrong copy is visible until this
+    function deletes it.
 
     Raises:
-        NotCopied: The store made no copy.
+        NotCopied: The store failed to copy the object, or refused.
     """
     address = folder.full_path(original.name)
     if original.crc is None or not is_url(address) or not remote.store_copy.can_copy_inside(original.path, address):
@@ -101,9 +101,9 @@ def copy_inside_store(
 
 
 def publish_staged(folder: OutputFolder, staged: Sequence[OriginalFile]) -> None:
-    """Rename each staged file from its `path` to its `name`. A store copies the file, then deletes it.
+    """Rename each staged file from its `path` to its `name`. An interrupted call can be repeated.
 
-    An interrupted call can be repeated.
+    A store copies the file, then deletes the original.
     """
     if isinstance(folder, Folder):
         folder.publish(*(DurableFile(file.name, file.path) for file in staged))

@@ -1,7 +1,4 @@
-"""Create, check and delete local files and folders. Only regular files may be replaced.
-
-Other functions write to file descriptors and find processes with open files.
-"""
+"""Create, check and delete local files and folders. Only regular files may be replaced."""
 
 from __future__ import annotations
 
@@ -44,7 +41,7 @@ class EntryInfo(NamedTuple):
 
     @property
     def is_folder(self) -> bool:
-        """Whether the entry is a folder. A link to a folder does not count."""
+        """Whether the entry is a folder, and not a link to a folder."""
         return self.special == _FOLDER_KIND
 
 
@@ -77,8 +74,8 @@ def check_local_name(path: str, example: str) -> None:
 def check_target(path: str, *, overwrite: bool, magic: bytes, marker: bytes, option: str) -> None:
     """Raise `OutputExists` if the output file exists and must not be replaced.
 
-    If `overwrite` is true, the existing file must be empty, or start with `magic` and contain `marker` near its start
-    or end. `option` is the name of the overwrite option.
+    With `overwrite`, the file may be replaced if it is empty, or starts with `magic` and contains `marker` near its
+    start or end.
     """
     if is_url(path):
         if not is_file(path):
@@ -119,7 +116,7 @@ def unlink_file(path: str | bytes, folder: int | None = None) -> None:
 
 
 def create_file(path: str) -> int:
-    """Create a file and return its descriptor. A file from an interrupted run is replaced."""
+    """Create a file, or replace an existing file, and return the descriptor."""
     with suppress(FileNotFoundError):
         unlink_file(path)
     return os.open(path, CREATE_FLAGS, 0o666)
@@ -183,7 +180,7 @@ def write_errors(
 
 
 def processes_with_open_files(folder: str) -> dict[str, list[int]]:
-    """Return the open files below a folder, as a dict from path to the ids of the processes."""
+    """Return the open files below a folder, as a dict from path to process ids."""
     pids_of: dict[str, list[int]] = {}
     prefix = os.path.join(os.path.realpath(folder), "")
     with suppress(OSError):

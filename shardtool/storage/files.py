@@ -59,8 +59,7 @@ _open, _readv, _fstat, _close = os.open, os.readv, os.fstat, os.close
 def read_small(path: str, limit: int = 2**30, *, ending: bytes = b"", flags: int = READ_FOLLOWING) -> bytes:
     """Return the whole content of a file or object.
 
-    Raise `OSError` if it is larger than `limit` bytes. To avoid reading large files of another kind, also raise
-    `OSError` if it is larger than 32 MiB and does not end with `ending`.
+    Raise `OSError` if the file is larger than `limit` bytes, or larger than 32 MiB without `ending` at its end.
     """
     where = display_address(path) if is_url(path) else path
 
@@ -153,7 +152,7 @@ class LocalFile(AbstractContextManager["LocalFile"]):
                 yield into[:count]
 
     def stream(self) -> io.BufferedReader:
-        """Return a file object that reads from the current position. The caller must close both objects."""
+        """Return a file object that reads from the current position. The caller must also close this `LocalFile`."""
         return os.fdopen(os.dup(self._fd), "rb")
 
     def expect_random_reads(self) -> None:
@@ -238,7 +237,7 @@ OpenFile = LocalFile | RemoteFile
 
 
 class ReadAheadStream(io.RawIOBase):
-    """A stream of the bytes of an object, which a thread downloads in advance with one request."""
+    """A stream of an object's bytes, which a thread downloads in advance with one request."""
 
     def __init__(self, source: RemoteObject) -> None:
         super().__init__()
@@ -343,7 +342,7 @@ def open_file(path: str, flags: int = READ_FOLLOWING) -> OpenFile:
 
 
 def open_source_file(path: bytes, flags: int = READ_FOLLOWING) -> OpenFile:
-    """Open a source file or object. The caller must check that a local file is regular."""
+    """Open a source file or object, without checking that a local file is regular."""
     return RemoteFile(source_address(path)) if is_address(path) else LocalFile(_open(path, flags))
 
 
@@ -367,7 +366,7 @@ def read_file(path: bytes, into: memoryview, flags: int, folder: int | None = No
 
 
 def read_unchanged(path: bytes, into: memoryview, flags: int, folder: int | None = None) -> tuple[int, FileInfo]:
-    """Read a source file as `read_file` does, but repeat the read if the ctime of the file changes meanwhile.
+    """Read a source file as `read_file` does, and read again if the ctime of the file changes meanwhile.
 
     Raises:
         OSError: The file changed during `MAX_READS` attempts.
@@ -392,10 +391,7 @@ def read_blocks(path: str, flags: int = READ_FOLLOWING) -> Iterator[memoryview |
 
 
 def read_crc(path: str, report_bytes: Callable[[int], object] = lambda _: None) -> tuple[int, int]:
-    """Return the size and CRC-32C of an object or a regular file. A link raises `OSError`.
-
-    `report_bytes` is called with the size of each block.
-    """
+    """Return the size and CRC-32C of an object or a regular file. A link raises `OSError`."""
     size = crc = 0
     for block in read_blocks(path, READ_PLAIN):
         size, crc = size + len(block), crc32c(block, crc)
@@ -480,7 +476,7 @@ def is_folder(path: str) -> bool:
     """Return whether a path is a folder. An address is a folder if a store has objects below it."""
     if not is_url(path) or is_web(path):
         return not is_url(path) and os.path.isdir(path)
-    # a store lists the first objects below an address with one request, but all names in a folder with many
+    # one request lists the first objects below an address, but listing the names in a folder can take many
     entries = iter_objects(path) if parse_address(path).scheme in address.STORES else list_folder(path)
     return any(True for _ in entries)
 

@@ -83,10 +83,7 @@ def similar_path(path: str) -> str:
 
 
 def source_identity(root: bytes) -> str:
-    """Return text that identifies a source: its address, or the device and inode of a local folder.
-
-    The identity of a local folder does not change if the folder is renamed.
-    """
+    """Return a source's address, or a local folder's device and inode, which stay the same if it is renamed."""
     if is_address(root):
         return to_text(root)
     info = os.stat(root)

@@ -1,8 +1,7 @@
 """An output folder in an object store.
 
-Each shard is written by one PUT request, and is visible once the request completes. Small files stay in memory until
-they are published. With `has_staging`, each file is first written as the object `.NAME.part`. To publish the file, the
-store copies this object.
+One PUT request writes a shard, which is then visible. Small files stay in memory until they are published. With
+`has_staging`, each file is first written as the object `.NAME.part`, and the store copies this object to publish it.
 """
 
 from __future__ import annotations

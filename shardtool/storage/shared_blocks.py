@@ -80,7 +80,7 @@ def _file_identity(fd: int) -> tuple[int, int]:
 
 
 class SharedBlocks:
-    """Numbered blocks that processes share. Only block numbers below 2**20 are stored.
+    """Numbered blocks that processes share. Blocks with numbers from 2**20 are not stored.
 
     All methods are thread-safe. An unpickled instance shares the same blocks.
     """
@@ -136,7 +136,7 @@ class SharedBlocks:
     def write(self, number: int, size: int, parts: Iterable[tuple[int, bytes | memoryview]]) -> memoryview | None:
         """Create a block and return it, or None if there is no space.
 
-        Each of `parts` is an offset in the block, and the data to write there.
+        `parts` are pairs of an offset in the block and the data to write there.
         """
         if number >= _MAX_BLOCKS or not self._is_open():
             return None
@@ -160,7 +160,7 @@ class SharedBlocks:
                 mapping.madvise(mmap.MADV_DONTNEED)
 
     def _is_open(self) -> bool:
-        """Return whether the descriptor still refers to the file. A program may have closed all its descriptors."""
+        """Return whether the descriptor still refers to the file, because the program may have closed it."""
         if self._origin is None:
             return False
         try:

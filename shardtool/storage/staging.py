@@ -62,10 +62,7 @@ class Sink(Protocol):
 
 
 class StagedFile(AbstractContextManager["StagedFile"]):
-    """A new file with a temporary name. Call `finish` to complete it, or `abandon` to delete it.
-
-    An exception in the `with` block also deletes it.
-    """
+    """A file with a temporary name. `finish` completes it. `abandon`, or an error in the `with` block, deletes it."""
 
     _make_error: Callable[[str, OSError], OutputExists | OutputFailed]
 
@@ -221,7 +218,7 @@ class Folder:
         return find_staged(self, self.names())
 
     def remove(self, names: list[str]) -> None:
-        """Delete published files and sync the folder to disk. Files that do not exist are ignored."""
+        """Delete published files and sync the folder to disk. Ignore missing files."""
         with write_errors(self.full_path(names[0]) if names else self.path):
             for name in names:
                 with suppress(FileNotFoundError):
@@ -307,7 +304,7 @@ class Folder:
 
 
 def unfinished_error(plan_path: str) -> OutputExists:
-    """Return the error for a dataset whose shards were being replaced when a run was interrupted."""
+    """Return the error for a dataset in which a run was interrupted while it replaced shards."""
     remedy = f"Run the same command again to finish it: `remove`, or `verify` with {flag_text('repair')}."
     return OutputExists(plan_path, "an interrupted run was replacing shards", remedy=remedy)
 

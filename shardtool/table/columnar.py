@@ -1,6 +1,6 @@
 """Read Parquet, Feather and Arrow files.
 
-Columns of bytes are read when shards are written. The files must not change until then.
+Columns of bytes are read only when shards are written, so the files must not change until then.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def is_bytes_type(kind: pa.DataType) -> bool:
 
 
 def is_empty_struct(kind: pa.DataType) -> bool:
-    """Return whether a type is or contains a struct without fields, which Arrow infers if every row is `{}`."""
+    """Return whether a type contains a struct without fields, which Arrow infers if every row is `{}`."""
     return any(pa.types.is_struct(nested) and not nested.num_fields for nested, _ in _nested_types(kind))
 
 
@@ -90,7 +90,7 @@ def missing_name_error(thing: str, option: str, name: str, names: Sequence[str])
 
 
 def check_direction(option: str, pairs: Iterable[tuple[str, str]], names: Collection[str]) -> None:
-    """Raise an error if a pair is (existing, new) instead of (new, existing). `names` are the existing names."""
+    """Raise an error if a pair is (existing, new) instead of (new, existing), given the existing `names`."""
     if swapped := {old: new for new, old in pairs if new in names and old not in names}:
         old, new = next(iter(swapped.items()))
         found, remedy = f"'{new}={old}': {new!r} exists, and {old!r} does not", option_text(option, swapped)

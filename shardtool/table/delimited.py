@@ -1,6 +1,6 @@
 """Read CSV, TSV and other delimited text with pyarrow.
 
-Empty lines are ignored, and not counted in the row numbers of messages.
+Empty lines are ignored, and messages do not count them as rows.
 
 The type of a column is inferred from all its values. The following columns are read as text:
 
@@ -65,7 +65,7 @@ class DelimitedTable(Table):
         self.schema = pa.schema([(column, pa.string()) for column in names])
 
     def read(self, columns: list[str], text: Collection[str], /) -> pa.Table:
-        """Read columns. The first call fixes which columns are read as text; later calls ignore `text`."""
+        """Read columns. Only the first call uses `text`; later calls read the same columns as text."""
         if self._table is None:
             self._table = arrow.compact_table(self._read_typed(frozenset(text) & set(self.schema.names)))
         return self._table.select(columns)

@@ -6,8 +6,8 @@ The checks are needed because of these problems of pyarrow:
 - An object may span several lines.
 - Each name takes memory in every row.
 
-Each line must therefore be one object with at most `MAX_NESTING` levels, and the number of names times the number of
-rows is limited by the file size. Only suspicious lines are parsed by Python.
+Each line must therefore be one object with at most `MAX_NESTING` levels. The product of names and rows is limited,
+depending on the file size. Python parses only suspicious lines.
 
 Text stays text, even if it is a time. Integers of more than 64 bits become floats.
 """

@@ -59,9 +59,8 @@ def open_table(source: object, named: Collection[str], form: DelimitedFormat = D
 
     Args:
         source: A path, several paths, a glob, `-` for standard input, or a table in memory.
-        named: Columns that the user names. If the header of standard input contains one of them, the input is a table
-            and not a list of paths.
-        form: The format of delimited text. By default, the file name determines the format.
+        named: Columns that the user names. Standard input is a table, not a list of paths, if its header contains one.
+        form: The format of delimited text, by default from the file name.
     """
     path = os.fspath(source) if isinstance(source, str | os.PathLike) else None
     if path is not None and (files := _expand_glob(path)):
@@ -176,7 +175,7 @@ def _read_standard_input(data: bytes, named: Collection[str], form: DelimitedFor
 
 
 def check_column(location: str, name: str, column: pa.ChunkedArray) -> None:
-    """Raise an error if a column contains an invalid value, such as invalid UTF-8. pyarrow does not check this."""
+    """Raise an error for invalid values, such as invalid UTF-8, which pyarrow does not detect."""
     try:
         column.validate(full=True)
     except pa.ArrowInvalid as error:

@@ -1,6 +1,6 @@
 """Convert the rows of Arrow tables to JSON, and values to text.
 
-Only the sizes of the strings are kept in memory. A string is created again when its shard is written.
+Only the sizes of the strings are kept in memory. Strings are created again when shards are written.
 
 The JSON of a row is `json.dumps(row, ensure_ascii=False, separators=(",", ":"))`, with names in the order of columns.
 Some values have no JSON type:
@@ -52,7 +52,7 @@ class ArrowStrings:
     Attributes:
         render: Function that creates the strings in a slice or at given positions, each followed by NUL.
         positions: The positions of the selected strings, or None for all strings.
-        size: The payload size if all strings are encoded payloads of one size (see `decode_inline_payload`), or None.
+        size: The payload size, if all strings are encoded payloads of one size (see `decode_inline_payload`).
     """
 
     count: int

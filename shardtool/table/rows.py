@@ -47,7 +47,7 @@ class TableRows(NamedTuple):
 
     Attributes:
         numbers: The row numbers, counted from 0, or None if all rows are selected.
-        files: The path and row count of each file if the table is several files.
+        files: The path and row count of each file, if the table is several files.
     """
 
     location: str
@@ -159,7 +159,7 @@ def collect_rows(
 ) -> dict[str, pa.Array]:
     """Return the columns `names` with one value per group of rows.
 
-    In `requested` columns (or `all`), this value is a list. In others, all rows of a group must have the same value.
+    In `requested` columns (or `all`), this value is a list. In others, the rows of a group must not differ.
     """
     listed = names if [*requested] == [ALL_COLUMNS] else requested
     if unknown := [name for name in listed if name not in names]:

@@ -50,8 +50,8 @@ class _Crop:
     def move(self, boxes: ArrayLike, place: ArrayLike) -> NDArray[np.float32]:
         """Convert boxes of the whole image to coordinates of the crop, and clip them.
 
-        A box outside the crop has no area. `boxes` are [n, 4] with left, top, right and bottom in pixels. `place` is
-        the position of the crop, which the crop stored in an additional field of the sample.
+        A box outside the crop has no area. `boxes` are [n, 4] with left, top, right and bottom in pixels. The argument
+        `place` is the value of the field that the attribute `place` names.
         """
         left, top, width, height, mirrored = np.asarray(place, np.float32)
         whole = np.asarray(boxes, np.float32).reshape(-1, 4)
@@ -89,9 +89,8 @@ class CenterCrop(_Crop):
     """Decodes the centre of an image for validation, as in `decode={"jpg": CenterCrop(224, 256)}`.
 
     Attributes:
-        shorter: Length of the shorter side after scaling. With None, an image smaller than `size` is scaled to `size`,
-            and other images are not scaled.
-        place: Name of a field to add, which contains the position of the crop.
+        shorter: Length of the shorter side after scaling. With None, only images smaller than `size` are scaled.
+        place: Name of a field to add with the position of the crop.
     """
 
     size: int
@@ -119,15 +118,15 @@ class CenterCrop(_Crop):
 class RandomResizedCrop(_Crop):
     """Decodes a random part of an image and resizes it.
 
-    Area and aspect ratio are random, as in torchvision. If ten random boxes do not fit into the image, the largest
-    centred part with an allowed ratio is used. Resizing is bilinear, with antialiasing. The crop depends only on the
+    Area and aspect ratio are random, as in torchvision. If ten random boxes do not fit into the image, the crop is the
+    largest centred part with an allowed ratio. Resizing is bilinear, with antialiasing. The crop depends only on the
     seed and the position in the epoch, so all fields of a sample get the same crop.
 
     Attributes:
         scale: Minimum and maximum share of the area.
         ratio: Minimum and maximum of width / height.
         flip: Probability of mirroring left to right.
-        place: Name of a field to add, which contains the position of the crop.
+        place: Name of a field to add with the position of the crop.
 
     Source: C. Szegedy et al., "Going Deeper with Convolutions", section 6; torchvision's `RandomResizedCrop`.
     """

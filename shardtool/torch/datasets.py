@@ -1,7 +1,6 @@
 """Datasets for PyTorch's `DataLoader` and torchdata's StatefulDataLoader.
 
-A DataLoader returns its workers' batches in turn. `read.order.Share` describes how ranks and workers divide the
-samples.
+`read.order.Share` describes how ranks and workers divide the samples.
 """
 
 from __future__ import annotations
@@ -102,8 +101,8 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
         decode: True to decode all fields by name, decoders by field, or None to decode nothing.
         transform: Function that is called with each sample after all other stages.
         labels: Labels by sample key, which are added as the field `label`.
-        on_error: `raise` an error for a damaged or undecodable sample, or `skip` it in a batch and count it in
-            `dataset.skipped`. The default is the value passed to `open`.
+        on_error: `raise` an error for a damaged or undecodable sample, or `skip` and count it in `dataset.skipped`. The
+            default is the value passed to `open`.
     """
 
     dataset: Dataset | MixedDataset
@@ -180,9 +179,9 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: ignore[misc]
     """Samples as a stream, for a `DataLoader` with the same `batch_size` and any number of workers.
 
-    Each pass reads the current epoch. A complete pass moves to the next epoch. Workers read ahead, so a pass that you
-    stop during its last batches may count as complete. `set_epoch` also works with persistent workers. A state can be
-    loaded with any number of ranks and workers.
+    Each complete pass moves to the next epoch. Workers read ahead, so a pass that you stop during its last batches may
+    count as complete. `set_epoch` also works with persistent workers. A state can be loaded with any number of ranks
+    and workers.
     """
 
     _tallies: SharedBlocks = field(init=False, repr=False, default_factory=SharedBlocks)

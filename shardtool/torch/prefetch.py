@@ -38,7 +38,7 @@ _MAX_PIXEL_VALUE = 255.0
 class Normalize:
     """Normalises the images of a batch on their device, with the options of `Prefetcher`.
 
-    The result is computed in 32 bits and rounded once to `dtype`. `images` counts the normalised tensors.
+    The result is computed in 32 bits and rounded once to `dtype`. `images` is the number of normalised tensors.
     """
 
     mean: ChannelValues | None
@@ -135,8 +135,8 @@ TakeBatch: TypeAlias = "Callable[[], Any]"
 class DirectTransfer:
     """Copies batches to a device, and waits for each copy.
 
-    `send` starts the copy and returns a function. Call this function once, on the stream that uses the batch, to get
-    the batch. `wait` returns when the copy of the last batch has finished, so that its memory can be reused.
+    `send` starts the copy. To get the batch, call the returned function once, on the stream that uses the batch.
+    `wait` returns when the last copy has finished, so that its memory can be reused.
     """
 
     def __init__(self, device: torch.device, change: TensorFunction) -> None:
@@ -214,7 +214,7 @@ class Prefetcher:
     """Moves the batches of a loader to a device in order, and copies the next batches in the background.
 
     A batch is a tensor, an array, or a nested dict, list or tuple of tensors and arrays. Numeric arrays become tensors.
-    Other values stay unchanged. Returned tensors never share memory with the loader.
+    Other values stay unchanged. Returned tensors share no memory with the loader.
 
     If any of `mean`, `std`, `dtype` and `channels_last` is given, images are copied as uint8 and become floats
     [n, c, h, w], with the values (value / 255 - mean) / std. Images are uint8 tensors [n, h, w, c] or [n, c, h, w].

@@ -1,7 +1,7 @@
 """The options of `Loader` and `StreamDataset`, and the state that workers and their parent share during a pass.
 
-Because workers read ahead of training, the state of a stream is computed from the state of any worker and the number of
-returned batches. The start of a pass and the counts of skipped samples are in shared memory.
+Workers read ahead of training, so the state of a stream is computed from the state of any worker and the number of
+returned batches.
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ _TALLY_STEP_DIVISOR = 16  # each publication takes new shared memory, so wait un
 
 
 class SkipCounter(SkippedSamples):
-    """Counters of the samples that one worker skipped. Other processes can read the counters after `publish`."""
+    """Counters of the samples that one worker skipped. After `publish`, other processes can read the counters."""
 
     def __init__(self, blocks: SharedBlocks, worker: int) -> None:
         super().__init__()
@@ -316,7 +316,7 @@ class SharedPassStart:
         return epoch, position
 
     def set_start(self, epoch: int, position: int, group: Sequence[int] = (0, 0, 0)) -> None:
-        """Set the epoch and position at which a pass starts. `group` identifies a pass that has started."""
+        """Set the epoch and position at which a pass starts. For `group`, see `record_worker_start`."""
         self._now.copy_(torch.tensor([epoch, position, *group]))
         self._workers.zero_()
 

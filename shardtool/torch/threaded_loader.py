@@ -1,8 +1,8 @@
 """Read, decode and collate batches for training in threads, in order.
 
-One thread reads shards ahead, and another thread passes samples to decoder threads in chunks. The decoder threads run
-the stages, write the results into the rows of a batch (`BatchRows`), and collate full batches. PyTorch reuses pinned
-memory only after all copies from this memory have finished.
+One thread reads shards ahead. Another thread passes chunks of samples to decoder threads, which run the stages, write
+the results into the rows of a batch (`BatchRows`), and collate full batches. PyTorch reuses pinned memory only after
+all copies from it have finished.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Loader(StreamOptions):
     Threads run in parallel while they read files and while Pillow or NumPy work. A `transform` in pure Python holds the
     interpreter lock, so it is faster in a DataLoader.
 
-    Each iteration starts the current epoch. A complete iteration moves the loader to the next epoch. After
-    `load_state_dict`, one iteration continues from the state.
+    Each complete iteration moves the loader to the next epoch. After `load_state_dict`, one iteration continues from
+    the state.
 
     A batch is a dict or a tuple, like a sample. The values of a field determine its type in the batch:
 

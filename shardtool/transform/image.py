@@ -63,7 +63,7 @@ _LOSSY_FORMATS = ("JPEG", "WEBP")
 _LABEL_MODES = WIDE_MODES | {"1", "P", "PA"}
 _ALPHA_MODES = frozenset({"LA", "La", "PA", "RGBA", "RGBa"})
 
-# Modes that Pillow both reads and writes in each format, except LAB, whose signed bands cannot be blended.
+# Modes that Pillow reads and writes in each format, except LAB, whose signed bands cannot be blended.
 _FORMAT_MODES = {
     "PNG": frozenset({"1", "L", "LA", "P", "I;16", "RGB", "RGBA"}),
     "BMP": frozenset({"1", "L", "P", "RGB", "RGBA"}),
@@ -152,8 +152,7 @@ def _ending(field: str) -> str:
 def change_image(data: bytes | memoryview, field: str, options: ImageOptions) -> tuple[bytes | memoryview, ImageInfo]:
     """Return the changed image and its size and mode.
 
-    If no change is needed, the result is `data` itself. If `resize` or `encode` is set, the pixels are decoded even
-    then, to detect damage.
+    If no change is needed, return `data` itself. With `resize` or `encode`, always decode pixels, to detect damage.
     """
     with warnings.catch_warnings(), image_errors(data):
         warnings.simplefilter("ignore")  # Pillow's warnings are harmless, because real damage raises an error

@@ -6,7 +6,7 @@ caller decodes the image with Pillow:
 - simplejpeg is not installed, or the image is of another kind.
 - Decoding may exceed the memory limit.
 - A side has fewer than 8 pixels, and the image is decoded at a fraction of its size.
-- libjpeg reports a warning. After `crop_jpeg_rows`, one warning is expected, because data follow the kept rows. The
+- libjpeg reports a warning, except one expected warning about the data after the rows kept by `crop_jpeg_rows`. The
   file must then end with the end marker.
 
 Source: ITU T.81, B.1.1.3 and B.2.2 (markers, frame header), B.2.4.2 (sampling factors); TIFF 6.0, section 2 (tags).

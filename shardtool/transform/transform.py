@@ -1,7 +1,4 @@
-"""Describe how to transform samples, as values that can be sent to workers.
-
-A transform may include a condition on values that are known only after reading, such as the image size.
-"""
+"""Describe how to transform samples, as values that can be sent to workers."""
 
 from __future__ import annotations
 

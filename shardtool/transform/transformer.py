@@ -34,7 +34,7 @@ class BadSample(Exception):
 
 
 class TransformedSample(NamedTuple):
-    """A transformed sample. `fields` are pairs of a name and a payload, sorted by the bytes of the names."""
+    """A transformed sample. `fields` are pairs of name and payload, sorted by the bytes of the names."""
 
     key: bytes
     fields: list[tuple[bytes, Payload]]

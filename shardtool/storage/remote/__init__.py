@@ -1,6 +1,6 @@
 """Read and write objects in object stores, on web servers and through fsspec.
 
-Code for local files does not need the modules in `STORE_MODULES`, so they are imported on first use.
+The modules in `STORE_MODULES` are imported on first use, because local files do not need them.
 """
 
 from __future__ import annotations

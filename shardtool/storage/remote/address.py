@@ -1,6 +1,6 @@
 """Parse, join and split remote addresses such as `s3://BUCKET/KEY` and `https://HOST/PATH`.
 
-The key of an object is written unencoded (`s3://b/a b#1.tar`). The path of a web address is percent-encoded
+Object keys are not encoded (`s3://b/a b#1.tar`). Paths of web addresses are percent-encoded
 (`https://h/a%20b%231.tar`). The query (`?token`) of a web address applies to all files of the folder.
 """
 
@@ -144,7 +144,7 @@ def _unknown_scheme(text: str, scheme: str) -> InvalidRequest:
 
 
 def display_address(text: str) -> str:
-    """Remove the user, password and query, which may be secret, from an address."""
+    """Remove the user, password and query from an address, because they may be secret."""
     return redact_secrets(text)
 
 

@@ -1,7 +1,7 @@
 """Read addresses of other schemes, such as `hf://` and `sftp://`, through fsspec.
 
-fsspec's file systems share no file versions, so changes are detected only by size and checksum. Hugging Face datasets
-are read over HTTP, because fsspec would read 5 MB more than each range and would not detect replaced files.
+fsspec has no common form of file versions, so changes are detected only by size and checksum. Hugging Face datasets are
+read over HTTP, because fsspec would read 5 MB more than each range and would not detect replaced files.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _cached_file_system(address: str) -> Any:
 
 @functools.lru_cache(maxsize=16)
 def _file_system(scheme: str, host: str, marker: str, _pid: int) -> Any:
-    """Return fsspec's file system. Each process has its own, because some file systems do not survive a fork."""
+    """Return fsspec's file system, one per process, because some file systems do not survive a fork."""
     from fsspec.core import url_to_fs
 
     options = options_of(marker, f"{scheme}://{host}") or {}

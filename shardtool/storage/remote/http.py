@@ -1,7 +1,7 @@
 """Send HTTP requests, sign them if the store requires it, and follow redirects.
 
-A request fails if the server is slower than the minimum speed: urllib3 and http.client read from a `PacedSocket`. Each
-connection is opened in a separate thread, because name lookups, TLS handshakes and proxies cannot be interrupted.
+`PacedSocket` enforces a minimum speed. Each connection is opened in a separate thread, because name lookups, TLS
+handshakes and proxies cannot be interrupted.
 
 obstore signs URLs but not headers, so this module signs requests to S3 that have headers. It also signs Azure URLs
 for the whole container, because obstore signs the encoded name but Azure expects the plain name.
@@ -425,7 +425,7 @@ class FirstResponse(NamedTuple):
 
 
 def first_response(address: str) -> FirstResponse:
-    """Request an object and describe the response. The object may be missing.
+    """Request an object that may be missing, and describe the response.
 
     Raises:
         TransientError: There is no response, or the server is busy.
@@ -506,7 +506,7 @@ def iter_body(
 
 
 def discard_response(response: urllib3.BaseHTTPResponse) -> None:
-    """Close a response. A short body is read first, so that the connection can be reused."""
+    """Close a response. First read a short body, so that the connection can be reused."""
     if (content_length(response) or _MAX_REASON_BYTES) < _MAX_REASON_BYTES:
         _read_reason(response)
     response.close()

@@ -1,11 +1,10 @@
 """Lock a dataset in an object store. A lock is an object that names its holder, who renews it.
 
-A conditional write creates the lock. Another conditional write can take over the lock if its holder has not renewed
-it for `LEASE_S` by the store's clock, or was a process on this machine that has exited
-(docs/decisions/019-writing-to-stores.md).
+Conditional writes create locks and take them over. A lock can be taken over if its holder has exited on this machine,
+or has not renewed the lock for `LEASE_S` by the store's clock (docs/decisions/019-writing-to-stores.md).
 
-A process creates its lock, shared or exclusive, then checks for conflicting locks. At least one of two conflicting
-processes therefore finds the lock of the other process.
+A process creates its lock before it checks for conflicting locks. At least one of two conflicting processes therefore
+finds the other lock.
 """
 
 from __future__ import annotations
@@ -115,7 +114,7 @@ class _ExistingLock(NamedTuple):
 
 
 class Lease:
-    """A lock that a thread renews until `release`. If the lock was lost, `lost` is the error to raise."""
+    """A lock that a thread renews until `release`. `lost` is the error to raise if the lock was lost."""
 
     def __init__(self, address: str, holder: LockHolder, version: str) -> None:
         self._address, self._holder, self._version = address, holder, version
@@ -187,7 +186,7 @@ class Lease:
 
 @contextmanager
 def hold_lock(folder: str, base: str, *, shared: bool = False) -> Iterator[None]:
-    """Hold the lock of the dataset `base` in a folder during the `with` block. Several runs can hold `shared` locks."""
+    """Hold the lock of the dataset `base` during the `with` block. Several runs can hold `shared` locks."""
     if os.environ.get(UNLOCKED_VARIABLE, "").lower() in ("1", "true"):
         yield
         return

@@ -100,10 +100,7 @@ class RemoteObject:
             _check_md5(self.address, self.md5, md5)
 
     def _inspect(self) -> tuple[int, str, bool]:
-        """Return the size, the version, and whether ranges are supported.
-
-        This requests one byte with GET, because HEAD may be forbidden.
-        """
+        """Return the size, the version, and whether ranges are supported. HEAD may be forbidden, so GET one byte."""
         response = http.request_object(self.address, {"Range": "bytes=0-0"}, self._links)
         if response.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             http.discard_response(response)

@@ -62,7 +62,7 @@ def map_requests(call: Callable[[Item], Result], items: Iterable[Item]) -> list[
 def imap_requests(
     call: Callable[[Item], Result], items: Iterable[Item], at_once: int = MAX_CONCURRENT_REQUESTS
 ) -> Generator[Result]:
-    """Yield `call(item)` for each item, in order. At most `at_once` calls run at the same time.
+    """Yield `call(item)` for each item, in order, with at most `at_once` parallel calls.
 
     The threads exit after the iteration, so that a later fork cannot copy a lock that they hold.
     """
@@ -86,7 +86,7 @@ def imap_requests(
 def ordered_results(
     threads: ThreadPoolExecutor, call: Callable[[Item], Result], items: Iterable[Item], at_once: int
 ) -> Iterator[Result]:
-    """Yield `call(item)` for each item, in order. At most `at_once` calls run in `threads` at the same time."""
+    """Yield `call(item)` for each item, in order, with at most `at_once` parallel calls in `threads`."""
     remaining = iter(items)
     futures: deque[Future[Result]] = deque(threads.submit(call, item) for item in islice(remaining, at_once))
     try:

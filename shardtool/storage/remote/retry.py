@@ -39,7 +39,7 @@ class RetryPolicy(NamedTuple):
         first_wait_s: Maximum wait before the first retry. It doubles with each further retry.
         max_wait_s: Maximum wait, unless the server requests more.
         max_total_s: No retry starts after this many seconds without progress.
-        first_answer_s: Replaces a larger `max_total_s` while the server has not responded to any request.
+        first_answer_s: Limit for `max_total_s` while the server has not responded to any request.
         min_bytes_per_s: Minimum speed, measured over `speed_window_s` seconds of waiting.
     """
 
@@ -244,10 +244,7 @@ def _has_responded(server: str) -> bool:
 
 
 def start_worker() -> None:
-    """In this process, retry requests to all servers as long as if they had responded.
-
-    The parent process has had a response from each server before it starts workers.
-    """
+    """Treat all servers as having responded. The parent process contacts them before it starts workers."""
     _is_worker.set()
 
 

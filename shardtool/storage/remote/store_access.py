@@ -85,7 +85,7 @@ def source_address_for(address: str, endpoint: str | None) -> str:
     """Return the address of a source, with a marker if the source has its own server or credentials.
 
     For such a source, variables with the prefix `SHARDTOOL_SOURCE_` replace those without the prefix. The endpoint of
-    other stores is not used. If a prefixed variable sets credentials, no credentials of other stores are used.
+    other stores is not used, nor are their credentials if the source has its own.
     """
     prefixed = [name for name, value in os.environ.items() if name.startswith(SOURCE_PREFIX) and value]
     source_variables = {name.removeprefix(SOURCE_PREFIX) for name in prefixed}
@@ -255,8 +255,7 @@ def key_pair(environment: Mapping[str, str]) -> dict[str, Any]:
 def _aws_session(bucket: str, environment: Mapping[str, str]) -> Any:
     """Return a boto3 session, or None if obstore can find the credentials.
 
-    Raise an error if there are no credentials and AWS_EC2_METADATA_DISABLED is true, because obstore ignores this
-    variable.
+    Raise an error without credentials if AWS_EC2_METADATA_DISABLED is true, because obstore ignores this variable.
     """
     profile = environment.get("AWS_PROFILE")
     if environment.get("AWS_ACCESS_KEY_ID") and not profile:

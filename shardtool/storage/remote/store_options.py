@@ -2,7 +2,7 @@
 
 Options for objects are not supported for Google, which accepts them only in signed headers. obstore signs only URLs.
 
-Each process keeps the options of calls in a dict. A marker in an address contains the key of its options, as in
+Each process keeps the options of calls in a dict. An address refers to its options with a marker, as in
 `s3://options=KEY@bucket/key`. Messages and results show addresses without markers.
 """
 

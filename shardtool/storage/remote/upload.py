@@ -1,7 +1,7 @@
 """Upload a large object with one signed PUT request of known length.
 
-A failed upload starts from scratch, because the data is not kept.
-Uploads work in a forked child, because they share nothing with other requests.
+A failed upload starts from scratch, because the data is not kept. A forked child can upload, because uploads share
+nothing with other requests.
 """
 
 from __future__ import annotations
