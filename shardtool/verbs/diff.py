@@ -142,7 +142,7 @@ class Uncompared(NamedTuple):
         fields: Fields from a table that is no longer available.
         added: Whether samples that only the source has are ignored.
         keys: Keys (or hashes of keys) of skipped samples, which are ignored if only the source has them.
-        as_numbers: Whether the dataset stores numbers in TFRecord features. Otherwise, it stores them as text.
+        as_numbers: Whether the dataset stores numbers in TFRecord features, not as text.
     """
 
     fields: tuple[str, ...] = ()

@@ -1,7 +1,6 @@
 """`doctor`: check, step by step, which operations a folder, store or server allows, and suggest fixes.
 
-The write check creates one small file or object under an unused name and deletes it. If it cannot be deleted, its name
-is reported.
+The write check creates one small file or object under an unused name and deletes it, or reports its name if this fails.
 """
 
 from __future__ import annotations

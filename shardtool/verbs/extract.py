@@ -1,8 +1,8 @@
 """`extract`: write the fields of a dataset's samples to files.
 
 Each file is named after the sample's key and the field, such as `cat/0001.jpg`. If `portable` changed the key, the file
-gets its original name. The result lists the options with which `create` packs the folder into the same samples. Their
-content fingerprint is also the same, unless a TFRecord field contains a list.
+gets its original name. The result lists the options with which `create` packs the folder into the same samples, with
+the same content fingerprint unless a TFRecord field contains a list.
 
 During a run, the file `.extract.unfinished` in the folder identifies the request. The next run with the same request
 keeps complete files and rewrites truncated files. Other existing files are only replaced with `overwrite`. Nothing is
@@ -181,7 +181,7 @@ def _file_paths(entries: SampleTable, *, by_key: bool) -> PackedStrings:
     metadata = entries.metadata
     if not by_key and metadata is not None and _PATHS_COLUMN in metadata.column_names:
         recorded_paths = [name.encode() for paths in metadata.column(_PATHS_COLUMN).to_pylist() for name in paths or ()]
-        if len(recorded_paths) == len(entries.rows.code):  # true if all datasets record paths
+        if len(recorded_paths) == len(entries.rows.code):  # all datasets record paths
             return PackedStrings.of(map(unquote_to_bytes, recorded_paths))
     fields = tuple(name.replace("/", ".") for name in entries.fields)
     by_keys = replace(entries, fields=fields, rows=replace(entries.rows, paths=None))
@@ -240,7 +240,7 @@ def _create_options(
     # Keep the dataset's class numbers. `create` would choose other numbers if a class has no samples.
     if "label_from_folder" in create_options:
         create_options["classes_from"] = datasets[0].dataset_file
-    # With `portable`, `create` would join the table before it renames the keys, so the keys would not match.
+    # With `portable`, `create` joins the table before it renames the keys, so the keys would not match.
     if metadata and "portable" not in create_options:
         create_options |= {"join": metadata, "on": "key"}
     return {**create_options, "exclude": [MANIFEST, METADATA]} if "hidden" in create_options else create_options

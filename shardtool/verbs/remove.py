@@ -1,8 +1,8 @@
 """`remove`: remove samples from a dataset, and rewrite only the shards that contain them.
 
-Afterwards, no file of the dataset contains a byte of the removed samples. For each removed sample, a hash of its key is
-added to the list of skipped samples, so `create --resume` and `--append` do not add the sample again. Shards keep their
-names and numbers, even if they become empty.
+Afterwards, no file of the dataset contains a byte of the removed samples. Hashes of their keys are added to the list of
+skipped samples, so `create --resume` and `--append` do not add them again. Shards keep their names and numbers, even if
+they become empty.
 
 Either all files are replaced or none. If the replacement is interrupted, the next run finishes it. Until then, no other
 run can lock the dataset. docs/decisions/024-removing-and-extracting.md describes the steps.
@@ -162,7 +162,7 @@ def _choose_samples(removals: list[_Removal], options: RemoveOptions, *, finishe
             keys.append(piece.shard_index.keys_with_nul())
             rows.append(piece.rows)
     except InvalidRequest:
-        if finished:  # these samples were already removed, because this run finished an interrupted removal
+        if finished:  # this run finished an interrupted removal, so the samples were already removed
             return []
         raise
     if options.key_list is not None:

@@ -1,7 +1,7 @@
 """Base class of the packers, which read payloads, fill a buffer, skip samples and report progress.
 
-Payloads are read into one buffer, which is written when it is full. A sample larger than the buffer is written in
-blocks. If such a sample must be skipped after its first block, the shard is packed again from scratch.
+Payloads are read into a buffer, which is written when it is full. A sample larger than the buffer is written in blocks.
+If such a sample must be skipped after its first block, the shard is packed from scratch.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Packer:
         self.size = self.crc = 0
         self.record_crc = 0
         self.field_crcs = array("I")
-        # for each number list with one element: its index in `field_crcs`; length and CRC-32C of the element as text
+        # see `compute_content_fingerprint`
         self.single_numbers = array("Q")
         self.reported = (0, 0, time.monotonic())
         samples, self.content = task.samples, task.samples.content
@@ -212,7 +212,7 @@ class Packer:
             raise read_error(self.path_of(row, name), error) from None
 
     def _check_read(self, path: bytes, row: int, payload: memoryview, read: Read) -> None:
-        """Raise an error if a file differs from the plan. If only its ctime is too new, read it again first."""
+        """Raise an error if a file differs from the plan. If only its ctime is too new, first read it again."""
         size, mtime_ns, (size_read, info) = self.sizes[row], self.mtimes[row], read
         if (size_read, info.st_size, info.st_mtime_ns) == (size, size, mtime_ns):
             if info.st_ctime_ns <= self.max_ctime_ns:
@@ -236,7 +236,7 @@ class Packer:
                     yield PlannedFile(self.root + path, flags, self.sizes[field_row], self.mtimes[field_row])
 
     def skip(self, sample: int, failed: SourceFailed, *, streamed: bool) -> None:
-        """Skip a failed sample or raise its error. `streamed` tells whether the sample was partly written."""
+        """Skip a failed sample or raise its error. `streamed` is true if the sample was partly written."""
         path, key = to_text(failed.path), to_text(self.keys[sample])
         skip_advice = f"or skip such samples with {option_text('on_error', 'skip')}."
         stops = self.task.on_error == "raise" and failed.code not in INTENDED_CODES
@@ -250,7 +250,7 @@ class Packer:
             expected = "a file that does not change during the run" if failed.code == "changed" else ""
             remedy = f"Fix the sample and run again with {flag_text('resume')}, {skip_advice}"
             raise SampleFailed(location, failed.message, expected=expected, remedy=remedy, detail=failed.detail)
-        # remove folder names, because the output must not contain folders of this machine
+        # the output must not contain folders of this machine
         for file in self.files:
             if failed.path == file.path or failed.path.startswith(file.path + b":"):
                 path = to_text(file.path.rpartition(b"/")[2] + failed.path[len(file.path) :])

@@ -42,8 +42,8 @@ class ReadAhead:
     """Reads files in advance, in threads.
 
     The caller must request the files in the order of `files`, but may skip some. Files that were read but not yet
-    requested use at most `memory` bytes. A file is not kept if it is larger than half of `memory`, differs from the
-    plan, or has changed after `max_ctime_ns`.
+    requested use at most `memory` bytes. Files are not kept if they are larger than half of `memory`, differ from the
+    plan, or changed after `max_ctime_ns`.
     """
 
     def __init__(

@@ -53,7 +53,7 @@ class ScatterResult(NamedTuple):
     """The result of a `ScatterTask`.
 
     Attributes:
-        wrong: For each payload whose CRC-32C is not the expected one, its index and its CRC-32C.
+        wrong: Index and CRC-32C of each payload whose CRC-32C is not the expected one.
         failed: Code and message if the file cannot be read. The copied payloads are then invalid.
     """
 
@@ -62,7 +62,7 @@ class ScatterResult(NamedTuple):
 
 
 def scatter_rows(task: ScatterTask, report: Callable[[int, int], None]) -> ScatterResult:
-    """Copy the payloads of a task. `report` receives the number of copied bytes."""
+    """Copy the payloads of a task."""
     with closing(SpoolFile(task.spool)) as spool:
         try:
             has_crcs = min(array("q", task.expected), default=-1) >= 0

@@ -122,7 +122,7 @@ class SpanReader:
         self._end = offset + size
 
     def blocks(self, file: int, offset: int, size: int, view: memoryview) -> Iterator[memoryview]:
-        """Yield the bytes of a span in blocks. A block is valid only until the next one is requested."""
+        """Yield the bytes of a span in blocks. The next block may overwrite the previous one."""
         if self._files[file].form == "zip":
             for unpacked in self._unpacked(file, offset, size):
                 yield memoryview(unpacked)

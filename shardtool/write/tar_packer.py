@@ -1,6 +1,6 @@
 """Packers of tar shards.
 
-A packer fills one buffer with many samples. If a sample fails, the samples of the buffer are packed again one by one.
+If a sample fails, the samples of the buffer are packed again one by one.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ class TarPacker(packer.Packer):
         return self.reads_local_files and SPAN not in self.kinds
 
     def _fill(self, first: int, last: int, rows: list[int]) -> bool:
-        """Fill the buffer with samples. Return False if a file differs from the plan. Inlines `read_file`."""
+        """Fill the buffer with samples. Return False if a file cannot be read or differs from the plan.
+
+        The code of `read_file` is repeated here, for speed.
+        """
         view, max_ctime_ns, crcs, used, padding = self.view, self.max_ctime_ns, list[int](), 0, 0
         folder, row, end = self.folder, rows[first], rows[last]
         names = self._names(first, last, rows)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class KeepShard(NamedTuple):
-    """Keep the existing shard if its checksum is `crc`. If `trusts_size` is true, the checksum is not compared."""
+    """Keep the existing shard if its checksum is `crc`. With `trusts_size`, the checksum is not compared."""
 
     crc: int
     field_crcs: bytes
@@ -38,7 +38,7 @@ class TransformWork(NamedTuple):
     """The transform that a task applies to its samples, and the limits of the shard.
 
     Attributes:
-        known: An Arrow stream of the planned metadata columns that the transform's condition needs, or b"".
+        known: An Arrow stream of the planned metadata columns that the condition needs, or b"".
     """
 
     transform: Transform
@@ -55,7 +55,7 @@ class TransformedSamples(NamedTuple):
     Attributes:
         content: The written samples. Its `inline` contains only numbers, as text.
         sources: int64, for each written sample, the index of its source sample.
-        consumed: Number of processed source samples. The remaining source samples do not fit in this shard.
+        consumed: Number of processed source samples. The remaining ones do not fit in this shard.
         dropped: Number of source samples for which the user's function returned no sample.
     """
 

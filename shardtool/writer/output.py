@@ -1,7 +1,7 @@
 """The dataset of a writer. Each full shard is published immediately, and the dataset file at the end.
 
-A sidecar records the number of shards and all columns of the dataset. These are known only at the end, and outdated
-sidecars are then rewritten. Until then, each sidecar counts one shard that does not exist yet.
+A sidecar records the number of shards and all columns of the dataset. Until the writer finishes and updates the
+sidecars, each counts one further shard, so that `verify` reports the dataset as incomplete.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class JournalEntry:
     Attributes:
         rounded: For each field, the number of floats that TFRecord rounds to 32 bits.
         skipped: Key, code and message of the samples skipped since the previous shard.
-        version: The version of the shard in a store, or "" if unknown. A resumed writer does not read a shard that
-            still has this version.
+        version: The version of the shard in a store, or "". A resumed writer does not read a shard that still has this
+            version.
     """
 
     shard: str
@@ -132,7 +132,7 @@ class WriterOutput:
         return dataset
 
     def start_part(self) -> None:
-        """Delete the record of this part. It exists if an earlier writer finished the part without samples."""
+        """Delete the record of this part, which exists if an earlier writer finished the part without samples."""
         if self._tag and not self.options.overwrite:
             self.folder.remove([*self.folder.find_entries([self._part_record, parts.old_empty_name(self.pattern)])])
 

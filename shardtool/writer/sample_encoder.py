@@ -1,7 +1,6 @@
-"""Check and encode a sample as a record, by the same rules as `create`, which encodes the values of a table.
+"""Check and encode a sample as a record, by the same rules as `create`.
 
-A written sample restricts later samples. For example, a field keeps the type of its first value. `encode` checks
-these restrictions.
+A written sample restricts later samples. For example, a field keeps the type of its first value.
 """
 
 from __future__ import annotations
@@ -338,7 +337,7 @@ class SampleEncoder:
         return EncodedSample(key, key_hash, fields, parts, sum(map(len, parts)), layout, kinds, inline, has_dot)
 
     def accept(self, sample: EncodedSample) -> None:
-        """Remember how `sample` restricts later samples. The caller will write it."""
+        """Remember how `sample`, which the caller will write, restricts later samples."""
         self._key_hashes.add(sample.key_hash)
         self.has_dotted_key = self.has_dotted_key or sample.has_dotted_key
         layout_and_kinds = sample.layout, sample.kinds

@@ -1,7 +1,4 @@
-"""Base class of writers that accept samples one by one and write one shard after another.
-
-`ShardBuilder` is the current shard: a staged file and the index of its samples.
-"""
+"""Base class of writers that accept samples one by one and write one shard after another."""
 
 from __future__ import annotations
 
@@ -45,8 +42,8 @@ _NO_METADATA: dict[str, object] = {}
 class SampleWriter(AbstractContextManager["SampleWriter"]):
     """Accepts samples and writes them into shards.
 
-    Use a writer only in one thread of the process that created it. If the `with` block raises an exception, the
-    writer discards unpublished samples.
+    Use a writer only in one thread of the process that created it. An exception in the `with` block discards
+    unpublished samples.
     """
 
     def __init__(self, shard_format: str, dots: values.Dots | None, max_bytes: int, max_count: int) -> None:
@@ -228,7 +225,7 @@ class ShardBuilder:
 class _ChecksummedFile:
     """A staged file with its size and checksum.
 
-    While bytes are appended, a thread syncs the file to disk. `finish` raises the errors of this thread.
+    A thread syncs the file to disk while bytes are appended. `finish` raises the errors of this thread.
     """
 
     def __init__(self, staged: StagedFile) -> None:

@@ -108,7 +108,7 @@ class ShardWriter(SampleWriter):
 
     @property
     def samples(self) -> int:
-        """Number of written samples, including samples that an earlier writer wrote before this writer resumed."""
+        """Number of written samples, including those that `resume` kept."""
         return self._output.totals.samples + (0 if self._shard is None else len(self._shard))
 
     @property

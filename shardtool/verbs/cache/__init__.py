@@ -3,13 +3,12 @@
 `FOLDER/shardtool-cache.json` contains the version. `FOLDER/lock` is locked while space is reserved or freed.
 `copied/` contains copies of shards, `written/` shards from samplers, and `counts/` the statistics of each process.
 
-A reader holds a *lease*, which is a shared lock on the shard's file. A process that copies a shard locks the shard's
+A reader holds a *lease*, a shared lock on the shard's file. A process that copies a shard locks the shard's
 *reservation*, a small file that contains the number of bytes. Other processes wait for the copy, or make it themselves
-if that process has exited. A copy is verified and leased before it gets its final name.
+if the copying process has exited. A copy is verified and leased before it gets its final name.
 
-Eviction uses the access time of a shard, which each lease sets, and the modification time, which is the time of the
-copy.
+Eviction uses a shard's access time, which each lease sets, and its modification time, when it was added.
 
-If the cache cannot be used, for example because the disk is full, the reader gets the original shard, and the user
-gets one note. Only invalid requests raise errors. See docs/decisions/013-cache-leases.md.
+If the cache fails, for example because the disk is full, the reader gets the original shard, and the user gets one
+note. Only invalid requests raise errors. See docs/decisions/013-cache-leases.md.
 """

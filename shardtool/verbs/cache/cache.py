@@ -72,7 +72,7 @@ class CacheWriterOptions(NamedTuple):
 
 
 class CacheWriter(SampleWriter):
-    """Writes samples into a cache. Create a writer with `Cache.writer`, and use it in a `with` block, in one thread.
+    """Writes samples into a cache. Create it with `Cache.writer`, and use it in a `with` block, in one thread.
 
     A shard becomes visible when it is full or the block ends. If there is no space because all other shards are in use,
     the writer waits. An exception or a killed process leaves no partial shard. Keys must be unique within a shard.
@@ -145,7 +145,7 @@ class CacheWriter(SampleWriter):
     def _add(self, sample: EncodedSample, row: Mapping[str, object]) -> None:
         try:
             super()._add(sample, row)
-        except InvalidRequest as error:  # the previous shard cannot be published, because its metadata is incompatible
+        except InvalidRequest as error:  # the previous shard has incompatible metadata and cannot be published
             raise SampleRefused(error, "bad-value") from None
         self.samples += 1
 
@@ -180,10 +180,10 @@ class Cache:
 
     Args:
         folder: Folder of the cache, created if missing.
-        max_bytes: Maximum total size, in bytes or as a size such as `50GB`. Each process applies its own limit when it
-            adds a shard.
-        policy: Which shards to evict first. `least-used` evicts the least recently used shard, `oldest` the shard added
-            first. `keep` evicts none, and reads shards that do not fit from their original location. Use `keep` if the
+        max_bytes: Maximum total size, in bytes or such as `50GB`. Each process applies its own limit when it adds a
+            shard.
+        policy: Which shards to evict first: the least recently used (`least-used`), or those added first (`oldest`).
+            `keep` evicts none, and reads shards that do not fit from their original location. Use `keep` if the
             dataset is larger than the cache and read in whole epochs.
         observer: Receives notes. Without an observer, notes are warnings.
 
@@ -258,8 +258,7 @@ class Cache:
     def open(self, shard: StoredShard) -> LeasedShard:
         """Return the copy of a shard, or the original shard if the cache cannot be used.
 
-        The first process that opens a shard copies it, while others wait. A copy is not evicted until the result is
-        closed.
+        The first process that opens a shard copies it; others wait. No copy is evicted before the result is closed.
 
         Raises:
             InvalidRequest: The shard is larger than the cache.
@@ -296,7 +295,7 @@ class Cache:
         return self._originals.get(shard.path) or self._originals.setdefault(shard.path, original_file(shard))
 
     def drop(self, shard: StoredShard) -> None:
-        """Delete the damaged copy of a shard. The next `open` copies the shard again.
+        """Delete the damaged copy of a shard, so that the next `open` copies the shard again.
 
         While other processes use the copy, this process reads the original.
         """
@@ -338,8 +337,7 @@ class Cache:
     def refresh(self, max_bytes: int | str | None = None) -> CacheShards:
         """Return the paths of the finished shards that samplers wrote, oldest first.
 
-        The shards are kept until the next `refresh`, or until the result is closed. Shards of earlier results may be
-        evicted for waiting writers.
+        The shards are kept until the next `refresh`, or until the result is closed.
 
         Args:
             max_bytes: Return only the newest shards up to this size, to leave space for writers. None returns all.

@@ -113,9 +113,9 @@ class CacheSpace(NamedTuple):
             raise
 
     def scan(self, *, ignored_path: str = "") -> layout.CacheContents:
-        """Return the contents of the folder, and delete files of exited processes.
+        """Return the contents of the folder, and delete files of exited processes. The folder's lock must be held.
 
-        The caller must hold the folder's lock. The caller's reservation, `ignored_path`, is not counted.
+        The caller's reservation, `ignored_path`, is not counted.
         """
         folder, contents = self.folder, layout.CacheContents()
         cache_names = layout.MARK_NAME, layout.LOCK_NAME, *layout.FOLDERS
@@ -144,7 +144,7 @@ class CacheSpace(NamedTuple):
         return contents
 
     def counts(self) -> tuple[CacheCounts, list[int]]:
-        """Return all processes' statistics, and the ids of those still running. The folder's lock must be held."""
+        """Return all processes' statistics, and the ids of running processes. The folder's lock must be held."""
         folder = Folder(os.path.join(self.folder, layout.COUNTS))
         total, ended, pids = read_counts(folder, layout.TOTAL_NAME), [], []
         live = CacheCounts()
@@ -185,9 +185,9 @@ class CacheSpace(NamedTuple):
         return max(contents.size + contents.reserved + size - self.max_bytes, size - Folder(self.folder).free_bytes())
 
     def evict(self, shards: Iterable[layout.CachedFile], excess: int) -> int | None:
-        """Evict shards in order until this frees `excess` bytes. Return how many were evicted.
+        """Evict shards in order to free `excess` bytes, and return their number. The folder's lock must be held.
 
-        If too many shards are in use, evict none and return None. The folder's lock must be held.
+        If too many shards are in use, evict none and return None.
         """
         victims: list[tuple[layout.CachedFile, FileLock]] = []
         try:
@@ -210,7 +210,7 @@ class CacheSpace(NamedTuple):
         """Return the shards in the order in which the policy evicts them."""
         if self.policy == "oldest":
             return sorted(shards, key=lambda shard: (shard.added_ns, shard.name))
-        # shards that no process has read yet are evicted last
+        # evict shards last that no process has read yet
         return sorted(shards, key=lambda shard: (shard.never_used, shard.used_ns, shard.added_ns, shard.name))
 
     def lock_exclusively(self, path: str) -> FileLock | None:

@@ -1,4 +1,4 @@
-"""Name, recognise and read the files of a cache. Any other file is foreign, and is never opened or deleted."""
+"""Name, recognise and read the files of a cache. Other files are foreign, and are never opened or deleted."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ COUNTS_FILE_NAME = re.compile(r"\d{1,10}-[0-9a-f]{8}")
 def original_file(shard: StoredShard) -> OriginalFile:
     """Return a shard's path, size and checksum, and the name of its copy.
 
-    The name contains a hash of the shard's name, size and checksum. Without a sidecar, the hash is that of the path,
-    size and modification time or object version.
+    The name contains a hash of the shard's name, size and checksum or, without a sidecar, of the path, size and
+    modification time or object version.
     """
     try:
         facts = parse_facts(load_sidecar(shard.sidecar), shard.sidecar)

@@ -51,7 +51,7 @@ def _stalled_error(original: OriginalFile) -> NotCopiedWarning:
 
 
 def lease_copy(space: CacheSpace, original: OriginalFile) -> FileLock | None:
-    """Lease the copy of a shard and mark it as used. Return None if there is no copy of the right size."""
+    """Lease the copy of a shard and mark it as used. Return None if there is no usable copy."""
     pauses, path = Backoff(_LOCK_WAIT_S), os.path.join(space.folder, COPIED, original.name)
     while True:
         try:
@@ -72,7 +72,7 @@ def copy_and_lease(space: CacheSpace, original: OriginalFile) -> tuple[FileLock,
     """Copy a shard, or wait while another process copies it.
 
     Returns:
-        A lease on the copy, and the number of evicted shards. If another process made the copy, the number is None.
+        A lease on the copy, and the number of evicted shards, or None if another process made the copy.
 
     Raises:
         NotCopiedWarning: There is no space, or the process that copies the shard makes no progress.
@@ -178,7 +178,7 @@ def _lease_unpickled(paths: list[str]) -> CacheShards:
 def lease_written_shards(space: CacheSpace, max_bytes: int | None) -> CacheShards:
     """Lease the newest shards that samplers wrote, up to `max_bytes` (None for all). The result starts with the oldest.
 
-    First evict shards for waiting writers. A shard that should be evicted but is still in use is not leased again.
+    First evict shards for waiting writers. A shard that is still in use and cannot be evicted is not leased again.
     """
     with space.locked():
         contents = space.scan()

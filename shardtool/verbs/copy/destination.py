@@ -1,7 +1,7 @@
 """Open a dataset to copy, and find the files that already exist at the destination.
 
-Existing files in a folder are compared by reading them. A shard in a store is not read. It matches the source if its
-size, its sidecar and the MD5 that the store reports are the same.
+Existing files in a folder are read to compare them. A shard in a store matches the source if its size, its sidecar and
+the MD5 that the store reports are the same.
 """
 
 from __future__ import annotations
@@ -61,10 +61,7 @@ class ShardCopy(NamedTuple):
 
     @property
     def parts(self) -> tuple[tuple[OriginalFile, bool | None], tuple[OriginalFile, bool | None]]:
-        """The shard and the sidecar, each with whether the destination has an identical file.
-
-        None means that the destination has no file of this name.
-        """
+        """The shard with `shard_matches`, and the sidecar with `sidecar_matches`."""
         return (self.shard, self.shard_matches), (self.sidecar, self.sidecar_matches)
 
 
@@ -72,7 +69,7 @@ class CopySource(NamedTuple):
     """A dataset to copy.
 
     Attributes:
-        data: The bytes of the dataset file, which are copied even if the file changes during the run.
+        data: The bytes of the dataset file to copy, even if the file changes during the run.
         pairs: The shards and sidecars in order, not yet compared with the destination.
         skipped: The bytes of the list of skipped samples, or b"" if there is none.
     """
@@ -158,8 +155,8 @@ class CopyTarget(NamedTuple):
     Attributes:
         shard_folder: The folder of the shards, which is `folder` or a subfolder.
         existing_files: Size and modification time of each existing file, by name, in `folder` and in `shard_folder`.
-        data: The bytes of the existing dataset file, even if an interrupted copy renamed it. None if it is missing.
-        old: The parsed `data`, or None if it is missing or damaged.
+        data: The bytes of the existing dataset file, even if an interrupted copy renamed it, or None.
+        old: The parsed `data`, or None if `data` is missing or damaged.
     """
 
     source: CopySource
@@ -225,7 +222,7 @@ def open_target(source: CopySource, where: str) -> CopyTarget:
 
 
 def shards_to_copy(target: CopyTarget, options: CopyOptions, notes: Notes) -> list[ShardCopy]:
-    """Compare existing files with the source. Return the shards to copy; new shards come first, then replacements.
+    """Compare existing files with the source. Return the shards to copy, new shards before replacements.
 
     Raises:
         OutputExists: Another dataset or other files would be replaced, and `overwrite` is false.

@@ -69,9 +69,8 @@ class ByteMeter:
 class ThreadCount:
     """Choose how many tasks run concurrently: the `requested` number, or a number adapted to the throughput.
 
-    The adapted number starts at four. Each measurement of the throughput takes at least a second. If the throughput
-    grew by a fifth since the previous measurement, the number is doubled. Otherwise, the number is halved, and no
-    longer changes.
+    The adapted number starts at four. It is doubled each time that the throughput, measured for at least a second, grew
+    by a fifth. Otherwise, it is halved and no longer changes.
     """
 
     def __init__(self, requested: int | None) -> None:
@@ -93,7 +92,7 @@ class ThreadCount:
 
 
 def _threads_for_limit(limit: int | None) -> int | None:
-    # Use so few threads that each can copy a block every `_MAX_SILENT_S` without exceeding the limit.
+    # Limit the threads so that each can copy a block every `_MAX_SILENT_S`.
     threads = _MAX_THREADS if limit is None else limit * _MAX_SILENT_S // BLOCK_BYTES
     return None if threads >= _MAX_THREADS else min(max(threads, 1), _INITIAL_THREADS)
 

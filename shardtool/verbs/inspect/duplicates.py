@@ -24,10 +24,7 @@ if TYPE_CHECKING:
 
 
 class DuplicateSample(NamedTuple):
-    """A sample with the same content as another sample.
-
-    `differs` lists the fields, such as labels, that differ from the first sample of the group.
-    """
+    """A sample with the same content as another sample, and the fields that differ from the first of the group."""
 
     key: str
     dataset: str

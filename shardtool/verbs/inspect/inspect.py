@@ -48,8 +48,8 @@ def inspect(dataset: DatasetLike, options: InspectOptions, observer: Observer) -
     """Return a summary of one or several datasets.
 
     Args:
-        dataset: A dataset file, shard pattern, glob, folder, or list of shards. For a name with `{split}`, or a list of
-            datasets, the summaries are in `Summary.datasets`.
+        dataset: A dataset file, shard pattern, glob, folder, or list of shards. For several datasets (a list, or a name
+            with `{split}`), the summaries are in `Summary.datasets`.
 
     Raises:
         InvalidRequest: There is no such dataset.
@@ -69,7 +69,7 @@ def _inspect_one(dataset: StoredDataset, options: InspectOptions, observer: Obse
         path, problem = dataset.dataset_file or dataset.shards[0].path, summary.problems[0]
         found = f"no shard can be read: {problem.where}: {problem.message}"
         raise CorruptShard(path, found, remedy="Copy or create the shards again.")
-    return (dataset, overview.counts), summary  # the overview is not kept: for many datasets, overviews are too large
+    return (dataset, overview.counts), summary  # do not keep the overviews, which are too large for many datasets
 
 
 _MAX_COLUMN_VALUES = 10

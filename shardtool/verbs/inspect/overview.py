@@ -62,7 +62,7 @@ class FieldPayloads(NamedTuple):
     crcs: NDArray[np.uint64] | None
 
     def content_ids(self) -> NDArray[np.uint64]:
-        """Combine the length and CRC-32C of each payload in one number. Equal payloads have equal numbers."""
+        """Combine the length and CRC-32C of each payload in one number."""
         lengths: NDArray[np.uint64] = self.lengths << np.uint64(32)
         return lengths if self.crcs is None else lengths | self.crcs
 
@@ -72,7 +72,7 @@ class StoredSample:
     """A sample and its location.
 
     Attributes:
-        number: Number of the sample, from 0 for the first sample of the shard, or from `first` of `stored_samples`.
+        number: Number of the sample, counted from 0 in the shard, or from `first` of `stored_samples`.
     """
 
     shard: StoredShard
@@ -185,7 +185,7 @@ class DatasetOverview:
         return len(self.counts) < len(self.dataset.shards)
 
     def read(self) -> Iterator[tuple[StoredShard, ShardIndex, dict[str, FieldPayloads]]]:
-        """Yield the index of each shard. If the dataset has too many samples, skip shards at regular intervals."""
+        """Yield the index of each shard. Skip shards at regular intervals if there are too many samples."""
         file, step = self.dataset.file, 1
         if file is not None:
             samples = sum(shard.samples for shard in file.shards)
@@ -319,7 +319,7 @@ class DatasetOverview:
     def labels(self, name: str, max_values: int) -> tuple[Label, ...]:
         """Return a field's most frequent values.
 
-        To get the name of a value, one of its payloads is read. If reading fails, the name is `?`.
+        The name of a value is read from one of its payloads, and is `?` if reading fails.
         """
         tally = self.fields[name]
         kind, classes = self.kinds.get(name, "bytes"), self.classes.get(name)

@@ -1,6 +1,6 @@
 """Find samples of datasets, decode their fields for display, and write the fields to files.
 
-Whatever the key of a sample, no file outside the output folder is written.
+No file outside the output folder is written, even if a key is malicious.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def iter_keys(datasets: Sequence[StoredDataset], where: str | None = None) -> It
 def first_samples(
     datasets: Sequence[StoredDataset], max_samples: int | None = None, where: str | None = None
 ) -> Iterator[StoredSample]:
-    """Yield the first `max_samples` samples (all if None), or the first that match a query."""
+    """Yield the first samples that match a query (all without a query), at most `max_samples`."""
     remaining = sys.maxsize if max_samples is None else max_samples
     for selected in selected_shards(datasets, where, metadata=True):
         for row in selected.rows[:remaining].tolist():

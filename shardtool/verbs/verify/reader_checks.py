@@ -1,7 +1,7 @@
 """Check datasets for other tools: names and fields that readers would misread (`verify --for`), and index files.
 
 tests/clients/test_targets.py confirms each rule with the reader itself. DALI uses the names of tar members only if a
-shard has no index for DALI. No checksum covers index files, so they are compared with their shards.
+shard has no index for DALI. Index files have no checksum, so they are compared with their shards.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from shardtool.verbs.verify.verified_dataset import VerifiedDataset
 
 
-# These are not findings: `_find_missing_fields` reports missing fields, and the other problems only need a note.
+# Not findings: `_find_missing_fields` reports missing fields, and the other problems only need a note.
 _NOTE_ONLY_RULES = ("space-in-key", "meta-field", "text-label", "missing-field")
 _DALI_NAME_RULES = ("dot-in-key", "pax-name")
 _UNCOMPRESSED_ONLY = ("wids", "dali", "energon")

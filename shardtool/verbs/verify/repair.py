@@ -2,12 +2,12 @@
 
 - A missing, damaged or stale sidecar is rebuilt if its shard has the checksum in the dataset file.
 - A missing or damaged dataset file is rebuilt if every shard has the checksum in its sidecar.
-- Shards are rebuilt only with the source. `create` runs again with the recorded options, and with the user's options
-  (`--map`, `--root`). Nothing is replaced unless the result is exactly what the dataset file lists. If the
-  dataset has splits, appended samples or a `--join` table, or `reshard` wrote it, a message names the command to run.
+- Shards are rebuilt only with the source. `create` runs again with the recorded options and the user's `--map` and
+  `--root`. Its result replaces shards only if it matches the dataset file exactly. If the dataset has splits, appended
+  samples or a `--join` table, or `reshard` wrote it, a message names the command to run.
 
-Sidecars are replaced one by one, then the dataset file. New shards are staged, then replace the old shards together. If
-the replacement is interrupted, the next run finishes it.
+Sidecars are replaced one by one, then the dataset file. New shards are staged, then replace the old shards together.
+The next run finishes an interrupted replacement.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`verify`: check that a dataset is complete and undamaged.
 
-Worker processes scan each shard and compute its checksums. The main process compares the results with the sidecar and
-the dataset file. It also checks all shards together for gaps, extra files, and duplicate keys.
+Workers scan shards and compute checksums. The main process compares the results with the sidecars and the dataset file,
+and checks all shards together for gaps, extra files, and duplicate keys.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class UnusualSamples:
             self._extremes[reason] = float(values[row]), number, row, describe(row)
 
     def find(self, shards: Sequence[StoredShard]) -> list[tuple[str, StoredSample]]:
-        """Return (reason, sample) pairs. A property that all samples share makes none of them unusual."""
+        """Return (reason, sample) pairs, without properties that all samples share."""
         locations = []
         for pair in (("smallest", "largest"), ("widest", "tallest")):
             extremes = [(reason, *self._extremes[reason]) for reason in pair if reason in self._extremes]
@@ -176,8 +176,8 @@ def choose_samples(
 ) -> ChosenSamples:
     """Choose up to `max_samples` samples, spread over the values of a label or, without labels, over shards.
 
-    If `default_count` is given, choose only this number of samples or, if there are more label values, one per value.
-    `collectors` are called with each index that is read.
+    With `default_count`, choose only this number of samples or, if there are more label values, one per value. Call the
+    `collectors` with each index that is read.
     """
     overview = DatasetOverview(dataset, InspectOptions(seed=seed), Observer())
     spread: set[str] = set()

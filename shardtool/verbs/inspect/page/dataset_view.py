@@ -165,7 +165,7 @@ class DatasetView(ChosenSamples):
 
     @cached_property
     def labels(self) -> list[LabelSet]:
-        """The values, with their counts, of annotations with class names, then of likely labels."""
+        """The values and counts of annotations with class names, then of likely labels."""
         overview, sets = self.overview, []
         for name in overview.classes:
             if counts := self.class_counts.get(name.rpartition(".")[0]):

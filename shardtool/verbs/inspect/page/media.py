@@ -116,7 +116,7 @@ class MediaBudget:
         self._available += self._per_sample
 
     def take(self, kind: str, length: int) -> int:
-        """Return how many bytes of a field to include: all, or a start that can be played, or 0 if neither fits."""
+        """Return how many bytes of a field to include: all, a start that can be played, or 0 if neither fits."""
         available = min(int(self._available), _MAX_MEDIA_BYTES)
         aligned = available // _AUDIO_FRAME_BYTES * _AUDIO_FRAME_BYTES
         start_bytes = aligned if aligned >= _MIN_CLIP_BYTES and not kind.endswith("/mp4") else 0

@@ -1,8 +1,7 @@
 """Write a self-contained HTML page about a dataset (`inspect --html`).
 
-All content of the dataset is treated as hostile. The templates escape the content and show control characters. The
-page's content security policy allows only the page's own script and style sheet, by hash. The page is readable without
-JavaScript.
+All content of the dataset is untrusted. The templates escape the content and show control characters. The content
+security policy allows only the page's own script and style sheet, by hash. The page is readable without JavaScript.
 """
 
 from __future__ import annotations
@@ -234,7 +233,7 @@ class LogScale:
         return [step * index for index in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
     def ticks(self, show: Callable[[float], str]) -> list[tuple[float, float, str]]:
-        """Return the pixel of each mark, and the centre and text of its label. A text that would overlap is empty."""
+        """Return each mark's pixel, and its label's centre and text. Texts that would overlap are empty."""
         ticks, free_from = [], 0.0
         for value in self.marks():
             pixel, text = self.at(value), show(value)

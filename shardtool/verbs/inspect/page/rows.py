@@ -109,7 +109,7 @@ class RowTable:
         self.rows += count
 
     def set_rows(self, samples: Sequence[ShownSample], overview: DatasetOverview) -> None:
-        """Set the row of each sample that is shown as a card. Add rows for samples that the limits excluded."""
+        """Set the row of each sample on a card. Add rows for samples that the limits excluded."""
         added: dict[tuple[str, int], tuple[int, ShownSample]] = {}
         for sample in samples:
             path, number = sample.chosen.shard.path, sample.chosen.number
@@ -212,7 +212,7 @@ def script_json(value: object, *, ascii_only: bool = False) -> str:
 def rows_json(tables: Sequence[RowTable], overviews: Sequence[DatasetOverview]) -> str:
     """Return the rows as JSON for a script element.
 
-    A column contains its cells as `values`, or its distinct texts as `names` and the index of each cell's text as
+    A column contains its cells as `values`, or its distinct texts as `names` and each cell's index in `names` as
     `codes` (-1 for null). `keys` contains, by row, the keys that the column `key` shows escaped or cut.
     """
     pairs = [*zip(tables, overviews, strict=True)]
