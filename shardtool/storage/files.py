@@ -366,7 +366,7 @@ def read_file(path: bytes, into: memoryview, flags: int, folder: int | None = No
 
 
 def read_unchanged(path: bytes, into: memoryview, flags: int, folder: int | None = None) -> tuple[int, FileInfo]:
-    """Read a source file as `read_file` does, and read again if the ctime of the file changes meanwhile.
+    """Read a source file as `read_file` does, but repeat the read if the ctime of the file changes meanwhile.
 
     Raises:
         OSError: The file changed during `MAX_READS` attempts.

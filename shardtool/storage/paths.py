@@ -83,7 +83,7 @@ def similar_path(path: str) -> str:
 
 
 def source_identity(root: bytes) -> str:
-    """Return a source's address, or a local folder's device and inode, which stay the same if it is renamed."""
+    """Return text that identifies a source: its address, or a folder's device and inode, which survive a rename."""
     if is_address(root):
         return to_text(root)
     info = os.stat(root)

@@ -80,7 +80,7 @@ def _file_identity(fd: int) -> tuple[int, int]:
 
 
 class SharedBlocks:
-    """Numbered blocks that processes share. Blocks with numbers from 2**20 are not stored.
+    """Numbered blocks that processes share. Only block numbers below 2**20 are stored.
 
     All methods are thread-safe. An unpickled instance shares the same blocks.
     """

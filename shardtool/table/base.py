@@ -54,9 +54,9 @@ class Table:
         self.notes: tuple[str, ...] = ()
 
     def read(self, columns: list[str], text: Collection[str], /) -> pa.Table:
-        """Read columns, in the order of the table. Without columns, the result may have no rows.
+        """Read columns, in the order of the table. Formats without types read the columns in `text` as text.
 
-        Formats without types read the columns in `text` as text.
+        If `columns` is empty, the result may have no rows.
         """
         raise NotImplementedError
 

@@ -90,7 +90,7 @@ def missing_name_error(thing: str, option: str, name: str, names: Sequence[str])
 
 
 def check_direction(option: str, pairs: Iterable[tuple[str, str]], names: Collection[str]) -> None:
-    """Raise an error if a pair is (existing, new) instead of (new, existing), given the existing `names`."""
+    """Raise an error if a pair is (existing, new) instead of (new, existing). `names` are the existing names."""
     if swapped := {old: new for new, old in pairs if new in names and old not in names}:
         old, new = next(iter(swapped.items()))
         found, remedy = f"'{new}={old}': {new!r} exists, and {old!r} does not", option_text(option, swapped)

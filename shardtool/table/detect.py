@@ -52,8 +52,8 @@ def is_parquet_glob(path: str) -> bool:
 def list_parquet_files(folder: str) -> list[str]:
     """Return the sorted paths of the Parquet files that match a glob or are below a folder.
 
-    Return nothing if the folder contains other files, except files that start with a dot or an underscore, such as
-    `_SUCCESS`.
+    If the folder contains other files, return nothing. Names that start with a dot or an underscore, such as
+    `_SUCCESS`, are ignored.
     """
     if is_parquet_glob(folder):
         return [path for path in match_glob(folder) if paths.base_name(path)[0] != "."]

@@ -207,7 +207,7 @@ def _unknown_class_positions(column: pa.ChunkedArray, classes: Sequence[str]) ->
 
 
 def check_list_field(name: str, column: str, kind: pa.DataType) -> None:
-    """Raise an error if a field does not end in json, so that it cannot store lists of class numbers."""
+    """Raise an error if the field `name` cannot store lists of class numbers. It must end in json."""
     if pa.types.is_nested(kind) and name.rpartition(".")[2].lower() != "json":
         found = f"column {column!r} (field {name}) holds lists of class numbers"
         remedy = f"Use {option_text('field', {f'{column}.json': column})}."
@@ -233,7 +233,7 @@ def renumber_columns(
     Args:
         classes: Class names by column. The dict is updated to the new class names.
         fields: Pairs of field and column.
-        requested_fields: The fields to which a fixed class list applies, or none for all.
+        requested_fields: The fields to which a fixed class list applies. If empty, it applies to all.
         class_lists: Existing class lists. If None, no column changes.
     """
     if class_lists is None:

@@ -180,9 +180,10 @@ def import_library(module: str) -> Any:
 class BatchSequence:
     """Batches of a dataset, reordered each epoch, as a mixin for `keras.utils.PyDataset`.
 
-    Worker threads request batches, so the order must not change during an epoch. Keras also calls `on_epoch_end` after
-    it has read batches only to learn their shapes. The next epoch therefore starts only if `on_epoch_begin` was called.
-    Older releases of Keras never call `on_epoch_begin`. With them, every `on_epoch_end` starts the next epoch.
+    Keras requests batches from worker threads, so the order must not change during an epoch. Keras also calls
+    `on_epoch_end` after it has read batches only to learn their shapes. The next epoch therefore starts only if
+    `on_epoch_begin` was called. Older releases of Keras never call `on_epoch_begin`. With them, every `on_epoch_end`
+    starts the next epoch.
     """
 
     def __init__(self, samples: SampleSequence, batch_size: int, first: OrderOptions, workers: int) -> None:
@@ -232,7 +233,7 @@ class BatchSequence:
 
 
 def stack_samples(samples: Sequence[Any]) -> Any:
-    """Combine samples into a batch: a dict or tuple of batches for dicts and tuples, an array for other values."""
+    """Combine samples into a batch. Dicts and tuples become a dict or tuple of batches, other values an array."""
     first = samples[0]
     if isinstance(first, dict):
         names = {name for sample in samples for name in sample}

@@ -214,7 +214,7 @@ class Prefetcher:
     """Moves the batches of a loader to a device in order, and copies the next batches in the background.
 
     A batch is a tensor, an array, or a nested dict, list or tuple of tensors and arrays. Numeric arrays become tensors.
-    Other values stay unchanged. Returned tensors share no memory with the loader.
+    Other values stay unchanged. Returned tensors never share memory with the loader.
 
     If any of `mean`, `std`, `dtype` and `channels_last` is given, images are copied as uint8 and become floats
     [n, c, h, w], with the values (value / 255 - mean) / std. Images are uint8 tensors [n, h, w, c] or [n, c, h, w].

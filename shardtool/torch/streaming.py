@@ -254,7 +254,7 @@ _TALLY_STEP_DIVISOR = 16  # each publication takes new shared memory, so wait un
 
 
 class SkipCounter(SkippedSamples):
-    """Counters of the samples that one worker skipped. After `publish`, other processes can read the counters."""
+    """Counters of the samples that one worker skipped. Other processes can read the counters after `publish`."""
 
     def __init__(self, blocks: SharedBlocks, worker: int) -> None:
         super().__init__()

@@ -3,8 +3,8 @@
 - The format is detected from the content, not from the name. For example, `ImageNet/n02105855_2933.JPEG` is a PNG.
 - Only seven formats are tried. EPS, for example, would start another program.
 - Only the first picture of a multi-picture JPEG (MPO) is used, because the others are previews and gain maps.
-- A truncated image is refused (`truncated-image`), even if its decoder accepts it. This does not detect a JPEG, GIF or
-  fax (TIFF) whose compressed data end correctly, but before the last row.
+- A truncated image is refused (`truncated-image`), even if its decoder accepts it. One case is not detected: a JPEG,
+  GIF or fax (TIFF) whose compressed data end correctly, but before the last row.
 
 Source: the Pillow handbook, "Concepts" (modes, filters) and "Image file formats"; EXIF 2.32, tag 0x0112.
 """

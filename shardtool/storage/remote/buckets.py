@@ -109,8 +109,8 @@ def put_object(address: str, data: bytes, expected: str | None = None, *, use_st
 
     Args:
         expected: The version to replace. If "", the object must not exist. If None, replace any version.
-        use_storage_class: Whether to use the requested storage class. Not for locks, because a store may bill them
-            for a month.
+        use_storage_class: Whether to use the requested storage class. Locks do not use it, because a store may bill
+            such an object for a month.
 
     Raises:
         FileExistsError: The existing object does not have the version `expected`.

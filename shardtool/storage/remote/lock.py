@@ -114,7 +114,7 @@ class _ExistingLock(NamedTuple):
 
 
 class Lease:
-    """A lock that a thread renews until `release`. `lost` is the error to raise if the lock was lost."""
+    """A lock that a thread renews until `release`. If the lock was lost, `lost` is the error to raise."""
 
     def __init__(self, address: str, holder: LockHolder, version: str) -> None:
         self._address, self._holder, self._version = address, holder, version

@@ -1,6 +1,6 @@
-"""Find the proxy, certificates and HTTP headers for a server, the same for obstore and urllib3.
+"""Find the proxy, certificates and HTTP headers for a server, by the same rules for obstore and urllib3.
 
-`NO_PROXY` follows the rules of obstore's HTTP library, reqwest.
+`NO_PROXY` follows the rules of reqwest, which obstore uses.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _read_certificates(name: str, path: str) -> str:
 
 
 def tls_context() -> ssl.SSLContext:
-    """Return the shared TLS settings. Without them, urllib3 would load the certificates for each connection."""
+    """Return TLS settings to share, because urllib3 would load the certificates for each connection."""
     from urllib3.util.ssl_ import create_urllib3_context
 
     context = create_urllib3_context()
