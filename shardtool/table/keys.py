@@ -54,7 +54,7 @@ def iter_row_numbers(rows: NDArray[np.int64]) -> Iterator[pa.Array]:
 
 
 def gather_keys(chunks: Iterable[pa.Array]) -> tuple[PackedStrings, NDArray[np.int64]]:
-    """Concatenate keys. Return the keys, and the positions of invalid keys. If any key is invalid, return no keys."""
+    """Return the concatenated keys or, if any key is invalid, no keys and the positions of the invalid keys."""
     parts, bad_chunks, before = [], [np.zeros(0, np.int64)], 0
     for chunk in chunks:
         lengths = arrow.byte_lengths(chunk)

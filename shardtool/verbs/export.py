@@ -64,7 +64,7 @@ def export(
 
 
 def check_index_names(dataset: DatasetLike, formats: Sequence[str]) -> None:
-    """Raise an error if two index files would have the same name. This check runs before shards are indexed."""
+    """Raise an error if two index files would have the same name."""
     found = find_dataset(dataset)
     names = [base_name(path) for path in found.paths]
     exports = select_exports(formats, found.shards[0].format if names else "")

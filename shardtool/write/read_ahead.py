@@ -65,7 +65,7 @@ class ReadAhead:
         self._pending: deque[_FileRead] = deque()
 
     def read(self, path: bytes, into: memoryview, flags: int, _folder: int | None = None) -> Read:
-        """Return the same as `read_file`. If the file was read in advance, copy its bytes from memory."""
+        """Read a file like `read_file`, but from memory if the file was read in advance."""
         data = self.take(path, len(into), flags)
         if data is None:
             return self._read(path, into, flags)

@@ -132,7 +132,7 @@ def object_version(address: str, headers: Mapping[str, str]) -> str:
 
 
 def delete_objects(folder: str, keys: Sequence[str]) -> None:
-    """Delete objects in the bucket of `folder`. Objects that do not exist are ignored."""
+    """Delete objects in the bucket of `folder`. Ignore missing objects."""
     store = store_for(folder)[0]
     for first in range(0, len(keys), _PAGE_KEYS):
         page = list(keys[first : first + _PAGE_KEYS])

@@ -207,7 +207,7 @@ _AWS_DEFAULT_PORTS = {"http": ":80", "https": ":443"}  # clients omit these port
 def sign_headers(
     method: str, url: str, headers: Mapping[str, str], keys: Mapping[str, Any], region: str, now: datetime | None = None
 ) -> dict[str, str]:
-    """Sign a request to S3. Return its headers, including the signature of all headers.
+    """Return the signed headers of a request to S3.
 
     To sign the body, too, pass its SHA-256 as the header `x-amz-content-sha256`. `keys` are obstore's credentials:
     `access_key_id`, `secret_access_key` and `token`.

@@ -119,7 +119,7 @@ def check_cancelled() -> None:
 
 
 def in_thread(call: Callable[[], Result]) -> Result:
-    """Run a call that cannot be interrupted in another thread. On `RequestCancelled`, leave the thread running."""
+    """Run an uninterruptible call in another thread. On `RequestCancelled`, leave the thread running."""
     from concurrent.futures import Future, wait
 
     check_cancelled()

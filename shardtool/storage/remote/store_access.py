@@ -272,7 +272,7 @@ def _aws_session(bucket: str, environment: Mapping[str, str]) -> Any:
         with _aws_errors(profile or "default"):
             session = boto3.Session(profile_name=None if profile == os.environ.get("AWS_PROFILE") else profile)
             if (keys := session.get_credentials()) is not None:
-                keys.get_frozen_credentials()  # raises errors inside `_aws_errors`, because obstore would report others
+                keys.get_frozen_credentials()  # called inside `_aws_errors`, because obstore would report other errors
                 return session
     has_credentials = any(map(environment.get, _AWS_CREDENTIAL_VARIABLES))
     if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true" and not has_credentials:

@@ -93,7 +93,7 @@ def _neighbouring_datasets(subject: VerifiedDataset, names: set[str]) -> dict[st
     # Find the dataset files in the folder that list at least one verified shard. Return the shards that each lists.
     unlisted, datasets = {case.name for case in subject.cases}, dict[str, set[str]]()
     if names.isdisjoint(case.sidecar for case in subject.cases):
-        return datasets  # without sidecars, a dataset file can only describe previous shards with these names
+        return datasets  # without sidecars, a dataset file with these shard names describes earlier shards
     for name in sorted(name for name in names if name.endswith(DATASET_SUFFIX)):
         if unlisted & (listed := find.names_listed_by(join(subject.folder, name))):
             unlisted -= listed

@@ -37,7 +37,7 @@ _NAME_PART = re.compile(r"[A-Za-z]+|[0-9]+")
 def verify_several(
     datasets: Sequence[Any], options: VerifyOptions, verify: Callable[..., VerifiedDataset], pool: Pool
 ) -> Report:
-    """Verify several datasets, and find leaks between splits. Datasets that cannot be opened are reported, too."""
+    """Verify several datasets, and find leaks between splits. The report includes datasets that cannot be opened."""
     opened = [_open_or_error(dataset) for dataset in datasets]
     splits = _find_splits(opened)
     split_indexes = {index for pair in splits for index in pair}
