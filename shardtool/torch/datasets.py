@@ -179,9 +179,9 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: ignore[misc]
     """Samples as a stream, for a `DataLoader` with the same `batch_size` and any number of workers.
 
-    Each complete pass moves to the next epoch. Workers read ahead, so a pass that you stop during its last batches may
-    count as complete. `set_epoch` also works with persistent workers. A state can be loaded with any number of ranks
-    and workers.
+    Each pass reads the current epoch. A complete pass moves to the next epoch. Workers read ahead, so a pass that you
+    stop during its last batches may count as complete. `set_epoch` also works with persistent workers. A state can be
+    loaded with any number of ranks and workers.
     """
 
     _tallies: SharedBlocks = field(init=False, repr=False, default_factory=SharedBlocks)

@@ -47,8 +47,8 @@ class Loader(StreamOptions):
     Threads run in parallel while they read files and while Pillow or NumPy work. A `transform` in pure Python holds the
     interpreter lock, so it is faster in a DataLoader.
 
-    Each complete iteration moves the loader to the next epoch. After `load_state_dict`, one iteration continues from
-    the state.
+    Each iteration starts the current epoch. A complete iteration moves the loader to the next epoch. After
+    `load_state_dict`, one iteration continues from the state.
 
     A batch is a dict or a tuple, like a sample. The values of a field determine its type in the batch:
 
