@@ -53,7 +53,7 @@ def read_taken_keys(run: Run, listing: Listing, outputs: Sequence[Output]) -> Pa
 def prepare_append(listed: Listed) -> Listed:
     """Raise an error if a dataset already contains a key of the new samples.
 
-    If an earlier run has already appended the same samples, return a destination with a `FinishedAppend`.
+    If an earlier run has already appended the same samples to a dataset, its destination gets a `FinishedAppend`.
     """
     listed = _drop_label_columns(listed)
     new_keys, entries, outputs = list[PackedStrings](), listed.entries, list[Output]()
@@ -84,7 +84,7 @@ def prepare_append(listed: Listed) -> Listed:
 
 
 def _drop_label_columns(listed: Listed) -> Listed:
-    """Drop label columns that the dataset lacks, so that no query on them silently misses the old samples."""
+    """Drop label columns that the dataset lacks, because a query on them would miss the old samples."""
     entries = listed.entries
     old_datasets = [output.destination.old for output in listed.outputs if output.destination.old]
     labels = {*entries.values.numbers, *entries.values.classes}.difference(listed.run.options.columns_from)

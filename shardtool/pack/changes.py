@@ -1,6 +1,6 @@
 """Compare a planned run with an earlier run that wrote the same dataset.
 
-If the earlier run has not finished, there is no dataset file, and its sidecars are compared instead.
+An unfinished run has no dataset file, so its sidecars are compared.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _MAX_CHECKED_SHARDS = 8
 
 
 def count_earlier_shards(output: Destination) -> int | None:
-    """Return the shard count of the earlier run, or None if that run did not assign samples to shards by hash.
+    """Return the shard count of the earlier run, or None if that run assigned samples to shards in order.
 
-    If that run did not finish, its shard count is returned, because how it assigned samples is unknown.
+    An unfinished run does not record how it assigned samples, so its shard count is always returned.
     """
     if not output.resumes or output.appends:
         return None
@@ -116,7 +116,7 @@ def other_plan_notes(planned: Planned) -> Iterator[str]:
 
 
 def lost_columns_notes(planned: Planned) -> Iterator[str]:
-    """Yield a note for each dataset whose sidecars this run replaces without the columns that `index` has added."""
+    """Yield a note for each dataset whose sidecars lose the columns that `index` has added."""
     transform, metadata = planned.listed.transform, planned.listed.entries.metadata
     measured_columns = dict(transform.measured_columns if transform else ())
     names = {"source_paths", *(() if metadata is None else metadata.column_names), *measured_columns}

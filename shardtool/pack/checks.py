@@ -1,4 +1,4 @@
-"""Check a plan before anything is written, and the content before a dataset file is published."""
+"""Check a plan before writing, and the content before a dataset file is published."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def check_metadata_size(output: PlannedOutput) -> None:
     if excess[largest] > 0:
         samples = build_shard_samples(plan, largest)
         paths = samples.paths if plan.entries.source_paths else b""
-        # pseudorandom bytes take as much space as the real checksums, because neither can be compressed
+        # like the real checksums, pseudorandom bytes cannot be compressed
         crcs = shake_128(b"").digest(2 * len(samples.content.codes))
         index = sidecar_write.written_index(plan.format, samples.content, plan.metadata(largest), crcs, (), paths)
         name, size = to_output_name(output.shard_name(largest)), int(plan.sizes[largest])

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def list_source(run: Run, source: object) -> Listed:
-    """List the requested samples, and find the datasets that they are written to."""
+    """List the requested samples, and find the output datasets."""
     found = outputs.find_outputs(run)
     patterns = [output.pattern for output in found.outputs] or [parse_output_pattern(run.names)]
     options, plan_request = outputs.keep_class_numbers(run, found.outputs), None

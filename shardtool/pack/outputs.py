@@ -48,7 +48,7 @@ class FoundOutputs(NamedTuple):
     """The datasets that a run writes.
 
     Attributes:
-        refusal: The error for existing output. The caller raises it after it has checked the source.
+        refusal: The error for existing output, which the caller raises after it has checked the source.
     """
 
     outputs: tuple[Output, ...]

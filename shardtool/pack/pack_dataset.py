@@ -46,7 +46,7 @@ def pack_dataset(
 ) -> CreateResult:
     """Write the samples of a source into shards, with sidecars and a dataset file. A dry run only plans the shards.
 
-    If `expected` is given, new shards that differ from this dataset are an error, and nothing is changed.
+    If the new shards differ from the dataset `expected`, raise an error and change nothing.
     """
     started, notes = time.time(), Notes(observer)
     with start_workers(options, notes.observer) as pool, ExitStack() as stack:

@@ -1,6 +1,6 @@
 """Write one part of a run (`--part`).
 
-Parts do not communicate. Each part plans the whole dataset, writes its own shards, and then a record with the
+Parts do not communicate. Each part plans the whole dataset, writes its own shards, and then writes a record with the
 fingerprint of the plan. The part that finds the records of all parts merges them.
 """
 

@@ -48,7 +48,7 @@ _SPLIT_MARK = "\ue000"
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Run:
-    """The request of one run, and the services that all steps use.
+    """The request of a run, and the services that all steps use.
 
     Attributes:
         names: A shard pattern or shard names. They contain `{split}` if there are splits.
@@ -184,7 +184,7 @@ class FinishedOutput(NamedTuple):
 
 
 class PlanFile(NamedTuple):
-    """The plan file that `--plan-only` writes. `listing` contains the samples before they are split and renamed."""
+    """The plan file that `--plan-only` writes. `listing` contains the samples before splitting and renaming."""
 
     path: str
     request: PlanRequest
@@ -194,10 +194,10 @@ class PlanFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Listed:
-    """The samples of a source, and the datasets that they are written to.
+    """The samples of a source, and the output datasets.
 
     Attributes:
-        transform: The transform of the run. Its `where` is the part of the query that workers evaluate.
+        transform: The transform, whose `where` is the part of the query that workers evaluate.
         identity: A string that identifies the transform, or "" without a transform.
         finished: Existing datasets for which the run has no new samples.
     """
@@ -253,7 +253,7 @@ class Planned:
 
     @property
     def destinations(self) -> list[Destination]:
-        """The destinations of all datasets, including datasets without new samples."""
+        """The destinations of all datasets, even without new samples."""
         finished = [output.destination for output in self.listed.finished]
         return [*(output.destination for output in self.outputs), *finished]
 

@@ -1,12 +1,11 @@
 """Read the samples for a shuffle that exceeds memory.
 
-- `gather` reads each sample at its offset. This is slow in stores and on hard disks, and impossible in compressed
-  files.
+- `gather` reads each sample at its offset: slow in stores and on hard disks, and impossible in compressed files.
 - `scatter` reads each source file once, and copies the payloads in shard order into a temporary file (the spool).
   Packing then reads the spool region by region.
 
-Both methods give the same output. For `scatter`, the parent assigns the offsets, and workers copy the payloads. The
-spool is divided into regions that fit in memory. A region contains the payloads of consecutive samples of a shard.
+Both methods give the same output. For `scatter`, the parent assigns the offsets, and workers copy the payloads. Each
+region fits in memory, and contains the payloads of consecutive samples of a shard.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ if TYPE_CHECKING:
 
 
 _BUFFERS_BYTES = 2 * BUFFER_SIZE + MAX_GAP_BYTES
-_TARGET_RUN_BYTES = 2**20  # per write to the spool: less causes seeks, and more is not faster
+_TARGET_RUN_BYTES = 2**20  # per write to the spool: less causes seeks, more is not faster
 _MIN_REGION_BYTES, _MAX_REGION_BYTES = 4 * 2**20, 2**30
 _CHUNK_ROWS = 2**20
 
@@ -62,7 +61,7 @@ class SpoolLimits(NamedTuple):
     """The spool file of a shuffle, and the limits of the pass that fills the spool.
 
     Attributes:
-        other_bytes: Bytes to keep free for the output, if the output is on the file system of the spool.
+        other_bytes: Bytes to keep free for output on the file system of the spool.
     """
 
     folder: Folder
@@ -272,7 +271,7 @@ def _make_spooled_spans(
 MAX_PROBES = 64
 _MIN_PROBES = 12
 _MAX_PROBE_S = 1.0
-_DROPPED_OUTLIERS = 8  # slowest reads to ignore, because other programs may have delayed them
+_DROPPED_OUTLIERS = 8  # slowest reads, which other programs may have delayed
 _MAX_PROBE_BYTES = 2**20
 _SEQUENCE_BYTES = 4 * 2**20
 _READ_STEP_BYTES = 2**18
@@ -378,7 +377,7 @@ def _choose_cheaper(
         try:
             cost = measure_read_cost(spans, size // samples, opening=len(files) > MAX_OPEN_FILES)
         except (OSError, SourceFailed):
-            return ReadStrategy("gather")  # any method will do, because the workers will raise this error
+            return ReadStrategy("gather")  # the workers will raise this error
         reason = f"a random read takes {format_time(cost.sample_s)} per sample"
     if is_gathering_cheaper(samples, size, scatter_bytes, workers, cost):
         return ReadStrategy("gather", f"reading samples by offset: {reason}")

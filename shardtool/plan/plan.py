@@ -1,4 +1,4 @@
-"""Assign samples to shards before a byte is written: in order, or by the hash of their keys.
+"""Assign samples to shards, in order or by the hash of their keys.
 
 Sample sizes are known before writing, so each shard is an independent task with a known name and size. With hashes,
 adding or removing a sample changes only one shard (docs/format.md, "Shards by hash").
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from shardtool.pattern import ShardPattern
 
 
-_HEADROOM = 0.8  # fill new shards to this share of the limits, so a growing dataset can keep its number of shards
+_HEADROOM = 0.8  # fill new shards to this share, so a growing dataset can keep its number of shards
 _STEP_DIVISOR = 16
 _MAX_EXHAUSTIVE_SHARDS = 100
 
@@ -253,8 +253,8 @@ def make_plan(
     """Return the plan for `entries`.
 
     Args:
-        pattern: Shard names. If the user sets no other limit and there are enough samples, every name is used.
-            Otherwise, the number of names is a maximum.
+        pattern: Shard names. Without other limits, every name is used if there are enough samples. Otherwise, the
+            number of names is a maximum.
         samples: Numbers of the samples to pack. None for all.
         estimate: int64[samples], estimated bytes of each sample, if exact sizes are unknown.
     """

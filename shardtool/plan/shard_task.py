@@ -117,7 +117,7 @@ def hash_shard_plan(shard_format: str, samples: ShardSamples, work: str = "") ->
 
     A copy of the source gives the same hash, because the hash ignores the source's root and times.
     """
-    # hash only names of this shard's fields, so that other shards do not change the hash
+    # hash only this shard's field names, so that other shards do not change the hash
     content = samples.content
     used, codes = _unique_codes(np.frombuffer(content.codes, np.uint16))
     names = b"\0".join(content.fields[code] for code in used)

@@ -57,7 +57,7 @@ class Destination:
         return self.pattern.owns(name) if self.part is None else name in self.own_names
 
     def with_shard_count(self, shards: int) -> Destination:
-        """With `--part`, set `own_names`. All parts together have `shards` shards."""
+        """With `--part`, set `own_names`. `shards` is the number of shards of all parts."""
         if self.part is None:
             return self
         names = [self.pattern.shard(number) for number in self.part.shards(shards)]
@@ -256,7 +256,7 @@ def _find_append(destination: Destination) -> Append:
         option = flag_text("append", "resume")
         remedy = f"Continue it with {option}, or delete these files, which the dataset does not list."
         raise OutputExists(folder.path or ".", found, remedy=remedy)
-    if not later:  # an interrupted append may already have replaced the list of skipped samples
+    if not later:  # an interrupted append may have replaced the list of skipped samples
         rows = skipped_list.encode_skipped(destination.load_skipped())
         skipped_list.check_skipped_file(rows, old, destination.skipped_file)
     if isinstance(previous, FinishedAppend):

@@ -1,7 +1,7 @@
 """Write and update the index files of other tools for a dataset.
 
-Shards are read only for indexes that contain hashes of payloads. All files are staged before the first is
-published, so an error until then leaves the existing files unchanged.
+Shards are read only for indexes that contain hashes of payloads. All files are staged before the first is published, so
+an error while staging leaves the existing files unchanged.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _match_listed_shards(dataset: DatasetFile, listed: Collection[str]) -> Datas
 
 
 def check_other_shards(export: ExportFormat, target: OutputFolder, others: Iterable[str]) -> None:
-    """Raise an error if a shard in `others` exists. The folder's index lists it, but it is in another dataset."""
+    """Raise an error if a shard in `others` exists. The folder's index lists these shards of other datasets."""
     existing_names = {to_output_name(name) for name in target.names()}
     if others := sorted(name for name in others if "/" in name or name in existing_names):
         found = f"an index of other shards: {format_list(others, 3)}"

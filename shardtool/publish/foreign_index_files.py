@@ -1,7 +1,7 @@
 """Read the index files of other tools, copy valid ones with a dataset, and delete stale ones.
 
-An index file has no checksum, so it is compared with the sidecar of its shard. Web servers cannot list files, so
-index files are not copied from web servers. A file is deleted only if it has the name and format of an index.
+An index file has no checksum, so it is compared with the sidecar of its shard. Index files are not copied from web
+servers, which cannot list files. A file is deleted only if it has the name and format of an index.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def find_existing_exports(folder: OutputFolder, old: DatasetFile | None) -> list
         return []
     own_shards, existing = {shard.name for shard in old.shards}, []
     for name, export in exports.EXPORTS.items():
-        if export.folder_file:  # this index covers a folder, which may contain another dataset
+        if export.folder_file:  # the folder may contain another dataset
             is_there = not own_shards.isdisjoint(read_sample_counts(export, folder))
         else:
             name_of_first = exports.index_name(old.shards[0].name, export)
@@ -86,7 +86,7 @@ def find_existing_exports(folder: OutputFolder, old: DatasetFile | None) -> list
 
 
 def export_notes(folder: OutputFolder, old: DatasetFile | None, renewed: Collection[str]) -> Iterable[str]:
-    """Yield a note if index files lack the appended samples. This run has updated the formats in `renewed`."""
+    """Yield a note if index files lack the appended samples, except for the updated formats in `renewed`."""
     with_hashes = {name for name in find_existing_exports(folder, old) if exports.EXPORTS[name].has_hashes}
     if stale := sorted(with_hashes.difference(renewed)):
         advice = f"renew them with {export_call_text('', stale, overwrite=False)}, which reads all shards"
@@ -169,7 +169,7 @@ class StaleIndexes:
 
     Args:
         pattern: The shard pattern, or None to ignore all index files.
-        appends: Whether all existing shards are kept. An index of the folder then lacks shards, but stays valid.
+        appends: Whether all existing shards are kept, so that a folder's index lacks shards but stays valid.
 
     Attributes:
         removed: The `--export` name of each deleted file, by file name.
@@ -214,7 +214,7 @@ class StaleIndexes:
             raise OutputExists(self.folder.path or ".", found, expected=expected, remedy=remedy)
 
     def compare(self, shard: str, sidecar: Callable[[], bytes], *, written: bool) -> None:
-        """Mark the index files that do not match a shard. `written` tells whether this run wrote the shard."""
+        """Mark the index files that do not match a shard. `written` is true if this run wrote the shard."""
         files, counts = self._files.pop(shard, {}), {} if self._appends else self._counts
         for name, export_name in [*files.items()]:
             if written and exports.EXPORTS[export_name].has_hashes:
@@ -248,7 +248,7 @@ class StaleIndexes:
             self._stale[exports.EXPORTS[export_name].folder_file] = export_name
 
     def mark_other_shards(self, shards: Iterable[str]) -> None:
-        """Mark the index files of all shards that are not in `shards`."""
+        """Mark the index files of shards that are not in `shards`, and the folder's indexes that list such shards."""
         current_shards = {*map(to_local_name, shards)}
         for shard in sorted(set(self._files) - current_shards):
             self._stale |= self._files.pop(shard)

@@ -188,7 +188,7 @@ def compare_sidecar(
 ) -> tuple[ShardIndex, bytes | None] | DifferingSidecar:
     """Compare a sidecar with the scan of its shard.
 
-    Return a `DifferingSidecar`, or the index and the bytes of the sidecar. The bytes are None if the sidecar must be
+    Return a `DifferingSidecar`, or the index and bytes of the sidecar. The bytes are None if the sidecar must be
     rewritten.
     """
     from shardtool.dataset.shard_index import compare_indexes

@@ -85,7 +85,7 @@ class _Indexer:
 
     @cached_property
     def totals(self) -> DatasetTotals:
-        # This property imports NumPy, so start the workers first.
+        # Start the workers first, because this property imports NumPy.
         from shardtool.entries.sample_table import FieldValues
 
         return DatasetTotals(FieldValues())

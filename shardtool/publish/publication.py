@@ -42,12 +42,12 @@ class Publication:
 
     `old` selects what happens to an existing dataset:
 
-    - "keep": No listed file changes. The old dataset file exists until the new dataset file replaces it.
+    - "keep": No listed file changes. The old dataset file exists until the new one replaces it.
     - "withdraw": The old dataset file is deleted before the first file changes.
-    - "replace": All files are staged first, so the old dataset stays complete until `finish`. A store has no staging,
-      so this is the same as "withdraw" there.
-    - "exchange": Like "replace", but once all files are staged, a file with the new file list is published. If the run
-      is interrupted later, the next run uses this file to finish the exchange.
+    - "replace": All files are staged first, so the old dataset stays complete until `finish`. In a store, which has no
+      staging, this is the same as "withdraw".
+    - "exchange": Like "replace", but once all files are staged, a list of the new files is published. If the run is
+      interrupted later, the next run uses this list to finish the exchange.
 
     Args:
         stale_indexes: Index files of other tools, or None if no shard changes.
@@ -72,7 +72,7 @@ class Publication:
         self.shards_folder = folder if shards_folder is None else shards_folder
         self.waits = old in ("replace", "exchange") and folder.has_staging
         self._old, self._existing = old, dict(existing or {})
-        # for each waiting shard: its staged file, and its other staged files
+        # the staged shard, and its other staged files
         self._waiting: list[tuple[list[DurableFile], list[DurableFile]]] = []
 
     def withdraw(self) -> None:
@@ -83,7 +83,7 @@ class Publication:
             self.folder.remove([self.dataset_file])
 
     def prepare_shard(self, name: str) -> None:
-        """Before a worker replaces a shard in a store, delete the files that refer to the old shard."""
+        """Delete the files that refer to an old shard, before a worker replaces the shard in a store."""
         if not self.folder.has_staging:
             self.withdraw()
             self.stale_indexes.mark_shard(name)
@@ -221,7 +221,7 @@ def finish_replacement(folder: OutputFolder, base: str) -> None:
     file = parse_dataset(data, where)
     listed = _list_files(file)
     staged = {new.name: new.path for new in folder.staged() if new.name in listed or new.name == file.skipped_file}
-    # If the dataset file is missing, an earlier attempt deleted it after it had checked the published files.
+    # If the dataset file is missing, an earlier attempt has checked the published files and deleted it.
     old = read_valid_dataset(folder.full_path(base + DATASET_SUFFIX))
     old_files = listed if old is None else _list_files(old)
     published = {name for name in listed.keys() - staged.keys() if old_files.get(name) != listed[name]}
@@ -247,7 +247,7 @@ def _list_files(file: DatasetFile) -> dict[str, tuple[int, int | None]]:
 
 def finish_replacements(dataset: object, notes: Notes) -> bool:
     """Finish interrupted exchanges in the folders of a dataset. Return whether an exchange was finished."""
-    # Search whole folders for unfinished exchanges, because an interrupted run may have deleted the dataset file.
+    # Search whole folders, because an interrupted run may have deleted the dataset file.
     paths = [
         path
         for path in list_names("the dataset", dataset, EXPECTED_DATASET)

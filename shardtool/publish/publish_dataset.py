@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def publish_dataset(
     totals: DatasetTotals, publication: Publication, destination: Destination, run_record: RunRecord, part: str = ""
 ) -> DatasetFile:
-    """Publish the dataset file and the list of skipped samples. If `part` is given, publish its record instead."""
+    """Publish the dataset file and the list of skipped samples, or the record of `part` instead."""
     pattern = destination.pattern
     last = destination.first + len(totals.shards)
     if isinstance(destination.append, FinishedAppend):
@@ -101,7 +101,7 @@ def _merge_skipped_rows(destination: Destination, skipped: Sequence[Skipped]) ->
 def check_append_is_unchanged(
     append: FinishedAppend, number: int, shard: ShardEntry | None, destination: Destination
 ) -> None:
-    """Raise an error unless shard `number` of the append equals `shard`. None means that no such shard may exist."""
+    """Raise an error unless shard `number` of the append equals `shard`, or does not exist if `shard` is None."""
     if [*append.old.shards[number : number + 1]] != ([] if shard is None else [shard]):
         found = "the dataset already contains these keys with other content"
         action = choose_text(f"use {flag_text('append')}", "run without --resume")
@@ -118,7 +118,7 @@ def check_fingerprint(source: str, found: str, expected_fingerprint: str) -> Non
 
 
 def join_datasets(old: DatasetFile, new: DatasetFile) -> DatasetFile:
-    """Return one dataset file for old and new shards. `new.skipped` must already count the skipped samples of both."""
+    """Return one dataset file for old and new shards. `new.skipped` must count the skipped samples of both."""
     shards = (*old.shards, *new.shards)
     names = sorted({*old.fields, *new.fields}, key=to_bytes)
     fields = {name: old.fields.get(name, 0) + new.fields.get(name, 0) for name in names}

@@ -67,7 +67,7 @@ class DatasetTotals:
     skipped: list[Skipped] = field(default_factory=list)
 
     def add(self, facts: ShardFacts, sidecar: bytes, tally: ShardTally) -> ShardEntry:
-        """Add a shard. Return its entry for the dataset file. The caller updates `self.digest` and `self.skipped`."""
+        """Add a shard, and return its entry. The caller updates `self.digest` and `self.skipped`."""
         self.shards.append(tally.entry(facts, sidecar))
         self.field_bytes += tally.field_bytes
         self.fields.update(tally.fields)

@@ -1,7 +1,7 @@
 """Use a dataset as a data source of Ray Data and Ray Train.
 
-Ray's object store contains the reader of the dataset once. The task for a shard contains a reference to the reader, and
-the numbers of the samples to read.
+Ray's object store contains one reader of the dataset. The task for a shard contains a reference to the reader, and the
+numbers of the samples to read.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 In an epoch, each bundle takes one position, so ranks, workers and states count bundles instead of samples.
 
-A rule is a function that divides a window of samples into bundles by their sizes. It returns four int64 columns with
-one row per piece of a sample, sorted by bundle: the bundle number, the index of the sample in the window, the start of
-the piece in the sample, and the length of the piece.
+A rule is a function that divides a window of samples into bundles by size. It returns four int64 columns with one row
+per piece of a sample, sorted by bundle: the bundle number, the index of the sample in the window, and the start and
+length of the piece in the sample.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ class BundleReader:
         return self.length_in(OrderOptions(shuffle=False))
 
     def length_in(self, options: OrderOptions) -> int:
-        """Return the number of bundles in an epoch. The first call divides the whole epoch into bundles."""
+        """Return the number of bundles in an epoch. The first call is slow, because it divides the whole epoch."""
         return self.order(options).length
 
     def order(self, options: OrderOptions) -> BundleOrder:
@@ -263,7 +263,7 @@ class BundleReader:
         self._reader.copy_ahead(self._sample_numbers(numbers), seen)
 
     def with_fields(self, _: frozenset[str] | None) -> BundleReader:
-        """Return this reader unchanged, because it must read the fields that a bundle needs."""
+        """Return this reader, which must read the fields that a bundle needs."""
         return self
 
     def with_on_error(self, on_error: OnError) -> BundleReader:
@@ -277,7 +277,7 @@ class BundleReader:
         self._reader.skip_or_raise(error, self._first_damaged(number), *counts, damaged=damaged)
 
     def read(self, numbers: Numbers, *, on_demand: bool = False) -> Samples:  # noqa: ARG002 - as other readers
-        """Return the bundles with these numbers, built on demand. A bundle with a damaged sample becomes an error."""
+        """Yield the bundles with these numbers, or the error of a damaged sample."""
         members = self._sample_numbers(numbers)
         unique_members, inverse = np.unique(members, return_inverse=True)
         if len(unique_members) == len(members):
@@ -338,8 +338,8 @@ def sample_sizes(
 ) -> Numbers:
     """Return the size of each sample by its number, with 0 for unused samples.
 
-    `shard_sizes` returns the sizes of the samples in a shard. If a size is negative, this function raises
-    InvalidRequest, with a message that the sample has no `what`.
+    `shard_sizes` returns the sizes of the samples in a shard. A negative size raises InvalidRequest: the sample has no
+    `what`.
     """
     parts = []
     for dataset_reader, view in each_dataset(reader, views):

@@ -59,7 +59,7 @@ class Catalog:
         lists: TFRecord features that are lists in every sample.
         content: Content fingerprint, independent of order, sharding and format.
         key_ranges: First and last key of each shard.
-        parts: The catalog of each dataset if there are several. Then `shared`, `split` and `appends` are empty.
+        parts: The catalog of each of several datasets. Then `shared`, `split` and `appends` are empty.
         shared: Shared memory with a block for the index of each shard, and a block for the index of all keys.
         crcs: The CRC-32C of each shard, or -1 if unknown, int64 [shards].
         split: Name of the split, or else of the dataset file or folder.
@@ -111,7 +111,7 @@ class Catalog:
         return self.parts or (self,)
 
     def dataset(self, shard: int) -> tuple[Catalog, int]:
-        """Return the catalog of the dataset that contains a shard, and the shard's index in it."""
+        """Return the catalog of a shard's dataset, and the shard's index in it."""
         for part in self.parts:
             if shard < len(part.shards):
                 return part, shard
@@ -187,7 +187,7 @@ def _catalog_of(opened: StoredDataset) -> Catalog:
     entries: Sequence[tuple[int, int, int | None]]  # number of samples, bytes, and CRC-32C of each shard
     if file is None:
         heads = [*map_paths(StoredShard.read_footer, shards, lambda shard: shard.path)]
-        if None in heads:  # scan shards that lack a sidecar, and form their keys by the rule in the other sidecars
+        if None in heads:  # the other sidecars record at which dot the keys of scanned shards end
             shards = opened.with_dots(recorded_dots(opened)).shards
         counts_by_shard, lists = _scan_shards(
             [shard for shard, head in zip(shards, heads, strict=True) if head is None], shared

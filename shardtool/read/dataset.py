@@ -60,7 +60,7 @@ _EXPECTED_INDEX = "a number, a key, a slice, a list of numbers or keys, or a boo
 class Dataset(Streamable[SampleT]):
     """The samples of one or several datasets, or a view of some of them. See `open`.
 
-    A dataset can be pickled, and can be used in threads and after a fork. A pickle contains no open files.
+    A dataset can be pickled, and can be used in threads and after a fork.
     """
 
     reader: SampleReader
@@ -113,7 +113,7 @@ class Dataset(Streamable[SampleT]):
 
     @property
     def splits(self) -> Mapping[str, int]:
-        """The number of samples in each split. Without `open(splits=)`, each opened dataset is a split."""
+        """The number of samples per split. Without `open(splits=)`, each opened dataset is a split."""
         splits = self.reader.catalog.splits
         if self.source.chosen is None and self._assignment is None:
             return {name: sum(map(len, parts)) for name, parts in splits.items()}
@@ -167,7 +167,7 @@ class Dataset(Streamable[SampleT]):
     def _ipython_key_completions_(self) -> list[str]:
         try:
             return self.keys[:_MAX_COMPLETED_KEYS]
-        except ShardError:  # a completion must not print an error
+        except ShardError:  # completion must not print errors
             return []
 
     @overload
@@ -259,7 +259,7 @@ class Dataset(Streamable[SampleT]):
         return view
 
     def select(self, indices: Iterable[int] | Iterable[str] | NDArray[np.generic]) -> Self:
-        """Return a view of the samples with these numbers or keys, in this order, or those that a boolean mask selects.
+        """Return a view of the samples with these numbers or keys, in this order, or selected by a boolean mask.
 
         Raises:
             IndexError: A number is out of range.
@@ -326,8 +326,8 @@ class Dataset(Streamable[SampleT]):
     def table(self) -> pads.Dataset:
         """Return the sidecars as a `pyarrow.dataset.Dataset`, for pandas, DuckDB or polars.
 
-        Each row is a sample, with the columns `__key__` and `__shard__`, the location of the sample, and its metadata.
-        The table of a view is in memory. Other tables read the sidecar files when queried, without checking them.
+        Each row is a sample, with the columns `__key__` and `__shard__`, its location, and its metadata. The table of a
+        view is in memory. Other tables read the sidecar files when queried, without checking them.
         """
         return read_table(self.reader.catalog, self.source.chosen)
 
@@ -358,7 +358,7 @@ class Dataset(Streamable[SampleT]):
 
 
 def check_in_range(positions: Numbers, count: int) -> Numbers:
-    """Convert negative positions, which count from the end. Raise IndexError if a position is out of range."""
+    """Convert positions that count from the end. Raise IndexError if a position is out of range."""
     out_of_range = positions[(positions < -count) | (positions >= count)]
     if len(out_of_range):
         raise IndexError(f"sample {out_of_range[0]} of {count:,}")
@@ -396,8 +396,8 @@ def open(  # noqa: A001, PLR0913 - its public name and options
         on_error: What to do with a sample that is damaged or cannot be decoded: `raise` an error, or `skip` and count
             it.
         metadata: Whether to add the sidecar columns to samples. A field replaces a column of the same name.
-        splits: Shares of the splits that `partition` returns, such as `{"train": 0.9, "val": 0.1}`. A hash of its key
-            assigns each sample to a split, as with `create --split`.
+        splits: Shares of the splits that `partition` returns, such as `{"train": 0.9, "val": 0.1}`. Samples are
+            assigned by a hash of their keys, as with `create --split`.
         seed: Seed for `splits`.
         storage_options: Settings for the store or server, such as `endpoint` and `access_key_id`. See docs/remote.md.
 

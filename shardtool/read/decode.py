@@ -270,8 +270,8 @@ class Audio(NamedTuple):
 
 
 _AUDIO_COPIES = 2  # decoding needs the audio and a transposed copy
-_UNKNOWN_FRAMES = 2**62  # a FLAC from a pipe claims this many frames or more
-_STREAMED_WAV_BYTES = 2**31 - 2**16  # a WAV from a pipe claims this many bytes or more, or 0
+_UNKNOWN_FRAMES = 2**62  # a FLAC from a pipe claims at least this many frames
+_STREAMED_WAV_BYTES = 2**31 - 2**16  # a WAV from a pipe claims 0 bytes, or at least this many
 
 
 def _import_soundfile(where: str) -> Any:
@@ -286,7 +286,7 @@ def _import_soundfile(where: str) -> Any:
 def _decode_audio(data: bytes, max_bytes: int) -> Audio:
     library = _import_soundfile("audio")
     claim = int.from_bytes(data[4:8], "little") if data[:4] == b"RIFF" else 0
-    if claim and len(data) - 7 < claim < _STREAMED_WAV_BYTES:  # the claim may include a padding byte that is missing
+    if claim and len(data) - 7 < claim < _STREAMED_WAV_BYTES:  # the claim may include a missing padding byte
         raise ValueError(f"the audio ends too early: {len(data):,} bytes of {claim + 8:,}")
     try:
         with library.SoundFile(BytesIO(data)) as file:

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 _BUFFER_BYTES = 2**25
 _MAX_WINDOW_SAMPLES = 1024
-_PARTS_PER_RANK = 128  # with this many, the order is more random than with a buffer of 5,000 samples
-_COPIED_PARTS_PER_RANK = 32  # fewer with a cache, which must hold a shard of each part
+_PARTS_PER_RANK = 128  # more random than a buffer of 5,000 samples
+_COPIED_PARTS_PER_RANK = 32  # fewer, because a cache must hold a shard of each part
 
 
 def window_size(mean_size: int, buffer: int | None, parts: int) -> int:
@@ -43,7 +43,7 @@ def window_size(mean_size: int, buffer: int | None, parts: int) -> int:
     if buffer is not None:
         return max(1, buffer // parts)
     room = max(1, min(_MAX_WINDOW_SAMPLES, _BUFFER_BYTES // parts // mean_size))
-    return 1 << (room * room).bit_length() // 2  # a power of two, which can be permuted faster
+    return 1 << (room * room).bit_length() // 2  # powers of two are permuted faster
 
 
 def parts_window_ranks(

@@ -67,7 +67,7 @@ class LruCache(Generic[Key, Value]):
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
-        value = make()  # without the lock, so another thread may create the same value
+        value = make()  # not locked, so another thread may create the same value
         with self._lock:
             if key not in self._kept:
                 self._kept[key] = value
@@ -83,7 +83,7 @@ class IndexStore(LruCache[int, ShardIndex]):
     """The indexes of a catalog's shards.
 
     If the key ranges of the shards are known and do not overlap, a key is searched in the shard whose range contains
-    it. If the key is not found in this way, an index of all keys is built (12 to 16 bytes per sample).
+    it. Otherwise, or if the key is not found, an index of all keys is built (12 to 16 bytes per sample).
     """
 
     def __init__(self, catalog: Catalog, on_release: Callable[[], None] = lambda: None) -> None:
@@ -101,7 +101,7 @@ class IndexStore(LruCache[int, ShardIndex]):
         return IndexStore, (self.catalog,)
 
     def index(self, shard: int) -> ShardIndex:
-        """Return the index of a shard. If this process has mapped many shared indexes, release their memory pages."""
+        """Return the index of a shard. Release memory pages if many shared indexes are mapped."""
         index = self.get(shard, lambda: self._read(shard))
         with self._lock:
             if index.is_shared and shard not in self._mapped:

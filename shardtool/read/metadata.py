@@ -155,7 +155,7 @@ def read_sidecar_table(catalog: Catalog, number: int, schema: pa.Schema) -> pa.T
 
 
 def read_index(catalog: Catalog, number: int, *, metadata: bool = False) -> ShardIndex:
-    """Return the index of a shard from its sidecar. If the sidecar is missing or damaged, scan the shard, and warn.
+    """Return the index of a shard from its sidecar. If the sidecar is missing or damaged, scan the shard and warn.
 
     Raises:
         CorruptShard: The shard is missing or damaged, or the sidecar is invalid and the shard must not be scanned.
@@ -187,7 +187,7 @@ class SelectedShard(NamedTuple):
     rows: NDArray[np.int64]
 
     def raise_damage(self) -> None:
-        """If an error stopped the scan of the shard, raise this error, because the later samples are unknown."""
+        """Raise the error that stopped the scan of the shard, if any, because later samples are unknown."""
         if self.shard_index.problems:
             raise self.shard_index.problems[-1]
 
@@ -195,9 +195,7 @@ class SelectedShard(NamedTuple):
 def selected_shards(
     datasets: Sequence[StoredDataset], where: str | None = None, *, metadata: bool = False
 ) -> Iterator[SelectedShard]:
-    """Yield each shard with the rows of the samples that match the query `where`. Without a query, all samples match.
-
-    A query can use the sidecar columns and `key`, `shard`, `size` and `fields`.
+    """Yield each shard with the rows of the samples that match the query `where`, or of all samples.
 
     Raises:
         InvalidRequest: The query is invalid, or no sample of any shard matches.

@@ -77,8 +77,8 @@ def mix(
 ) -> MixedDataset[SampleT]:  # fmt: skip
     """Mix several datasets into one that can be streamed, divided among ranks and resumed.
 
-    Each block of 64 samples has the exact proportions. The datasets alternate in random order, even without `shuffle`.
-    When all samples of a dataset have been read, it starts its next epoch, in another order. In the next epoch, each
+    Each block of 64 samples has the requested proportions, up to rounding. The datasets alternate in random order, even
+    without `shuffle`. After its last sample, a dataset starts its next epoch. In the next epoch of the mix, each
     dataset continues where it stopped. Without options, each sample occurs once per epoch.
 
     Args:

@@ -82,7 +82,7 @@ class OpenFile:
                 self.fd = os.dup(unpacked.hold(0, _MAX_SHARD_BYTES).fileno())
 
     def __del__(self) -> None:
-        if os is None:  # None at interpreter exit, when Python deletes module variables
+        if os is None:  # Python has deleted module variables at exit
             return
         if self.fd >= 0:
             os.close(self.fd)
@@ -151,7 +151,7 @@ def read_exactly(fd: int, length: int, offset: int) -> bytes:
     if len(data) == length:
         return data
     parts, count = [data], len(data)
-    # repeat, because network file systems may return fewer bytes, and a call returns at most 2 GiB
+    # network file systems may return fewer bytes, and a call returns at most 2 GiB
     while parts[-1] and count < length:
         parts.append(_pread(fd, length - count, offset + count))
         count += len(parts[-1])
@@ -202,7 +202,7 @@ class OpenFiles(LruCache[str, OpenFile]):
     def renew(self, shard: StoredShard, file: OpenFile) -> bool:
         """Delete a damaged copy from the cache, and return whether to open the shard again.
 
-        A shard is copied again only once, because a second damaged copy means that the original is damaged, too.
+        A shard is copied again only once, because after two damaged copies, the original is probably damaged.
         """
         with self._lock:
             if not file.copied or not isinstance(self._cache, CopyingCache):

@@ -200,7 +200,7 @@ class Share:
         return replace(self, rank=self.rank // group_size, world_size=groups, group_size=group_size)
 
     def end(self, length: int) -> int:
-        """Return the position at which all ranks stop. With `pad`, it may be after the end of the epoch."""
+        """Return the position at which all ranks stop, which may be after the end of the epoch with `pad`."""
         remaining = max(0, length - self.origin)
         if self.ends == "uneven":
             return self.origin + remaining
@@ -214,7 +214,7 @@ class Share:
     def positions(self, start: int, stop: int, length: int) -> Numbers:
         """Return the positions in range(start, stop) that this worker reads, ascending, int64 [n].
 
-        With `pad`, positions can be `length` or more. The caller subtracts `length` from such a position.
+        With `pad`, positions can be `length` or more, and the caller subtracts `length`.
         """
         shift = self.origin + self.rank
         first = -(-(start - shift) // self.world_size)
@@ -225,7 +225,7 @@ class Share:
         return local * self.world_size + shift
 
     def replaces(self, *, damaged: bool) -> bool:
-        """Return whether another sample replaces a skipped sample. `damaged` means that it could not be read."""
+        """Return whether a skipped sample is replaced. `damaged` means that the sample could not be read."""
         return self.ends == "pad" or (self.ends == "drop" and (damaged or self.world_size > 1))
 
     def next_position(self, position: int) -> int:

@@ -25,7 +25,7 @@ class TokenField(NamedTuple):
     """A field that contains the tokens of a document, and how it stores them.
 
     Attributes:
-        form: `npy`, plain `bytes`, or `values` for a TFRecord list, whose length does not follow from its size.
+        form: `npy`, plain `bytes`, or `values` for a TFRecord list, whose size does not determine its length.
         head: For `npy`, the bytes of the header before the shape.
         header: For `npy`, the size of the header in bytes.
         row: Bytes per value, or per row of an array.

@@ -1,4 +1,4 @@
-"""Read samples by number. For a sample that cannot be read, the error is returned."""
+"""Read samples by number. A sample that cannot be read is returned as its error."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ class SampleReader:
     """
 
     def __init__(self, catalog: Catalog, options: ReadOptions) -> None:
-        # After a block of 16 MB was freed once, the C library keeps freed memory for reuse. Otherwise, it would request
-        # new memory for each list of large samples, which takes longer than reading them (measured).
+        # After a block of 16 MB was freed, the C library keeps freed memory for reuse. Requesting new memory for each
+        # list of large samples takes longer than reading them (measured).
         bytes(_FREED_BLOCK_BYTES)
         self.catalog = catalog
         self._open_shards: dict[int, ReadableShard] = {}
@@ -111,7 +111,7 @@ class SampleReader:
         return SampleReader, (self.catalog, self.options)
 
     def copy_ahead(self, numbers: Numbers, seen: set[str]) -> None:
-        """Start copying the shards of these samples into the cache. Skip paths in `seen`, and add the others to it."""
+        """Start copying the shards of these samples into the cache. Skip paths in `seen`, and add the others."""
         if isinstance(cache := self.options.cache, CopyingCache):
             for shard in [self.catalog.shards[number] for number, *_ in self.catalog.group_by_shard(numbers)]:
                 if shard.path not in seen:
@@ -207,7 +207,7 @@ class SampleReader:
                 if opened.readers is not None:
                     return opened.read_one(row, self._fields)
             except (CorruptShard, OSError, EOFError, ValueError, IndexError):
-                pass  # the read below reads the sample again, and creates a complete error
+                pass  # the next line reads the sample again, and creates a complete error
         return self._read_from_shard(shard, np.array([row]))[0]
 
     def open_shard(self, shard: int) -> ReadableShard:
@@ -218,7 +218,7 @@ class SampleReader:
                 raise error.with_traceback(None)
             stored, index = self.catalog.shards[shard], self.store.index(shard)
             is_tar = detect_kind(stored.path).format == "tar"
-            # Without a dataset file, parse each TFRecord, because only the TFRecord shows whether a feature is a list.
+            # Without a dataset file, only parsing each TFRecord shows whether a feature is a list.
             readers = self._readers if self.catalog.dataset(shard)[0].listed and not index.kinds else None
             file = self._files.open(stored, self._sizes[shard] or None)
             lists = frozenset[str]() if is_tar else self.catalog.lists
@@ -241,7 +241,7 @@ class SampleReader:
             except CorruptShard as damage:
                 error = damage
                 if self.options.on_error == "skip":
-                    self._broken[shard] = error  # so that the shard is not scanned and logged again
+                    self._broken[shard] = error  # do not scan and log the shard again
             else:
                 return samples
         return [error] * len(rows)

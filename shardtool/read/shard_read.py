@@ -103,7 +103,7 @@ class ReadableShard:
 
     Attributes:
         readers: Functions that decode numeric fields, by field name. None if whole TFRecords must be parsed.
-        lists: TFRecord features that are lists in every sample. They can be read only by parsing whole TFRecords.
+        lists: TFRecord features that are lists in every sample, and can be read only by parsing whole TFRecords.
         size: Bytes of the file, or 0 if unknown.
         crc: CRC-32C of the file, or -1 if unknown.
         views: Columns of the index as memoryviews, which return single numbers faster than arrays do.
@@ -304,7 +304,7 @@ class _BlockRead:
         ))  # fmt: skip
 
     def _check_whole(self) -> None:
-        # an index from a scan has no checksums of payloads, so check the whole shard
+        # a scan yields no checksums of payloads, so check the whole shard
         expected, file = self._shard.crc, self._shard.file
         if expected < 0:
             raise InvalidRequest(

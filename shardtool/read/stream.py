@@ -120,7 +120,7 @@ def read_ahead(
     `jobs` is iterated in the caller's thread. Closing the generator stops the threads.
     """
     pool = ThreadPoolExecutor(threads, f"shardtool-{name}")
-    stop = stop_threads  # a local name, because Python may delete module variables at interpreter exit
+    stop = stop_threads  # local, because Python may delete module variables at exit
     waiting: deque[tuple[Job, Future[Result]]] = deque()
     try:
         for job in jobs:
@@ -137,9 +137,9 @@ _READ_BYTES = 2**23  # fits into a processor's cache
 _LARGE_READ_BYTES = 2**25  # replaces `_READ_BYTES` for large samples, which are read on demand
 _MAX_SAMPLES_PER_READ = 2**12
 _STEPS_AHEAD = 2
-_CONCURRENT_ROUNDS = 2  # two reads at a time: the next starts before the previous one finishes
+_CONCURRENT_ROUNDS = 2  # the next read starts before the previous one finishes
 _ROUNDS_PER_READ = 2  # avoids many small requests
-_MAX_ROUND_GROWTH = 4  # limits memory: a state of more ranks has larger rounds (`OrderOptions.round_size`)
+_MAX_ROUND_GROWTH = 4  # limits memory: states of more ranks have larger rounds (`OrderOptions.round_size`)
 _PREFETCH_BYTES = 2**30  # enough to copy a large shard before it is read
 _MAX_PREFETCH_JOBS = 2**8
 
@@ -281,7 +281,7 @@ class Stream(SampleSource[SampleT]):
         return self.share.end(self._source.length_in(self._options))
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration read this epoch from its start. If it would read this epoch anyway, do nothing."""
+        """Make the next iteration read this epoch from its start. If this epoch is next anyway, do nothing."""
         if epoch != self.next_epoch(self.stages):
             self._go_to(replace(self._options, epoch=epoch), 0)
 
@@ -446,9 +446,9 @@ class EpochPass:
         return orders.rng_at(self.options, int(last), stage)
 
     def count_empty(self, error: ShardError, skipped: SkippedSamples, *, damaged: bool) -> None:
-        """Count a position whose sample was skipped.
+        """Count a position whose sample was skipped. Warn if more than 1 % were skipped.
 
-        Warn if more than 1 % were skipped. Raise InvalidRequest if ranks would perform different numbers of steps.
+        With `drop` and several ranks, raise InvalidRequest if stages dropped more than 1 %.
         """
         self.empty += 1
         self.dropped += not damaged

@@ -130,7 +130,7 @@ class BaseOptions:
         elif is_list and isinstance(value, os.PathLike):
             text = (os.fspath(value),)
         elif is_list and isinstance(value, Iterable) and not isinstance(value, tuple | Mapping):
-            text = (*value,)  # keep the items, because an iterator can be read only once
+            text = (*value,)  # an iterator can be read only once
         else:
             return
         object.__setattr__(self, name, text)

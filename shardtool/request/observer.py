@@ -45,7 +45,7 @@ class Observer:
         """Receive the amount of finished work since the last call."""
 
     def close(self) -> None:
-        """Close the display. Verbs call this method only if the user passed no observer."""
+        """Close the display. Verbs do this only if the user passed no observer."""
 
 
 class _NotebookObserver(Observer):
@@ -100,7 +100,7 @@ def _logger() -> Logger:
 
 
 class Notes:
-    """The notes of a run. Each note is passed to the observer immediately, and added to `texts` for the result."""
+    """The notes of a run. Each note is passed to the observer, and added to `texts` for the result."""
 
     def __init__(self, observer: Observer) -> None:
         self.observer = observer

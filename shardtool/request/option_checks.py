@@ -38,7 +38,7 @@ def _check_function(name: str, value: object) -> None:
 
 def suggest_choice(text: str, choices: Sequence[str]) -> str:
     """Return a suggestion such as `Did you mean webp?`, or "" if no choice is similar."""
-    from difflib import get_close_matches  # imported here, because it delays the start of the command line
+    from difflib import get_close_matches  # not at the top, because this import is slow
 
     similar = [choice for choice in choices if text and choice.startswith(text)]
     similar = similar or get_close_matches(text, choices, 1, _MIN_SIMILARITY)

@@ -119,20 +119,20 @@ class OptionSpec(NamedTuple):
         old: Former command-line name, which is accepted but not shown.
         common: Show the first sentence of the text with `-h`.
         rare: Show the option only in the help of its topic.
-        parent: The option whose value can contain this option, and the notation: `fields -{}`. The name alone, `fetch`,
-            means `fetch timeout={}`.
+        parent: The option whose value can contain this option, and the notation: `fields -{}`. Without a notation,
+            `fetch` means `fetch timeout={}` for the option `timeout`.
         expand: Converts the value to values of other options.
         metavar: Placeholder for the value in the help. With "", the type determines the placeholder.
-        shown: Text for the default in the help, if that is not a plain value.
+        shown: Text for the default in the help, if the default is not a plain value.
         form: How the value is written and parsed. `sample` is a share above 0.
         only_for: Kind of source to which the option applies, or "" for any source.
         requires: Rules about options that must also be given. A function that returns these rules can name options
             defined later.
         recorded: Whether the option affects the dataset.
-        comma_separated: The option can be repeated, and each value can be a list with commas.
-        word: The option has one value, which is a list with commas.
+        comma_separated: Whether the option can be repeated, and each value can be a list with commas.
+        word: Whether the option has one value, which is a list with commas.
         off: Help text of the command-line option that turns this flag off.
-        group: Name of a group of options. If one of them is typed, all values of the group in the job file are ignored.
+        group: Name of a group. If one of its options is typed, the job file's values for the group are ignored.
         choices: The accepted values, if the annotation does not list them.
         origin: The class whose docstring describes the option, or None for the class of the field.
     """

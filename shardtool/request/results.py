@@ -289,7 +289,7 @@ class ExportResult(Result):
 
     Attributes:
         files: Names of the index files, first the files for single shards, then the files for whole folders.
-        kept: Number of files that were not replaced: files with the same bytes, and files that users may edit.
+        kept: Number of existing files that were kept, because they are equal or users may edit them.
     """
 
     dataset_file: str
@@ -349,7 +349,7 @@ class MovedSample(NamedTuple):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class DiffResult(Displayed):
-    """The differences between `a` and `b`. Both can be one dataset or several, and `b` can be the source of `a`.
+    """The differences between `a` and `b`. Each is one dataset or several, and `b` can be the source of `a`.
 
     A sample can be both moved and changed.
 
@@ -419,7 +419,7 @@ class Check(NamedTuple):
 
     Attributes:
         name: What was checked: `server`, `list`, `delete` ...
-        state: `ok` or `wrong`. If the check was not possible, `unknown`, and `found` contains the reason.
+        state: `ok`, `wrong`, or `unknown` if the check was not possible. `found` then contains the reason.
         cure: How to fix the problem.
     """
 

@@ -104,7 +104,7 @@ class RunRecord:
 
     @property
     def dots(self) -> Dots:
-        """Whether keys end at the first or the last dot of tar member names."""
+        """The dot of tar member names at which keys end: the first or the last."""
         return "last" if self.options.get("dots") == "last" else "first"
 
     @property
@@ -114,7 +114,7 @@ class RunRecord:
         return tuple(map(RunRecord, runs)) if isinstance(runs, list) else ()
 
     def as_append_to(self, first: RunRecord) -> RunRecord:
-        """Return this record as an item of `first.appended`, without the split names that `first` contains."""
+        """Return this record as an item of `first.appended`, without the split names in `first`."""
         skipped = {"splits", "split"} if self.split == first.split else {"splits"}
         return RunRecord({name: value for name, value in self.document.items() if name not in skipped})
 
@@ -149,7 +149,7 @@ def format_command_line(run: RunRecord) -> str:
     if options.pop("descending", False):
         options["sort_by"] = f"-{options.get('sort_by', '')}"
     for name, value in options.items():
-        if not (is_reshard and name == "dots"):  # not typed, because `reshard` reads `dots` from the source
+        if not (is_reshard and name == "dots"):  # `reshard` reads `dots` from the source
             words += cli_words(name, value)
     return " ".join(map(quote_for_shell, words))
 

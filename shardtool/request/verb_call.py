@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     class VerbOfOne(Protocol[_A_contra, _Options_contra, _Result_co, _OptionParams]):
         """A verb of one argument, such as `verify(dataset, quick=True)`."""
 
-        # With one signature instead of overloads, type checkers report a wrong option in one line.
+        # With one signature, not overloads, type checkers report a wrong option in one line.
         def __call__(
             self,
             first: _A_contra,
@@ -114,8 +114,7 @@ _OptionsT = TypeVar("_OptionsT", bound=BaseOptions)
 class accepts_options(Generic[_OptionsT, _OptionParams]):  # noqa: N801 - a decorator
     """Let a verb accept options as keyword arguments, as in `create("imgs", "out-{000000..}.tar", shuffle=True)`.
 
-    Keyword arguments override an options object. The decorated function always receives an options object and an
-    observer.
+    Keyword arguments override an options object. The verb always receives an options object and an observer.
     """
 
     def __init__(self, kind: Callable[_OptionParams, _OptionsT]) -> None:

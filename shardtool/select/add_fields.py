@@ -76,7 +76,7 @@ def add_fields(entries: SampleTable, new_fields: Sequence[NewField]) -> SampleTa
         spans = replace(spans, offset=offset, expected=expected, is_list=is_list, row_file=row_file)
 
     def is_one_type(field: NewField) -> bool:
-        # A sample without a new value keeps its existing payload, which may be of another type.
+        # A sample without a new value keeps its payload, which may be of another type.
         return bool(field.has_value.all()) or field.name not in old_names or values.types.get(field.name) == field.kind
 
     columns = {field.name: field.column for field in new_fields}

@@ -47,8 +47,8 @@ def resolve_duplicate_keys(
     """Make the keys of samples unique. Return the samples, the skipped samples, and a note about renamed samples.
 
     Args:
-        rule: With `rename`, the second sample with the key `a` becomes `a-2`, and the third becomes `a-3`. A
-            number whose key already exists is skipped. `last` cannot be combined with `existing_keys`.
+        rule: `rename` changes the key of the second sample `a` to `a-2`, and of the third to `a-3`. If such a key
+            already exists, its number is skipped. `last` cannot be combined with `existing_keys`.
         shards: Names of the files in `entries.known_spans.files`, for messages.
     """
     if rule == "last" and existing_keys is not None:

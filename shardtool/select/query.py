@@ -130,7 +130,7 @@ _BAD_TOKENS = {
 
 
 def match_rows(table: pa.Table, query: str, classes: ClassNames = _NO_CLASSES) -> NDArray[np.int64]:
-    """Return the row numbers, counted from 0, that match `query`, in ascending order.
+    """Return the numbers of the rows that match `query`, from 0, ascending.
 
     Args:
         query: Comparisons, combined with `and`, `or` and `not`. Column names with blanks are in backticks.
@@ -156,7 +156,7 @@ def match_partially(
             warnings.simplefilter("ignore")
             parsed, table_columns = _parse(query, where, classes), {*table.column_names}
             measured = [(name, kind) for name, kind in later_columns.items() if name not in table_columns]
-            # First evaluate the query without rows but with all columns, so an error message can list all columns.
+            # First evaluate the query with all columns but no rows, so an error message can list all columns.
             _evaluate(metadata_columns.with_measured_columns(table.slice(0, 0), measured, []), parsed)
             parts = _split_conjunction(parsed.tree)
             later_parts = [part for part in parts if not table_columns.issuperset(parsed.columns(part))]
@@ -184,7 +184,7 @@ def _evaluate(table: pa.Table, query: _Query) -> NDArray[np.int64]:
             start + np.flatnonzero(_Evaluator(query, table.slice(start, _BLOCK_ROWS)).condition(query.tree))
             for start in range(0, table.num_rows, _BLOCK_ROWS)
         ]
-    except MemoryError:  # this clause must come first, because pyarrow's MemoryError is also an ArrowException
+    except MemoryError:  # first, because pyarrow's MemoryError is also an ArrowException
         raise
     except (ArithmeticError, TypeError, ValueError, NotImplementedError, re.error, pa.ArrowException) as error:
         reason = str(error).partition("\n")[0]

@@ -85,7 +85,7 @@ def old_keys(entries: SampleTable) -> PackedStrings:
 
 
 def rename_skipped(rows: Iterable[Skipped], rename: str) -> tuple[Skipped, ...]:
-    """Apply the substitution `rename` to the keys of skipped samples. If `rename` is a column, change nothing."""
+    """Apply `rename` to the keys of skipped samples. If `rename` is a column, change nothing."""
     skipped, substitution = [*rows], parse_substitution("rename_keys", rename)
     named = [index for index, row in enumerate(skipped) if row.key and is_utf8(to_bytes(row.key))]
     if substitution is not None and named:
@@ -134,7 +134,7 @@ def _check_column(keys: PackedStrings, column: pa.ChunkedArray, name: str) -> pa
 
 
 def _check_unique(keys: PackedStrings, new_keys: PackedStrings) -> None:
-    # Only report different keys that became equal. The option `on_duplicate` handles keys that were already equal.
+    # Report only different keys that became equal. `on_duplicate` handles keys that were already equal.
     repeated = {new: [*dict.fromkeys(keys[at] for at in rows)] for new, rows in find_repeated(new_keys).items()}
     if clashes := {new: old for new, old in repeated.items() if len(old) > 1}:
         new, old = next(iter(clashes.items()))

@@ -47,7 +47,7 @@ class SplitAssignment(NamedTuple):
     notes: tuple[str, ...] = ()
 
     def samples(self, split: int) -> NDArray[np.int64]:
-        """Return the indexes of the samples in a split, in ascending order."""
+        """Return the indexes of the samples in a split, ascending."""
         return np.flatnonzero(self.number == split)
 
 
@@ -253,7 +253,7 @@ def sample_by_key(keys: PackedStrings, share: float | str) -> NDArray[np.int64]:
 
 
 def sample_with_notes(keys: PackedStrings, share: float | str) -> tuple[NDArray[np.int64], list[str]]:
-    """Call `sample_by_key`, and add a note if the result is far from the share. Raise an error if it is empty."""
+    """Call `sample_by_key`. Add a note if the result is far from the share, or raise an error if it is empty."""
     selected, total = sample_by_key(keys, share), len(keys)
     if not len(selected):
         found = f"{share} selects none of {total:,} samples"

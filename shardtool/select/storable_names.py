@@ -161,7 +161,7 @@ def make_portable(entries: SampleTable, *, by_key: bool = True) -> SampleTable:
         keys=keys,
         fields=unique,
         rows=replace(entries.rows, code=new_code[entries.rows.code], paths=list_source_paths(entries)),
-        # Typed fields come first, because the dataset file lists class names in this order.
+        # typed fields first, because the dataset file lists class names in this order
         values=entries.values.rename({name: _portable_field(name) for name in (*typed_fields, *entries.fields)}),
         source_paths=True,
     )
@@ -185,7 +185,7 @@ def _portable_keys(keys: PackedStrings, max_bytes: int) -> PackedStrings:
         chunk = keys.span(span.start, span.stop)
         if _UNSAFE_IN_CHUNK.search(chunk) or lengths[span].max() > max_bytes:
             renamed = [_portable_key(key, max_bytes) for key in chunk[:-1].split(b"\0")]
-            # Compare only shortened keys, which end in `~` and a hash, because no other keys can become equal.
+            # Only shortened keys, which end in `~` and a hash, can become equal.
             hashed = [key for key in renamed if b"~" in key]
             if len(hashed_keys) + len(hashed) > len(hashed_keys.union(hashed)):
                 found = "two long keys become the same key"

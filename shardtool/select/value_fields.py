@@ -91,7 +91,7 @@ def _make_field(
     if not may_lack or len(missing) == len(values):
         _refuse_samples(entries, missing if is_uniform else missing[~has_field[missing]], found, expected, remedy)
     elif len(missing):
-        # Replace nulls by any value, which is ignored: these samples do not get the field.
+        # Replace nulls by any value, because these samples do not get the field.
         values = values.fill_null(values.drop_null()[0])
     labels = class_names
     if label and class_names is None:

@@ -40,7 +40,7 @@ class Listing:
         recorded: Values that the dataset file records in addition to the options.
         digest: The content fingerprint of all samples, or None if unknown.
         stored: The dataset and the shard for each name in `shards`.
-        compressed: Whether some shards are compressed. A compressed shard can only be read from start to end.
+        compressed: Whether some shards are compressed, and can therefore only be read from start to end.
         later: The conditions of `--where` that workers evaluate, because they depend on the content of files.
         dropped: Fields that are not packed. Metadata columns of their numbers are kept until splits are chosen.
         classes: Class names by field, including fields that are not packed.
@@ -120,7 +120,7 @@ class Source(ABC):
 
     @abstractmethod
     def column(self, listed: Listing, name: str, option: str = "") -> pa.ChunkedArray:
-        """Return the column `name`, with one value per sample. `option` names the column, and is used in messages."""
+        """Return the column `name`, with one value per sample. `option` is the option that names it, for messages."""
 
     def write_binary(self, file: Writable) -> None:
         """Write the payloads of rows of the kind SPAN to `file`, in the order of their offsets.
@@ -148,7 +148,7 @@ def no_match_error(query: object, split: str = "", remedy: str = "") -> InvalidR
 
 
 def check_skipped(source: str, skipped: tuple[Skipped, ...], on_error: OnError, otherwise: str) -> None:
-    """Raise `SampleFailed` if files had to be skipped and `on_error` is `raise`. `otherwise` is advice to the user."""
+    """Raise `SampleFailed` if files were skipped and `on_error` is `raise`. `otherwise` is advice to the user."""
     failed = failed_rows(skipped)
     if failed and on_error == "raise":
         named = format_list([f"{printable(row.path) or 'the folder itself'} ({row.message})" for row in failed])

@@ -173,7 +173,7 @@ def checksum_payloads(task: FileReads | SpanReads, kind: Callable[[], _Checksum]
         except (MemoryError, OSError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-    # Read failed files again without threads, because threads may have opened too many files or used too much memory.
+    # Read failed files again without threads, which may have opened too many files or used too much memory.
     return [_checksum_file(kind, file) if value < 0 else value for file, value in zip(files, checksums, strict=True)]
 
 

@@ -77,7 +77,7 @@ def add_folder_labels(
         raise InvalidRequest(option_text("label_from_folder"), "the samples already have a field 'cls'")
     expected = "paths such as SPLIT/CLASS/FILE" if depth else "paths such as CLASS/FILE"
     spans = _folder_spans(entries.keys, depth, ("label_from_folder", expected))
-    # Number the folders of skipped files too, so that numbers stay the same if a later run can read the files.
+    # Number the folders of skipped files too, so that numbers stay the same once the files can be read.
     paths = [to_bytes(row.path).split(b"/") for row in skipped if row.code != "no-field"]
     failed = {parts[depth] for parts in paths if len(parts) > depth + 1}
     number, names = number_classes({*(name for _, _, name in spans), *failed}, "cls", known)
@@ -173,7 +173,7 @@ class FolderSource(Source):
 
         listed = Listing(entries, skipped, self._name, tuple(notes))
         listed = selection.apply_field_options(listed, options, pool)
-        # Add labels before samples are chosen, because class numbers must not depend on the choice.
+        # Add labels before choosing samples, because class numbers must not depend on the choice.
         if options.label_from_folder:
             from shardtool.dataset.class_names import read_classes
 
@@ -343,7 +343,7 @@ def check_dots(entries: SampleTable) -> None:
     raise InvalidRequest(name, found, remedy=remedy)
 
 
-# A thread imports these modules while workers list files, because importing them takes long.
+# A thread imports these slow modules while workers list files.
 _SLOW_IMPORTS = ("shardtool.dataset.sidecar_read", "shardtool.plan.plan")
 _OBJECTS_PER_REPORT = 1000
 

@@ -41,7 +41,7 @@ class NumberFields(NamedTuple):
     notes: tuple[str, ...]
 
     def columns(self, parts: Sequence[SourceShard]) -> dict[str, PackedStrings]:
-        """Return the strings of all samples for each field. A missing number is an empty string."""
+        """Return the strings of all samples for each field, with "" for a missing number."""
         names = dict.fromkeys(name for texts in self.texts for name in texts)
         part_texts = [*zip(parts, self.texts, strict=True)]
         return {

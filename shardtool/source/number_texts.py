@@ -130,8 +130,8 @@ def float_text(data: bytes) -> bytes | None:
         return b"%a" % value
     for digits in _FLOAT_DIGITS if abs(value) >= _MIN_NORMAL_FLOAT else range(1, 10):
         text = f"{value:.{digits - 1}e}"
-        # Floats just below a power of two are closer together than above it. A decimal rounded toward zero may be a
-        # different float, so also try the next decimal away from zero.
+        # Floats are closer together just below a power of two. A decimal rounded toward zero may be a different float,
+        # so also try the next decimal away from zero.
         if data[:2] == b"\0\0" and struct.pack("<f", float(text)) != data:
             mantissa, exponent = text.replace(".", "").split("e")
             text = f"{int(mantissa) + (1 if value > 0 else -1)}e{int(exponent) - digits + 1}"

@@ -1,8 +1,8 @@
 """Plan files, which store the listed samples of a source, so that other runs can skip the listing.
 
 A plan file is a Parquet file with one row per sample. Plan files are untrusted: their source and options must match the
-run, the file size limits how much memory is used, and paths must stay inside the source. Strings are stored as bytes,
-because some file names are not valid UTF-8.
+run, the file size limits the memory, and paths must stay inside the source. Strings are stored as bytes, because some
+file names are not valid UTF-8.
 
 Source: docs/format.md, "Plan files".
 """

@@ -1,7 +1,7 @@
 """The run that a dataset file records. Its options are used to list the source again.
 
 Dataset files are untrusted. Only recorded options in `REPEATABLE_OPTIONS` are used. Recorded code, paths and URLs are
-never used, so the user must pass them again.
+never used.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class RecordedRun(NamedTuple):
 
     @property
     def changes_payloads(self) -> bool:
-        """Whether the run changed payloads."""
+        """Whether the run resized or encoded images."""
         options = self.options
         return options.resize is not None or options.encode is not None
 
@@ -186,7 +186,7 @@ def table_folders(source: object, datasets: Iterable[str]) -> list[str]:
 
 
 def find_table(name: object, folders: Iterable[str]) -> str:
-    """Return the path of the first regular file with this name in `folders`, or an empty string.
+    """Return the path of the first regular file with this name in `folders`, or "".
 
     The name is untrusted, so a name with a folder part is rejected. Links are not followed.
     """
@@ -220,7 +220,7 @@ def _build_run(
         del recorded["join"]
         found, table_state = {**_valid_options(recorded, kind), "join": table}, {}
     if file is not None and file.appends and not has_appended_sources(file) and not table_state:
-        # the source has grown since these options were applied, so they would select other samples
+        # the source has grown, so these options would select other samples
         selecting = [name for name in ("head", "per_class") if found.pop(name, None) is not None]
         table_state = {"selecting_options": tuple(map(option_text, selecting))}
         found.pop("of", None)
@@ -231,7 +231,7 @@ def _build_run(
 
 
 def _without_table(recorded: dict[str, Any], kind: type[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    # Return the options that work without the table, and attributes of `RecordedRun` that describe what is missing.
+    # Return the options that work without the table, and the attributes of `RecordedRun` for what is missing.
     table, valid = recorded.pop("join", ""), _valid_options(recorded, kind)
     if table == "":
         return valid, {}
@@ -289,8 +289,8 @@ def has_appended_sources(file: DatasetFile) -> bool:
 class RecordedSource:
     """The current source of a recorded run.
 
-    `datasets` are the datasets that the run created, or some of its splits. If the table that was found cannot be
-    joined, `run.without_table` replaces `run`.
+    `datasets` are the datasets that the run created, or some of its splits. If the run's table cannot
+    be joined, `run.without_table` replaces `run`.
     """
 
     def __init__(
@@ -363,7 +363,7 @@ class RecordedSource:
         return replace(listed, entries=entries), dataset_indexes
 
     def missing_splits(self) -> str:
-        """Describe which samples are not compared because splits are missing. Return an empty string if none are."""
+        """Describe the samples that are not compared because splits are missing, or return ""."""
         split_options = self.run.options.make_split_options()
         if split_options is None or split_options.stratify is None or not _have_grown(self._fixed_splits):
             return ""

@@ -44,8 +44,8 @@ class ScanItem(NamedTuple):
 
     Attributes:
         prefix: The folder relative to the root, with a final slash. Empty for the root.
-        names: Sorted file names. In each name, a NUL byte replaces the dot between the stem and the field. None means
-            that the whole folder is listed with its subfolders.
+        names: Sorted file names, with a NUL byte instead of the dot between stem and field. None means the whole folder
+            with its subfolders.
         changed_ns: The latest change of the folder or a folder above it.
     """
 

@@ -97,7 +97,7 @@ def _is_output(pattern: ShardPattern, name: bytes) -> bool:
 
 _MAC_FILES = (b"._", b".DS_Store")
 SPECIAL_FILE_MESSAGE = "a fifo, socket or device; only files can be packed"
-# Change time of files whose changes cannot be detected, such as targets of links. They always count as changed.
+# Change time of files whose changes cannot be detected, such as targets of links.
 ALWAYS_CHANGED = 2**62
 
 
@@ -176,7 +176,7 @@ class FileCollector:
     """Applies `ScanRules` to files that arrive in any order, such as members of an archive.
 
     Attributes:
-        part: The skipped files and system files. `in_order` adds the other files in key order.
+        part: The skipped files and system files. `in_order` adds the other files.
         folders: By folder, whether the rules include it.
     """
 

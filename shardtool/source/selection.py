@@ -72,8 +72,8 @@ def find_listed_samples(
 ) -> tuple[NDArray[np.int64], list[str]]:
     """Return the positions in `keys` of the keys that `keys_from` lists, and notes.
 
-    A listed key may be missing if its sample was skipped. With `on_error="skip"`, other keys may be missing, but
-    not all.
+    A listed key may be missing if its sample was skipped. With `on_error="skip"`, other keys may be missing, but not
+    all.
     """
     skipped_keys = {row.key for row in skipped if row.key}
     is_known = (lambda key: printable(key) in skipped_keys) if skipped_keys else None

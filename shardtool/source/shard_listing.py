@@ -69,7 +69,7 @@ def open_datasets(
         elif dataset.dataset_file is None:
             _check_one_dataset(dataset)
         record_types: Mapping[str, NumberType] | None = None
-        # `index` also runs on shards of other tools. Only a scan can find lists in such shards.
+        # `index` also runs on shards of other tools, in which only a scan can find lists.
         is_ours = file is not None and file.made.verb != "index"
         if file is not None and is_ours and not any(feature.is_list for feature in file.features.values()):
             record_types = number_features(file.features)
@@ -206,7 +206,7 @@ def _metadata_conflict(
         holders = [part for part in parts if name in part.index.metadata.column_names]
         columns = [part.index.metadata.select([name]) for part in holders]
         try:
-            # Compare values as well as types, because large whole numbers do not fit into floats.
+            # Compare values too, because large whole numbers do not fit into floats.
             pa.concat_tables(columns, promote_options="permissive")
         except MemoryError:
             raise
@@ -332,7 +332,7 @@ def _list_shards(
     for index in to_scan:
         shard, continues = shards[index], salvage and index not in with_index
         tasks.append(ShardScanTask(shard.path, shard.format == "tfrecord", shard.stored.dots, continues))
-    # Check access even if no shard is scanned, because workers later read numbers.
+    # Check access even without a scan, because workers later read numbers.
     pool.check([shard.path for shard in shards])
     for number, scan in pool.map(scan_shard, tasks):
         index = to_scan[number]

@@ -42,8 +42,8 @@ _TENSORFLOW_IMAGE = "image/encoded"
 class DatasetSource(Source):
     """The samples of datasets.
 
-    Options are applied in this order: fields, `join`, `keys_from`, `where`, `sample`, `rename_keys`, duplicates,
-    `sort_by`, `head`.
+    Options are applied in this order: fields, `add`, `join`, `keys_from`, `where`, `field`, `sample`, `rename_keys`,
+    `on_duplicate`, `per_class`, `sort_by`, `head`.
     """
 
     by_key = False

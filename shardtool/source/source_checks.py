@@ -33,7 +33,7 @@ _MAX_PROBED_SHARDS = 8
 
 
 def shards_note(entries: SampleTable, *, named: bool) -> str:
-    """Return a note if a folder contains shards, or an empty string.
+    """Return a note if a folder contains shards, or "".
 
     If the shards belong to a dataset or are the only files, raise an error, unless the user selected them (`named`).
     """

@@ -43,7 +43,7 @@ _REPLACE_ADVICE = "Get the file again, or recreate it from its source."
 
 
 class ExaminedFiles:
-    """The files that a run has examined. `changed_ns` is their latest change."""
+    """The files that a run has examined. `changed_ns` is the latest change of local files."""
 
     def __init__(self) -> None:
         self.changed_ns = 0
@@ -70,7 +70,7 @@ class SourceShard:
     Attributes:
         kinds: The type of each field that is not bytes. In a tar, this is the type that the strings represent. None if
             the shard must be scanned to find the types.
-        conflicts: For each field, the first scanned sample with a list or another type than before.
+        conflicts: For each field, the first scanned sample with a list, or with another type than earlier samples.
         is_list: For each row, whether the payload is a whole TFRecord list. None if the shard has no lists.
         regrouped: The number of samples whose fields were not adjacent.
     """
@@ -141,7 +141,7 @@ def read_sidecar_bytes(shard: SourceShard) -> tuple[FileInfo, bytes] | CorruptSh
     except OSError as error:
         found = f"cannot be read: {os_error_text(error)}"
     except AccessRefused:
-        if stored.entry is None:  # a store that forbids listing may refuse access to a missing object
+        if stored.entry is None:  # a store that forbids listing may deny access to a missing object
             return None
         raise
     return CorruptShard(path, found, expected=f"the sidecar of {stored.name}", remedy=_verify_advice())
@@ -223,8 +223,8 @@ def _narrow_column(column: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _merge_interleaved(part: SourceShard) -> SourceShard:
-    # If a tar contains all images first and then all labels, entries with the same key are merged into one sample,
-    # unless the sample would have the same field twice.
+    # A tar may contain all images first and then all labels. Merge entries with the same key into one sample, unless
+    # the sample would have the same field twice.
     index = part.index
     keys = index.all_keys()
     number_of = {key: number for number, key in enumerate(dict.fromkeys(keys))}

@@ -36,7 +36,7 @@ _LAST_ENDING = r"(?s)([^/])\.[^./]*$"
 
 
 def first_ending(table: Table, column: str, dots: Dots) -> str:
-    """Return the extension of the first value in a column of `struct<bytes, path>`, or an empty string."""
+    """Return the extension of the first value in a column of `struct<bytes, path>`, or ""."""
     if _has_paths(table.schema.field(column).type):
         with reading_table(table.location):
             for batch in table.batches([column]):

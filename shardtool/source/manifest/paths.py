@@ -147,7 +147,7 @@ def find_folders(paths: pa.Array, root: bytes) -> list[int]:
 
 
 def find_containing_folder(root: bytes, path: str) -> str:
-    """Return a folder near `root` that contains the file `path`, or an empty string."""
+    """Return a folder near `root` that contains the file `path`, or ""."""
     if path.startswith("/") or ".." in path.split("/"):
         return ""
     from glob import escape, glob

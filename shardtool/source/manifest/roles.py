@@ -91,7 +91,7 @@ def choose_roles(
 ) -> ColumnRoles:
     """Choose the role of each column from the options, or from usual column names.
 
-    `first_ending` returns the extension of the first value in a column, or an empty string.
+    `first_ending` returns the extension of the first value in a column, or "".
     """
     _check_columns_exist(schema, options)
     notes: list[str] = []
@@ -221,11 +221,11 @@ def _find_bytes_column(
 
 
 def path_ending(path: str | None, dots: Dots) -> str:
-    """Return the field that the extension of a path defines, or an empty string."""
+    """Return the field that the extension of a path defines, or ""."""
     split = split_name(to_bytes(os.path.basename(path)), dots) if path else None
     return to_text(split[1]) if split else ""
 
 
 def ending_of_bytes(data: bytes) -> str:
-    """Return the usual extension of an image or audio file, or an empty string for other content."""
+    """Return the usual extension of an image or audio file, or "" for other content."""
     return next((ending for signature, ending in _SIGNATURES if signature.match(data)), "")

@@ -87,7 +87,7 @@ class ManifestSource(Source):
         self.notes = [*table.notes, *roles.notes]
         self._root = choose_root(options, table.folder)
         self._is_path_list = isinstance(source, str) and source == "-" and table.schema.names == ["path"]
-        # Trust paths from standard input or a table in memory, because the user wrote them.
+        # Trust paths from standard input or memory, because the user wrote them.
         is_own = self._is_path_list or not isinstance(source, str | os.PathLike)
         self._may_leave_root = is_own and options.root is None and not options.allow_outside
         heavy = {*tables.find_byte_columns(table.schema), *roles.columns_of("binary")}
@@ -284,7 +284,7 @@ class ManifestSource(Source):
         if roles.path is not None and endings is not None:
             checks.check_path_endings(rows, roles.path, endings, roles.field_names())
         columns = [rebase_to_root(paths, self._root) for paths in columns]
-        # store relative paths, because outputs must not contain absolute paths
+        # outputs must not contain absolute paths
         self._columns |= dict(zip(roles.paths(), columns, strict=True))
         return columns, endings
 
