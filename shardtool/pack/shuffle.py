@@ -397,7 +397,7 @@ class ReadCost(NamedTuple):
 
 
 def measure_read_cost(spans: Sequence[tuple[SpanFile, int]], length: int, *, opening: bool) -> ReadCost:
-    """Measure how long it takes to read `length` bytes at random offsets, and to read in sequence.
+    """Measure the time to read `length` bytes at random offsets, and to read in sequence.
 
     If `opening` is true, a random read includes opening the file.
 

@@ -48,7 +48,7 @@ def name_notes(outputs: Sequence[tuple[Destination, int]], readers: Sequence[str
 
 
 def folder_notes(outputs: Sequence[tuple[Destination, int]], exports: Mapping[str, ExportFormat]) -> Iterator[str]:
-    """Yield notes about output folders that `load_dataset` of Hugging Face datasets would misread."""
+    """Yield notes about output folders that Hugging Face's `load_dataset` would misread."""
     folders: dict[str, list[tuple[Destination, int]]] = {}
     for output, shards in () if any(export.has_readme for export in exports.values()) else outputs:
         folders.setdefault(output.folder.path, []).append((output, shards))

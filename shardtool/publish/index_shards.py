@@ -1,4 +1,4 @@
-"""Write sidecars and a dataset file for existing shards, which may come from any tool.
+"""Write sidecars and a dataset file for existing shards from any tool.
 
 An existing sidecar that matches its shard is kept, with its metadata columns. A sidecar that does not match is
 replaced only with `--overwrite`.

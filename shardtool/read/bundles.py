@@ -223,7 +223,7 @@ class BundleReader:
         self._forget_orders()
 
     def _forget_orders(self) -> None:
-        # the orders that this process uses, by number; `_newest_orders` keeps some of them
+        # the orders in use by number; `_newest_orders` keeps some of the unused orders
         self._orders = WeakValueDictionary[int, BundleOrder]()
         self._newest_orders = deque[BundleOrder](maxlen=_MAX_KEPT_ORDERS)
 

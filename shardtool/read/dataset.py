@@ -326,8 +326,8 @@ class Dataset(Streamable[SampleT]):
     def table(self) -> pads.Dataset:
         """Return the sidecars as a `pyarrow.dataset.Dataset`, for pandas, DuckDB or polars.
 
-        Each row is a sample, with the columns `__key__` and `__shard__`, its location, and its metadata. The table of a
-        view is in memory. Other tables read the sidecar files when queried, without checking them.
+        Each row is a sample, with the columns `__key__` and `__shard__`, its location, and its metadata. Local sidecar
+        files are read when the table is queried, without checking them. Other tables and those of views are in memory.
         """
         return read_table(self.reader.catalog, self.source.chosen)
 

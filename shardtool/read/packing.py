@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class TokenField(NamedTuple):
-    """A field that contains the tokens of a document, and how it stores them.
+    """The field with the tokens of a document, and how samples store it.
 
     Attributes:
         form: `npy`, plain `bytes`, or `values` for a TFRecord list, whose size does not determine its length.
@@ -40,7 +40,7 @@ class TokenField(NamedTuple):
 
     @classmethod
     def from_sample(cls, reader: SampleReader, number: int, name: str, dtype: DTypeLike | None) -> TokenField:
-        """Read one sample to find out how it stores the field."""
+        """Read one sample to detect how samples store the field."""
         sample = reader.with_options(fields=None).read_one(number)
         if isinstance(sample, ShardError):
             raise sample

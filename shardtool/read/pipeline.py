@@ -210,7 +210,7 @@ class Pipeline:
         return first.required_fields if isinstance(first, _FieldStage) else None
 
     def then(self, stage: Stage | Batch) -> Pipeline:
-        """Return these stages and `stage`. If `stage` selects fields, a `Decode` before it decodes only these."""
+        """Return these stages and `stage`. A `Decode` directly before a selection of fields decodes only these."""
         stages = self.stages
         if getattr(stage, "can_skip", False) and any(isinstance(earlier, Batch) for earlier in stages):
             raise InvalidRequest(

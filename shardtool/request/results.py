@@ -45,7 +45,7 @@ class PlannedShard:
 class ResumeChanges:
     """The changes that a resumed run makes to the existing dataset, or to all splits together.
 
-    A dry run determines `shards_kept` from the sidecars only.
+    A dry run determines `shards_kept` only from sidecars.
     """
 
     shards_kept: int = 0

@@ -114,7 +114,7 @@ def group_sorted(keys: PackedStrings) -> RowGroups:
 
 
 def merge_groups(entries: SampleTable, groups: RowGroups) -> SampleTable:
-    """Merge each group of samples into one sample. It keeps the metadata of the first sample.
+    """Merge each group of samples into one sample, with the metadata of the first.
 
     No two samples of a group may have the same field.
     """

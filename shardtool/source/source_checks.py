@@ -164,7 +164,7 @@ _SHOWN = 3
 
 
 def refuse_globs(folder: str, include: Sequence[str], exclude: Sequence[str], *, hidden: bool) -> None:
-    """Raise an error if a local folder has files but the globs exclude them all. Suggest a glob that matches some."""
+    """Raise an error if globs exclude all files of a local folder. Suggest a glob that matches some."""
     files = [*islice(_iter_files(folder, hidden=hidden), _MAX_FILES)] if os.path.isdir(folder) else []
     if not files:
         return

@@ -33,8 +33,8 @@ class StatResult(NamedTuple):
 
     Attributes:
         kinds: FILE or LINK for each path.
-        facts: int64[paths, 4]. The columns are the size in bytes, the modification time and the latest change of the
-            file or a folder in nanoseconds, and the number of the problem, or 0.
+        facts: int64[paths, 4]: the size in bytes, the modification time and the latest change of the file or a folder
+            (in nanoseconds), and the number of the problem, or 0.
         problems: Pairs of reason code and message. The first problem has the number 1.
     """
 
