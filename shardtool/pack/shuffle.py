@@ -297,7 +297,7 @@ def get_spool(run: Run, outputs: Sequence[Output]) -> Spool | None:
 
 @reporting_memory_errors("arranging the payloads")
 def arrange_payloads(planned: Planned, spool: Spool | None) -> Planned:
-    """Copy the payloads into `spool` in shard order, if this is faster than reading each sample at its offset."""
+    """Copy the payloads into `spool` in shard order, if the read strategy is `scatter`."""
     run, outputs, compressed = planned.run, planned.outputs, planned.listed.listing.compressed
     if run.shuffle is None or spool is None or planned.listed.entries.known_spans.row_file is not None:
         return planned

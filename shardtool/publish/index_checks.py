@@ -135,7 +135,7 @@ def read_old_dataset(dataset: StoredDataset, path: str, data: bytes, *, overwrit
 def check_listed_shards(
     old: DatasetFile, dataset: StoredDataset, path: str, shards_folder: str, *, overwrite: bool
 ) -> None:
-    """Raise an error if the dataset file lists existing shards that are not in `dataset`."""
+    """Raise an error if the dataset file lists other existing shards or, unless `overwrite`, differs from `dataset`."""
     listed, given_names = {entry.name for entry in old.shards}, {shard.name for shard in dataset.shards}
     others = sorted(listed - given_names)
     folder = join(folder_of(path), to_local_name(old.shards_folder))

@@ -161,7 +161,7 @@ def needs_scan(shard: SourceShard) -> bool:
 
 
 def apply_scan(shard: SourceShard, scan: ShardScan, *, has_index: bool) -> SourceShard:
-    """Return the shard with the results of a scan. If `has_index` is true, keep the metadata of its sidecar."""
+    """Return the shard with the results of a scan. If `has_index`, the scan must match the sidecar."""
     if (error := scan.error) is not None:
         if has_index:
             raise error
