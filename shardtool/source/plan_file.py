@@ -129,7 +129,7 @@ def read_entries(
 ) -> SampleTable:
     """Return the samples of a plan file. The caller must check beforehand how much memory the columns need.
 
-    `schema` comes from `plan_schema`. The names in `values.inline` are the fields whose payloads the plan contains.
+    The names in `values.inline` are the fields whose payloads the plan contains.
 
     Raises:
         ValueError: The rows are invalid.

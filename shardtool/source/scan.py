@@ -1,7 +1,6 @@
 """List a folder in worker processes. No file is opened.
 
-The parent process lists the top of the tree until there is enough work for all workers. Samples are sorted by the bytes
-of key and field. Workers do not import NumPy.
+Samples are sorted by the bytes of key and field. Workers do not import NumPy.
 """
 
 from __future__ import annotations
