@@ -35,7 +35,7 @@ _MAX_SIMILAR_KEYS, _MAX_COMPARED_KEYS = 3, 1000
 def find_samples_by_key(keys: PackedStrings, key_list: object, is_known: Callable[[bytes], bool] | None = None) -> Rows:
     """Return the positions of the given keys in `keys`, ascending.
 
-    A key that is missing in `keys` is an error, unless `is_known` is true, for example because its sample was skipped.
+    A missing key is an error, unless `is_known` returns true for the key, for example because its sample was skipped.
     """
     return match_keys(keys, key_list, is_known)[0]
 
@@ -45,8 +45,8 @@ def match_keys(
 ) -> tuple[Rows, str]:
     """Return the positions of the given keys, ascending, and a string that describes the unknown keys.
 
-    If no key is known, or if `may_lack` is False, an unknown key is an error. `key_list` is a text file with one key
-    per line, a table with a column `key`, `-` for standard input, or a list.
+    An unknown key is an error, unless `may_lack` is true and at least one key is found. `key_list` is a text file with
+    one key per line, a table with a column `key`, `-` for standard input, or a list.
     """
     requested = _read_keys(key_list)
     if not len(requested):

@@ -124,7 +124,7 @@ def _delimited(text: str, usual: str) -> Iterator[tuple[Mapping[str, object], li
 def matching_column(
     head: TableHead, has_file: Callable[[bytes], bool], has_key: Callable[[bytes], bool], root: bytes
 ) -> Match | None:
-    """Find the column of a table that names files of a folder, or return None.
+    """Find the column of a table that names files or samples of a folder, or return None.
 
     The names are relative to `root`, which is empty or ends in a slash.
     """
