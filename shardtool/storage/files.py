@@ -419,7 +419,7 @@ def is_file(path: str) -> bool:
 
 
 def is_regular(path: str) -> bool:
-    """Return whether a local path is a regular file. A link does not count."""
+    """Return whether a local path is a regular file, and not a link."""
     try:
         return stat.S_ISREG(os.lstat(path).st_mode)
     except (OSError, ValueError):

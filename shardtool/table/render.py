@@ -119,7 +119,7 @@ def render_values(table: pa.Table) -> pa.Array:
 
 
 def has_text_form(kind: pa.DataType) -> bool:
-    """Return whether values of a type can be written as text. Bytes and intervals cannot."""
+    """Return whether values of a type can be written as text, unlike bytes and intervals."""
     try:
         _render_json(pa.nulls(0, kind))
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid, TypeError):

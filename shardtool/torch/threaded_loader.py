@@ -343,7 +343,7 @@ def _numbers_as_tensor(values: list[Any], *, pin: bool) -> object:
 
 
 def collate(samples: list[Any], lists: ListFields = ()) -> Any:
-    """Combine samples into a batch, as `loader` does. This is a `collate_fn` for a DataLoader.
+    """Combine samples into a batch as `loader` does, as a `collate_fn` for a DataLoader.
 
     Fields, or tuple positions, in `lists` become a list of tensors. Pass `lists` with `functools.partial`.
 

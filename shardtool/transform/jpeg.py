@@ -55,7 +55,7 @@ class JpegHeader(NamedTuple):
 
     Attributes:
         block_rows: Pixel rows per row of blocks.
-        is_supported: Whether simplejpeg decodes the JPEG, which must have eight bits and one or three colours.
+        is_supported: Whether simplejpeg decodes the JPEG: eight bits, and one or three colours.
         is_cropped: Whether `crop_jpeg_rows` reduced `height`, so that the data contain more rows.
     """
 

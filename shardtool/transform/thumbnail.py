@@ -159,7 +159,7 @@ class Thumbnail(NamedTuple):
 
     Attributes:
         full: Width and height of the original image.
-        colours: Pairs of a value of a mask and its colour (`#rrggbb`).
+        colours: Pairs of a mask value and its colour (`#rrggbb`).
     """
 
     data: bytes

@@ -35,7 +35,7 @@ class RetryPolicy(NamedTuple):
     """Limits for retries, waits and slow servers.
 
     Attributes:
-        tries: Maximum attempts while the server has not responded to any request, because the endpoint may be wrong.
+        tries: Maximum attempts if the server has not responded to any request, because the endpoint may be wrong.
         first_wait_s: Maximum wait before the first retry. It doubles with each further retry.
         max_wait_s: Maximum wait, unless the server requests more.
         max_total_s: No retry starts after this many seconds without progress.

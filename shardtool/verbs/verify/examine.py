@@ -65,7 +65,7 @@ class ShardExamination:
 
 
 def examine_shard(task: ExamineTask) -> ShardExamination:
-    """Scan a shard, and decode its fields if requested. The scan of a damaged shard ends at the damage."""
+    """Scan a shard until its end or the first damage, and decode its fields if requested."""
     try:
         scan = task.shard.scan(checksum=True)
     except StoreFailed as failed:

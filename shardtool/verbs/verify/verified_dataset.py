@@ -86,7 +86,7 @@ class VerifiedDataset:
     """A dataset, and the results of its checks so far.
 
     Attributes:
-        dataset: Its `file` is None if the dataset file is missing or damaged.
+        dataset: The attribute `file` is None if the dataset file is missing or damaged.
         fields: Number of samples with each field, in the shards that were read.
         unresolved: Failed repairs and comparisons, with reasons.
     """

@@ -59,7 +59,7 @@ class LabelSet(NamedTuple):
     """The values of a label or column, the most frequent first.
 
     Attributes:
-        total: Number of samples that have a value, or number of annotations. `unit` says which.
+        total: Number of samples that have a value, or of annotations (see `unit`).
     """
 
     name: str

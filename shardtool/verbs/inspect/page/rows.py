@@ -51,7 +51,7 @@ class RowTable:
     """Collects the rows of a dataset during the pass over its indexes.
 
     Attributes:
-        first: Number of rows within the limits. These rows are the first samples of the dataset.
+        first: Number of rows within the limits, from the first sample of the dataset.
     """
 
     def __init__(self, name: str, max_rows: int = MAX_ROWS, max_bytes: int = MAX_ROW_BYTES) -> None:
