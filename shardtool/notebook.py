@@ -33,7 +33,7 @@ class Displayed:
 
 
 class SampleList(list[ValueT]):
-    """A list of samples whose `repr` counts the bytes of fields instead of listing them."""
+    """A list of samples whose `repr` shows the sizes of long fields instead of their content."""
 
     def __repr__(self) -> str:
         return f"[{', '.join(map(_sample_text, self))}]"

@@ -153,8 +153,8 @@ class ShardPattern:
     def closed_pattern(self, count: int) -> str:
         """Return the pattern of the first `count` shards, for example `out/x-{000000..000041}.tar`.
 
-        Return "" if the names are not numbered consecutively, or if a number is longer than `width`, because shells
-        would then pad the shorter numbers.
+        Return "" if the names are not numbered consecutively, or if only some numbers have leading zeros, because
+        shells would pad all numbers.
         """
         if count == 1:
             return os.path.join(self.folder, self.shard(0))
@@ -179,8 +179,7 @@ class ShardPattern:
     def owns(self, name: str) -> bool:
         """Return whether the file `name` in `folder` can belong to this dataset, and may therefore be replaced.
 
-        Numbers must have the digits of the pattern. For example, `out-2024.tar` does not belong to
-        `out-{000000..}.tar`.
+        Numbers must be padded as in the pattern: `out-2024.tar` does not belong to `out-{000000..}.tar`.
         """
         if name.endswith((DATASET_SUFFIX, SKIPPED_SUFFIX)) and name in (self.dataset_file, self.skipped_file):
             return True

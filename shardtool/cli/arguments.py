@@ -133,7 +133,7 @@ def split_keys(names: tuple[str, ...]) -> tuple[list[str], list[str]]:
 
 
 def _group_shards(names: Sequence[str]) -> list[str | list[str]]:
-    """Combine consecutive shards of a folder into one dataset, because a shell may have expanded its pattern."""
+    """Combine adjacent shard names in a folder into one dataset, because a shell may have expanded a pattern."""
 
     def folder(name: str) -> str | None:
         is_shard = is_shard_name(os.path.basename(name)) and not _PATTERN_MARKS.search(name)

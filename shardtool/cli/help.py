@@ -353,7 +353,7 @@ def topic_sentences(verb: VerbCommand, name: str) -> list[str]:
 
 
 def option_keys(verb: VerbCommand, topic: str) -> dict[str, list[VerbOption]]:
-    """Return the keys of each option that accepts `key=value`, by the name of the option."""
+    """Return the `key=value` keys of the options of a topic, by the name of the option."""
     keys: dict[str, list[VerbOption]] = {}
     for param in verb.params:
         if isinstance(param, VerbOption) and param.section == topic and param.parent and " " not in param.parent:

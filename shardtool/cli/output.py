@@ -45,7 +45,7 @@ def print_json(document: object) -> None:
 
 
 def write_bytes(blocks: Iterable[bytes]) -> None:
-    """Write bytes to stdout, unless stdout is a terminal."""
+    """Write bytes to stdout. Raise InvalidRequest if stdout is a terminal."""
     if sys.stdout is None or sys.stdout.isatty():
         raise InvalidRequest("stdout", "a terminal", expected="a file or a pipe", remedy="Add > FILE to the command.")
     for block in until_closed(blocks):

@@ -205,7 +205,7 @@ class Terminal(Observer):
             self.note(event.text)
 
     def _report_retry(self, event: RequestRetry) -> None:
-        is_long_wait = event.wait_s >= _REPORTED_WAIT_S and self._fetched is None  # downloads wait for their own hosts
+        is_long_wait = event.wait_s >= _REPORTED_WAIT_S and self._fetched is None  # a download delays one host only
         if self._verbose:
             self.log(f"retry: {event}")
         elif (event.attempts >= _REPORTED_ATTEMPTS or is_long_wait) and time.monotonic() >= self._next_retry_note_s:

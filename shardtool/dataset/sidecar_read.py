@@ -1,7 +1,6 @@
 """Read sidecars, which are untrusted.
 
-Before pyarrow decodes a page, `parquet_bounds` computes how much memory all pages need. A sidecar is rejected if this
-is too much for the sizes of the sidecar and its shard.
+A sidecar is rejected if the memory for its pages (see `parquet_bounds`) is too much for the sizes of sidecar and shard.
 
 Source: docs/format.md, "Sidecar"; docs/decisions/012-bounded-sidecars.md.
 """

@@ -1,6 +1,4 @@
-"""Convert between Arrow arrays and NumPy arrays or bytes without importing pandas.
-
-`pyarrow.array` and `to_numpy` import pandas. The import takes 0.3 s, longer than packing 10,000 files.
+"""Convert between Arrow arrays and NumPy arrays or bytes without importing pandas (see `pandas_guard`).
 
 Source: the Arrow columnar format, "Physical memory layout"; pyarrow, `Array.buffers`.
 """

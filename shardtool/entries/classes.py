@@ -30,7 +30,7 @@ class Classes(NamedTuple):
     """Existing class names, numbered from 0.
 
     Attributes:
-        names: Class names by field. The key "" stands for all fields.
+        names: Class names by field. Unless `grows`, a single list applies to all fields.
         grows: Whether `number_classes` appends new classes. Otherwise, a new class is an error.
     """
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 _SILENT_WORKER_S = 10.0
-_SIGNAL_GRACE_S = 0.2  # a signal to the process group that killed a worker also reaches this process within this time
+_SIGNAL_GRACE_S = 0.2  # time for a signal to the process group, which killed a worker, to reach this process
 
 
 def usable_cores() -> int:

@@ -73,7 +73,7 @@ class TaskEnvironment(NamedTuple):
 
 
 def _function_sources(function: str) -> dict[str, str]:
-    """Return the source code of a function's module, and of the modules that it imports from the same folder.
+    """Return the source code of a function's module, and of all loaded modules below the same folder.
 
     Installed packages are not included, so every node must have them.
     """

@@ -41,7 +41,7 @@ def send(fd: int, message: object) -> None:
 
 
 def receive(fd: int) -> Any:
-    """Read the next message from a pipe. Raise `PipeClosed` if the other side closed the pipe."""
+    """Read the next message from a pipe. Raise `PipeClosed` at the end."""
     return pickle.loads(_read_exactly(fd, int.from_bytes(_read_exactly(fd, _LENGTH_BYTES), "little")))  # noqa: S301 - our own process
 
 
