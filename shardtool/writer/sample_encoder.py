@@ -388,7 +388,7 @@ class SampleEncoder:
         if not isinstance(raw_key, str):
             found = f"a key of the type {type(raw_key).__name__}"
             raise make_refusal("a sample", found, "unsafe-name", expected="text or an integer")
-        if _SIMPLE_KEY.fullmatch(raw_key) and len(raw_key) <= names.MAX_NAME_BYTES:
+        if not layout.dotted_field and _SIMPLE_KEY.fullmatch(raw_key) and len(raw_key) <= names.MAX_NAME_BYTES:
             return raw_key.encode(), False
         key = raw_key.encode("utf-8", "surrogatepass")
         if (problem := names.name_problem(key)) or _BAD_KEY_PART.search(raw_key):

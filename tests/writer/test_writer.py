@@ -384,6 +384,19 @@ def test_refused_samples(tmp_path: Path, sample: Any, message: str) -> None:
     assert verify(tmp_path / "b/out.json").findings == ()
 
 
+@pytest.mark.parametrize("dots", [None, "last"])
+@pytest.mark.parametrize("other", [{"__key__": "a.b", "png": b""}, {"__key__": "b", "png": b""}])
+def test_dots_in_keys_and_fields(tmp_path: Path, other: dict[str, Any], dots: Any) -> None:
+    """A field with a dot is refused in any order if a key ends at its last dot, so a reader finds every name."""
+    dotted = {"__key__": "c", "seg.png": b""}
+    is_refused = dots == "last" or "." in other["__key__"]
+    for number, samples in enumerate(([other, dotted], [dotted, other])):
+        folder = tmp_path / str(number)
+        writer = _write(folder / "out-{0..}.tar", [(sample, {}) for sample in samples], dots=dots, on_error="skip")
+        assert (writer.samples, writer.skipped) == ((1, 1) if is_refused else (2, 0))
+        assert verify(folder / "out.json").findings == ()
+
+
 def test_oversize_alone(tmp_path: Path) -> None:
     """An oversized sample gets its own shard, and no other shard exceeds the limit."""
     samples: Samples = [({"__key__": f"{n}", "jpg": bytes(9000 if n == 2 else 100)}, {}) for n in range(5)]
