@@ -122,7 +122,7 @@ class Output:
     """One dataset that a run writes. Each split is a dataset.
 
     Attributes:
-        sample_numbers: The positions of the dataset's samples in the sample table, or None if it contains all.
+        sample_numbers: The positions of the dataset's samples in the sample table, or None for all samples.
     """
 
     split: str

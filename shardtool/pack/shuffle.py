@@ -334,7 +334,7 @@ def choose_read_strategy(
 ) -> ReadStrategy:
     """Choose how to read the samples of `plans`.
 
-    For local files, some reads are timed. For stores, typical times are assumed, because request times vary too much.
+    For local files, some reads are timed. For stores, whose request times vary, typical times are assumed.
     """
     entries = plans[0].entries
     positions = SpanPositions(entries)

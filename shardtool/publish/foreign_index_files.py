@@ -169,7 +169,7 @@ class StaleIndexes:
 
     Args:
         pattern: The shard pattern, or None to ignore all index files.
-        appends: Whether all existing shards are kept, so that a folder's index lacks shards but stays valid.
+        appends: Whether all existing shards are kept. A folder's index then lacks new shards, but stays valid.
 
     Attributes:
         removed: The `--export` name of each deleted file, by file name.

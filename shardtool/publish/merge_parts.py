@@ -266,7 +266,7 @@ _PartPlan = tuple["RunPart | str", str, "RunRecord | None"]
 
 
 def get_part_plan(record: PartRecord) -> _PartPlan:
-    """Return the values of a part that `describe_other_plan` compares."""
+    """Return what `describe_other_plan` compares for a part."""
     return record.part, record.plan, None if record.dataset is None else record.dataset.made
 
 

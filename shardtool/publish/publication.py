@@ -146,10 +146,10 @@ class Publication:
         """Publish the waiting files and the dataset file, and delete stale files.
 
         Args:
-            shards: The names of all listed shards. Indexes of other shards are deleted, unless this is None.
-            before: Small files to publish before the dataset file: their contents by name.
+            shards: The names of all listed shards. If given, indexes of other shards are deleted.
+            before: Contents of small files to publish before the dataset file, by name.
             stale: Files to delete before the dataset file is published.
-            stale_shards: Another folder, and the shards to delete there.
+            stale_shards: Another folder, and shards to delete there.
             leftovers: Files to delete last.
         """
         small = {name: data for name, data in (before or {}).items() if not self._has_file(name, data)}

@@ -263,7 +263,7 @@ class BundleReader:
         self._reader.copy_ahead(self._sample_numbers(numbers), seen)
 
     def with_fields(self, _: frozenset[str] | None) -> BundleReader:
-        """Return this reader, which must read the fields that a bundle needs."""
+        """Return this reader, which reads only the fields that a bundle needs."""
         return self
 
     def with_on_error(self, on_error: OnError) -> BundleReader:

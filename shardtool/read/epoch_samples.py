@@ -216,7 +216,7 @@ class MixedSamples:
         return numbers
 
     def turns(self, options: OrderOptions, positions: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the dataset of each position, and how many samples earlier positions of all epochs read from it."""
+        """Return the dataset of each position, and how many of its samples were read before, in all epochs."""
         blocks, row = np.unique(positions // _MIX_BLOCK_POSITIONS, return_inverse=True)
         starts, slots = blocks * _MIX_BLOCK_POSITIONS, np.arange(_MIX_BLOCK_POSITIONS)
         sizes = np.minimum(_MIX_BLOCK_POSITIONS, self.length - starts)

@@ -80,8 +80,7 @@ class ReadOptions:
 
     Attributes:
         fields: Fields to read, or None for all.
-        storage: Storage options to register in other processes (see `store_options`), by their key in the address of a
-            shard.
+        storage: Storage options to register in other processes (see `store_options`), by their key in shard addresses.
     """
 
     check: bool = False

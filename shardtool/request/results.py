@@ -104,7 +104,7 @@ class JoinedTable:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class CreateResult(Result):
-    """The created dataset, or the datasets of all splits together. A dry run describes the planned dataset.
+    """The created dataset, or the datasets of all splits together. After a dry run, the planned dataset.
 
     Attributes:
         dataset_file: Path of the dataset file. If there are splits, the path contains `{split}`.

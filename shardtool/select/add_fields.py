@@ -112,7 +112,7 @@ def _extend_paths(paths: StringColumn, source: NDArray[np.int64]) -> PackedStrin
 
 
 def match_samples(entries: SampleTable, other: SampleTable, where: str) -> NDArray[np.int64]:
-    """Return for each sample the index of the sample in `other` with the same key, or -1 if it is missing.
+    """Return for each sample the index of the sample in `other` with the same key, or -1.
 
     Raise an error if both tables have a field of the same name.
     """

@@ -158,7 +158,7 @@ def calculate_pair(function: Callable[[Any, Any], Any], left: Any, right: Any) -
     """Call `calculate`, but first make an integer constant a float if the integer column cannot contain it.
 
     Raises:
-        OverflowError: See `calculate`. A column with values above 2^63 - 1 is also not combined with negative integers.
+        OverflowError: As in `calculate`, or a negative integer meets a column with values above 2^63 - 1.
     """
     if function is not operator.truediv:  # a quotient is a float
         left, right = _to_unsigned(right, left), _to_unsigned(left, right)

@@ -253,7 +253,7 @@ def sample_by_key(keys: PackedStrings, share: float | str) -> NDArray[np.int64]:
 
 
 def sample_with_notes(keys: PackedStrings, share: float | str) -> tuple[NDArray[np.int64], list[str]]:
-    """Return the result of `sample_by_key`, and a note if its size is unusual. Raise an error if it is empty."""
+    """Return the result of `sample_by_key`, and a note if it is far from the share. Raise an error if it is empty."""
     selected, total = sample_by_key(keys, share), len(keys)
     if not len(selected):
         found = f"{share} selects none of {total:,} samples"

@@ -144,7 +144,7 @@ class RecordedRun(NamedTuple):
         return f"{self.table}, {lost}"
 
     def unchecked(self) -> Iterator[str]:
-        """Describe what cannot be compared with the source, because the table or the list of keys is missing."""
+        """Describe what cannot be compared with the source without the missing table or list of keys."""
         if self.made_fields:
             what = f"{'field' if len(self.made_fields) == 1 else 'fields'} {format_list([*self.made_fields])}"
             yield f"{what} against the source: created with {option_text('join')} {self._missing_table_text}"

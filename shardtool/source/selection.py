@@ -82,7 +82,7 @@ def find_listed_samples(
 
 
 def join_and_filter(listed: Listing, options: SelectingOptions, *, may_lack_values: bool = False) -> Listing:
-    """Join a table, select the samples that match `keys_from` and `where`, and add the fields that `field` requests."""
+    """Apply the options `join`, `keys_from`, `where` and `field`, in this order."""
     names: dict[str, list[str]] = {}
     if options.join is not None:
         from shardtool.select.join import join_table
@@ -177,7 +177,7 @@ def _key_column(listed: Listing, name: str) -> pa.ChunkedArray:
 
 
 def take_sample(listed: Listing, options: SelectingOptions) -> Listing:
-    """Keep only the share of the samples that the option `sample` requests."""
+    """Keep only the share of samples that `sample` requests."""
     if options.sample is None:
         return listed
     samples, notes = sample_with_notes(listed.entries.keys, options.sample)

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 def open_datasets(
     sources: Sequence[DatasetLike], examined: ExaminedFiles
 ) -> tuple[list[StoredDataset], list[SourceShard]]:
-    """Return the given datasets and their shards. Add their files to `examined`. Only dataset files are read."""
+    """Return datasets and their shards. Add their files to `examined`. Only dataset files are read."""
     datasets, shards = list[StoredDataset](), list[SourceShard]()
     for number, source in enumerate(sources):
         dataset = find_dataset(source).read()
@@ -131,7 +131,7 @@ def source_dataset_name(dataset: StoredDataset) -> str:
 def merge_classes(
     datasets: Sequence[StoredDataset], parts: Sequence[SourceShard], is_wanted: Callable[[str], bool]
 ) -> tuple[dict[str, list[str]], list[str]]:
-    """Return the class names by field, and notes. Raise an error if datasets have different names for a field."""
+    """Return the class names by field, and notes. Raise an error if datasets differ in the names for a field."""
     merged: dict[str, list[str]] = {}
     datasets_of_field: dict[str, dict[int, None]] = {}
     for part in parts:
@@ -158,7 +158,7 @@ def merge_classes(
 
 
 def agreed_classes(datasets: Sequence[StoredDataset]) -> dict[str, list[str]]:
-    """Return the class names by field. Omit fields for which two datasets have different class names."""
+    """Return the class names by field, without fields for which datasets have different class names."""
     agreed: dict[str, list[str]] = {}
     for dataset in datasets:
         for name, names in dataset.file.classes.items() if dataset.file else ():
