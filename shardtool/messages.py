@@ -47,7 +47,7 @@ def choose_text(python: str, typed: str) -> str:
 
 
 def option_text(name: str, value: object = None) -> str:
-    """Return an option as the user sets it: `seed=1` or `--seed 1`. Without `value`, return only its name."""
+    """Return an option as the user sets it: `seed=1` or `--seed 1`."""
     if _cli_names_in_use:
         return cli_option(name, value)
     return name if value is None else f"{name}={value!r}"

@@ -163,10 +163,7 @@ class VerbCommand(click.Command):
         return [item for item in super().shell_complete(ctx, incomplete) if item.value not in old]
 
     def options(self, section: str = "", *, rare: bool = False) -> list[VerbOption]:
-        """Return the visible options of a section or of all sections.
-
-        Common options are first, and rare options are included only with `rare`.
-        """
+        """Return the visible options of a section or of all sections, common options first."""
         options = [
             option
             for option in self.params

@@ -110,7 +110,7 @@ def _retry_totals() -> dict[str, float]:
 
 
 class EventLog:
-    """The log of `--log`, which writes one line per event to stderr. The last event is `end`.
+    """The log of `--log`, which writes one line per event to stderr.
 
     `samples` and `size` are totals of the shards that this run wrote. `result` is the document that `--json` prints.
     """

@@ -85,7 +85,7 @@ class ShardFile:
 class ChecksummedFile(ShardFile):
     """A `ShardFile` that computes the CRC-32C of the shard while the shard is read.
 
-    Each block is checksummed while it is in the CPU cache. The result of `read` is valid only until the next call.
+    The result of `read` is valid only until the next call.
     """
 
     def __init__(self, path: str) -> None:

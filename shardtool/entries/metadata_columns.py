@@ -71,7 +71,7 @@ def with_measured_columns(
 ) -> pa.Table | None:
     """Add or replace columns with values that workers measured, such as image sizes.
 
-    `kinds` contains the name and type of each column. `sample_values` contains a tuple of values for each sample.
+    `kinds` contains the name and type of each column, and `sample_values` a tuple for each sample.
     """
     for index, (name, kind) in enumerate(kinds):
         column = pa.array([values[index] for values in sample_values], pa.type_for_alias(kind))

@@ -54,7 +54,7 @@ class FetchFailed(Exception):
 
     Attributes:
         message: Explanation for the user, without any part of the URL.
-        wait_s: Minimum seconds to wait before a retry. 0 if the server requests no wait.
+        wait_s: Seconds to wait before a retry, as the server requests.
     """
 
     def __init__(self, code: SkipCode, message: str, *, is_temporary: bool = False, wait_s: float = 0) -> None:
