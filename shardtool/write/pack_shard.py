@@ -43,7 +43,7 @@ def _pack_or_keep(task: ShardTask, report: Report) -> ShardResult:
         report(len(split_names(task.samples.content.keys)), result.size)
         return result
     if task.action != "write" and not task.folder.has_staging:
-        # A store has no staging, so the parent must delete the dataset file before a worker writes the shard.
+        # Without staging, the parent must delete the dataset file before a worker writes the shard.
         return ShardResult(task.shard, None, 0, 0, b"", 0, (), wrong=True)
     if task.work is not None:
         from shardtool.write.transform_packer import pack_transformed

@@ -185,7 +185,7 @@ class DatasetOverview:
         return len(self.counts) < len(self.dataset.shards)
 
     def read(self) -> Iterator[tuple[StoredShard, ShardIndex, dict[str, FieldPayloads]]]:
-        """Yield the index of each shard. Skip shards at regular intervals if there are too many samples."""
+        """Yield each shard, its index, and its payloads by field. Skip some shards if there are too many samples."""
         file, step = self.dataset.file, 1
         if file is not None:
             samples = sum(shard.samples for shard in file.shards)

@@ -201,13 +201,13 @@ class DatasetView(ChosenSamples):
 
     @property
     def tallies(self) -> list[list[tuple[str, int]]]:
-        """The number of images in each format, and in each mode."""
+        """The number of first images of the shown samples, by format and by mode."""
         counts = [Counter(map(attrgetter(name), self._first_images)) for name in ("kind", "mode")]
         return [sorted(counter.items(), key=lambda item: (-item[1], item[0]))[:6] for counter in counts]
 
     @property
     def pixels(self) -> list[tuple[int, int]]:
-        """Width and height of the first image of each sample."""
+        """Width and height of the first image of each shown sample."""
         return [image.full for image in self._first_images]
 
     @property
