@@ -160,8 +160,8 @@ class StoredDataset:
 
     @property
     def where(self) -> str:
-        """Location for messages: the dataset file, or else the folder."""
-        return self.dataset_file or self.folder or "."
+        """Location for messages: the dataset file, or else the only shard, or else the folder."""
+        return self.dataset_file or (self.paths[0] if len(self.paths) == 1 else self.folder or ".")
 
     @property
     def split(self) -> str:
