@@ -62,7 +62,7 @@ def register_verb(
 ) -> Callable[[_CommandT], _CommandT]:
     """Register a function as a verb, with its docstring as help.
 
-    The function is called with the typed arguments, a function that creates the options object, and the run options.
+    The function receives the arguments that the user typed, a function that creates the options, and the run options.
     `arguments` are click arguments, or their text in the usage line.
     """
     typed = (
@@ -545,10 +545,10 @@ def inspect(names: tuple[str, ...], make_options: Callable[[], InspectViewOption
 def doctor(names: tuple[str, ...], make_options: Callable[[], DoctorOptions], run_options: RunOptions) -> int:
     """Test access to PLACE, and explain how to fix each problem.
 
-    PLACE is a prefix of a store (s3://, gs://, az://), a file on the web, or a folder. For a store, this tests the
-    server, proxy, certificate, clock and kind of credentials (secrets are never printed), and whether you can list,
-    read, write, write conditionally and delete. For a web server, it tests size, ranges and conditional requests. For
-    a folder, it tests free space, renaming and locks.
+    PLACE is a prefix of a store (s3://, gs://, az://), a file on the web, or a folder. For a store, doctor tests the
+    server, the proxy, the certificate, the clock and the credentials. No secret is printed. Then it tests whether you
+    can list, read, write, write conditionally and delete. For a web server, doctor tests sizes, ranges and conditional
+    requests. For a folder, it tests free space, renaming and locks.
 
     doctor writes one small file or object with a unique name below PLACE and deletes it, also after Ctrl-C. If you may
     not delete, doctor reports this first, and writes nothing. Failing requests are retried for five seconds only.

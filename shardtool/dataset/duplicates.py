@@ -47,7 +47,7 @@ class Content(NamedTuple):
 
     Attributes:
         rows: Row numbers of these fields in the shard's index or the table.
-        owners: For each of `rows`, the number of its sample, ascending.
+        owners: The sample number of each of `rows`, in ascending order.
         ranks: uint8[samples], the `content_rank` of the content. Samples with different ranks are never duplicates.
     """
 

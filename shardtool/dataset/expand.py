@@ -46,7 +46,7 @@ _RANGE_PATTERN = re.compile(r"[^{}<>,*?%\[\]]*\{\d{1,18}\.\.\d{0,18}\}[^{}<>,*?%
 def expand_datasets(dataset: DatasetLike) -> list[DatasetLike]:
     """Split an argument that names several datasets into arguments of `find_dataset`. Some datasets may not exist.
 
-    Shards that a list names one by one form one dataset, without the shards of other datasets in the list.
+    In a list, the names of shards together form one dataset. Shards of other datasets in the list are excluded from it.
     """
     if dataset and isinstance(dataset, (str, os.PathLike)):
         datasets = _expand_name(os.fspath(dataset))

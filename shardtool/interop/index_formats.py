@@ -71,7 +71,7 @@ class FolderIndexFiles(NamedTuple):
     """Functions for the index files of a folder, which list all splits of a dataset.
 
     Attributes:
-        encode: A function that returns the content of each file by its path in the folder, in publication order.
+        encode: Returns a dict from the path of each file in the folder to its content, in publication order.
         pairs: Returns the shard names and sample counts in the parsed JSON of `ExportFormat.folder_file`.
         user_file: A file that is never overwritten, because users may edit it. "" if there is none.
     """

@@ -40,7 +40,7 @@ _MAX_CHECKED_SHARDS = 8
 
 
 def count_earlier_shards(output: Destination) -> int | None:
-    """Return the shard count of the earlier run, or None if that run assigned samples to shards in order.
+    """Return the number of shards of the earlier run, or None if it filled one shard after the other.
 
     An unfinished run does not record how it assigned samples, so its shard count is always returned.
     """

@@ -146,7 +146,7 @@ class Publication:
         """Publish the waiting files and the dataset file, and delete stale files.
 
         Args:
-            shards: The names of all listed shards. If given, indexes of other shards are deleted.
+            shards: The names of all shards in the dataset file. If given, indexes of other shards are deleted.
             before: Contents of small files to publish before the dataset file, by name.
             stale: Files to delete before the dataset file is published.
             stale_shards: Another folder, and shards to delete there.

@@ -101,7 +101,7 @@ def _merge_skipped_rows(destination: Destination, skipped: Sequence[Skipped]) ->
 def check_append_is_unchanged(
     append: FinishedAppend, number: int, shard: ShardEntry | None, destination: Destination
 ) -> None:
-    """Raise an error unless shard `number` of the append equals `shard`, or does not exist if `shard` is None."""
+    """Raise an error if shard `number` of the append differs from `shard`. None means that it must not exist."""
     if [*append.old.shards[number : number + 1]] != ([] if shard is None else [shard]):
         found = "the dataset already contains these keys with other content"
         action = choose_text(f"use {flag_text('append')}", "run without --resume")

@@ -129,7 +129,7 @@ class CopyOptions(BaseOptions):
         trust: Compare existing shards by time or size instead of reading them. Times can be compared between two
             folders only. Comparing sizes requires sidecars.
         limit: Limit the total bandwidth of reading and copying, for example 100MB/s.
-        source_endpoint: Server of DATASET at s3://, if DEST is on another server.
+        source_endpoint: Server of an s3:// DATASET, if DEST is on a different server.
     """
 
     overwrite: bool = option(False, section="copying", typed="overwrite/f", common=True)

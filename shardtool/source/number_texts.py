@@ -61,7 +61,7 @@ class NumberTexts:
     Attributes:
         data: The strings in order, each followed by NUL. Empty if `changed` is above 0.
         changed: The number of strings that would change if they were stored as numbers.
-        rounded: The number of changed strings that represent numbers.
+        rounded: How many of the `changed` strings represent numbers.
     """
 
     data: bytes = b""

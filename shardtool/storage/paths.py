@@ -50,7 +50,7 @@ def real_path(path: str) -> str:
 
 
 def source_root(folder: str, *, needed: bool = False) -> bytes:
-    """Return the root of a source folder. If `needed`, raise `InvalidRequest` if a local folder does not exist.
+    """Return the root of a source folder. Raise `InvalidRequest` if `needed` is true and a local folder does not exist.
 
     A root ends with a slash. The root of a web address ends with `#`, because the address may have a query.
     """

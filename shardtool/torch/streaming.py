@@ -1,7 +1,7 @@
 """The options of `Loader` and `StreamDataset`, and the state that workers and their parent share during a pass.
 
-Workers read ahead of training, so the state of a stream is computed from the state of any worker and the number of
-returned batches.
+Workers read ahead of training. The state of any worker and the number of returned batches determine the state of the
+stream.
 """
 
 from __future__ import annotations
@@ -329,7 +329,7 @@ class SharedPassStart:
     def record_worker_start(self, worker: int, group: Sequence[int], resumed: Mapping[str, int] | None) -> None:
         """Record that a worker starts a pass over the stream. The first worker to start sets the epoch and position.
 
-        `group` identifies the pass: the seed, the number of this worker's passes, and the number of workers. If
+        `group` identifies the pass by the seed, the number of workers, and how many passes this worker has started. If
         `resumed` is given, the pass continues from this state.
         """
         with self._blocks.locked():

@@ -264,8 +264,8 @@ def colour_kind(mode: str) -> str:
 def decode_pixels(picture: OpenedImage, goal: tuple[int, int] | None) -> tuple[Image.Image, tuple[float, float]]:
     """Return the decoded image, and the width and height of its content in pixels.
 
-    A JPEG may be decoded at a fraction of its size, at least `goal`. The content may then cover only a part of the last
-    row and column of pixels.
+    A JPEG may be decoded at a fraction of its size that is not smaller than `goal`. The content may then cover only a
+    part of the last row and column of pixels.
     """
     image: Any = picture.image
     full_size, extent = image.size, None

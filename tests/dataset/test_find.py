@@ -40,6 +40,13 @@ def test_every_way_to_name_a_dataset(dataset: Path, monkeypatch: pytest.MonkeyPa
     assert find_dataset("out.json").paths == tuple(f"out-{number:03}.tar" for number in range(4))
 
 
+def test_messages_name_a_single_shard(dataset: Path) -> None:
+    """Without a dataset file, messages name the only shard, or else the folder."""
+    (dataset / "out.json").unlink()
+    assert find_dataset(f"{dataset}/out-001.tar").where == f"{dataset}/out-001.tar"
+    assert find_dataset(f"{dataset}/out-{{000..001}}.tar").where == str(dataset)
+
+
 def test_numbers_sort_as_numbers(tmp_path: Path) -> None:
     """`s-10.tar` comes after `s-9.tar`."""
     write_tree(tmp_path, {f"s-{number}.tar": b"" for number in (10, 9, 100)})

@@ -137,7 +137,7 @@ def _read_certificates(name: str, path: str) -> str:
 
 
 def tls_context() -> ssl.SSLContext:
-    """Return TLS settings to share, because urllib3 would load the certificates for each connection."""
+    """Return the TLS settings for all connections. By default, urllib3 loads the certificates for each connection."""
     from urllib3.util.ssl_ import create_urllib3_context
 
     context = create_urllib3_context()

@@ -255,8 +255,8 @@ def key_pair(environment: Mapping[str, str]) -> dict[str, Any]:
 def _aws_session(bucket: str, environment: Mapping[str, str]) -> Any:
     """Return a boto3 session, or None if obstore can find the credentials.
 
-    Raise an error if there are no credentials and AWS_EC2_METADATA_DISABLED is true, because obstore ignores this
-    variable.
+    If AWS_EC2_METADATA_DISABLED is true and there are no credentials, raise an error: obstore ignores this variable and
+    would send requests to the metadata service.
     """
     profile = environment.get("AWS_PROFILE")
     if environment.get("AWS_ACCESS_KEY_ID") and not profile:

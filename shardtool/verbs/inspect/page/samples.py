@@ -139,7 +139,7 @@ class ShownSample:
 
     @property
     def fields(self) -> list[tuple[str, int]]:
-        """Name and payload bytes of each field."""
+        """Name of each field, and the length of its payload in bytes."""
         return [(shorten_text(part["name"], MAX_KEY_CHARS), part["length"]) for part in self.chosen.fields]
 
     @property
