@@ -77,6 +77,7 @@ class _Indexer:
         self.unrecognised: list[tuple[int, str]] = []
         self.differing: list[str] = []
         self.lost: set[str] = set()
+        self.incomplete: dict[str, set[str]] = {}  # names of new sidecars, and their columns that only the source has
         self.entries: dict[int, ShardEntry] = {}
         self.kinds: dict[int, Mapping[str, FeatureType]] = {}
         self.lists: set[str] = set()
@@ -122,6 +123,8 @@ class _Indexer:
             self.kept.add(number)
         self.entries[number] = self.totals.add(new_index.facts, data, scanned.tally())
         self.schemas[number], self.kinds[number] = column_types(with_shard_column(table.schema)), scanned.kinds
+        if existing_data is None and self.old is not None and (lost := {*self.old.schema} - {*self.schemas[number]}):
+            self.incomplete[sidecar_name(name)] = lost
         self.lists |= {
             index_text(scan.names[code]) for code, value in scan.conflicts.items() if value.kind == scan.kinds[code]
         }
@@ -165,6 +168,10 @@ class _Indexer:
             )
         elif self.kept:
             self.notes.add("how the dataset was created, skipped samples and class names are unknown")
+        if self.incomplete:
+            columns = format_list(sorted(set[str]().union(*self.incomplete.values())))
+            names = format_list([*self.incomplete], 3)
+            self.notes.add(f"{names}: written without the columns {columns}, which only the source has")
         if self.unrecognised:
             counts, examples = zip(*self.unrecognised, strict=True)
             found = f"{pluralize(sum(counts), 'member')} outside of samples"

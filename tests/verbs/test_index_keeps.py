@@ -121,6 +121,15 @@ def test_missing_sidecars_are_written(dataset: Path) -> None:
     assert (dataset / "x-0.index").exists()
 
 
+def test_lost_columns_of_missing_sidecars_are_named(dataset: Path) -> None:
+    """If a missing sidecar is written again, a note names the columns that the shard does not contain."""
+    assert not index(dataset, ONE).notes
+    (dataset / "x-1.index").unlink()
+    (note,) = index(dataset, ONE).notes
+    assert note.startswith("x-1.index: written without the columns ")
+    assert "score" in note
+
+
 @pytest.mark.parametrize("name", ["x-1.index", "x.json"])
 @pytest.mark.parametrize("options", [ONE, replace(ONE, overwrite=True)])
 def test_unreadable_files_are_kept(name: str, options: IndexOptions, dataset: Path) -> None:
