@@ -72,6 +72,6 @@ def _may_lose(flags: Path) -> bool:
 
 
 def _wait_for(flag: Path) -> None:
-    latest = time.monotonic() + 120
+    latest = time.monotonic() + 300
     while not flag.exists() and time.monotonic() < latest:
         time.sleep(0.02)

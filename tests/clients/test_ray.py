@@ -264,8 +264,8 @@ def words_of(said: str) -> list[str]:
 
 
 def wait_for_shards(driver: subprocess.Popen[str], folder: Path, count: int) -> None:
-    """Wait until a driver has published so many shards, two minutes at most."""
-    latest = time.monotonic() + 120
+    """Wait until a driver has published so many shards, five minutes at most."""
+    latest = time.monotonic() + 300
     while len([*folder.glob("out-*.tar")]) < count:
         assert driver.poll() is None, driver.communicate()
         assert time.monotonic() < latest
