@@ -180,7 +180,7 @@ def _check_with_reading(
     findings.take(dataset_checks.check_numbering(subject))
     scans = _examine_shards(subject, numbers, options, observer, pool, contents=contents)
     findings.take(dataset_checks.check_totals(subject, scans))
-    from shardtool.verbs.verify.reader_checks import check_exports
+    from shardtool.verbs.verify.export_checks import check_exports
 
     findings.take(check_exports(subject, pool))
     findings.add(-1, *dataset_checks.check_complete(subject))
