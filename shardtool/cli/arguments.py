@@ -95,7 +95,8 @@ def split_datasets(names: tuple[str, ...]) -> tuple[list[str | list[str]], list[
     if output_start < 1:
         found = "not given" if len(names) == 1 else "cannot be distinguished from DATASET"
         raise InvalidRequest("OUTPUT", found, expected=_PATTERN_LAST)
-    if output_start > 1 and _PATTERN.search(names[-2]) and not _PATTERN.search(last) and _is_output(names[-2]):
+    is_extra = not _PATTERN.search(last) and not is_shard_name(os.path.basename(last))
+    if output_start > 1 and is_extra and _PATTERN.search(names[-2]) and _is_output(names[-2]):
         raise _extra_argument(names[-2], last)
     return _group_shards(names[:output_start]), [*names[output_start:]]
 
