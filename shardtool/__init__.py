@@ -62,7 +62,7 @@ if TYPE_CHECKING:  # isort: off
     )
     from shardtool.verbs.copy.copy import copy as copy
     from shardtool.verbs.create import create as create, reshard as reshard
-    from shardtool.verbs.diff import diff as diff
+    from shardtool.verbs.diff.diff import diff as diff
     from shardtool.verbs.doctor import doctor as doctor
     from shardtool.verbs.extract import extract as extract
     from shardtool.verbs.export import export as export
@@ -112,7 +112,7 @@ _NAMES = {  # public names by module
     "verbs.cache.status": ("CacheChange", "CacheStatus", "cache_clear", "cache_status", "cache_verify"),
     "verbs.copy.copy": ("copy",),
     "verbs.create": ("create", "reshard"),
-    "verbs.diff": ("diff",),
+    "verbs.diff.diff": ("diff",),
     "verbs.doctor": ("doctor",),
     "verbs.extract": ("extract",),
     "verbs.export": ("export",),

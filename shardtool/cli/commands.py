@@ -283,7 +283,7 @@ def diff(names: tuple[str, ...], make_options: Callable[[], DiffOptions], run_op
       shardtool diff out.json ./imgs
     """
     from shardtool.cli.result_text import diff_text
-    from shardtool.verbs.diff import diff as run
+    from shardtool.verbs.diff.diff import diff as run
 
     if len(names) != _DIFF_SIDES:
         remedy = "Quote patterns, for example 'out-{000000..}.tar'."

@@ -99,7 +99,7 @@ def test_workers_of_a_command_line_are_forked(tmp_path: Path) -> None:
     names = {"create": ["in", "out-{00..}.tar", "--max-count", "1"],
              "reshard": ["out.json", "more-{00..}.tar"], "index": ["out.json"],
              "verify": ["out.json"], "extract": ["out.json", "files"],
-             "remove": ["more.json", "--keys-from", "keys.txt"]}  # fmt: skip
+             "diff": ["out.json", "in"], "remove": ["more.json", "--keys-from", "keys.txt"]}  # fmt: skip
     for name, words in names.items():
         watched = ("subprocess", *(_WRITERS if name == "verify" else ()))
         assert _imported([[name, *words]], watched, tmp_path) == ["0", "0"], name
@@ -115,7 +115,10 @@ def test_reading_a_small_dataset_imports_little(tmp_path: Path) -> None:
 
 def test_nothing_heavy_is_there_when_workers_are_forked() -> None:
     """Workers inherit what a verb's module imports, so the module imports no NumPy, pyarrow or client of servers."""
-    verbs = [f"shardtool.verbs.{verb}" for verb in ("create", "index", "verify.verify", "copy", "extract", "remove")]
+    verbs = [
+        f"shardtool.verbs.{verb}"
+        for verb in ("create", "index", "verify.verify", "copy", "diff.diff", "extract", "remove")
+    ]
     code = "import sys\nfor name in sys.argv[1:]: __import__(name)\nprint(*sys.modules)"
     for modules, heavy in ((verbs, _READERS), (["shardtool.execute.pool"], _NET)):
         words = [sys.executable, "-c", code, *modules]

@@ -1,9 +1,7 @@
-"""`diff`: compare two datasets, or a dataset with its source. No payload is read if both sides have checksums."""
+"""Compare two datasets, or a dataset and its source, by key. Only samples that differ become Python objects."""
 
 from __future__ import annotations
 
-import os
-import time
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,17 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shardtool.dataset.expand import expand_datasets, recorded_range
-from shardtool.dataset.find import EXPECTED_DATASET, find_dataset, open_dataset
+from shardtool.dataset.expand import recorded_range
 from shardtool.dataset.scan import index_text
 from shardtool.entries.arrow import number_array, number_values, to_plain
 from shardtool.entries.sample_table import field_ids, match_ids
-from shardtool.errors import InvalidRequest, format_list, redact_secrets
-from shardtool.execute import start_pool
+from shardtool.errors import InvalidRequest, format_list
 from shardtool.messages import option_text
-from shardtool.names import list_names, to_bytes, to_output_name, to_text
-from shardtool.request.dataset_options import DiffOptions
-from shardtool.request.observer import Notes, Observer
+from shardtool.names import to_bytes, to_text
 from shardtool.request.results import (
     METADATA_FIELD,
     ColumnDifference,
@@ -31,7 +25,6 @@ from shardtool.request.results import (
     MovedSample,
     SampleDifference,
 )
-from shardtool.request.verb_call import accepts_options
 from shardtool.shard_samples import SPAN, URL
 from shardtool.skipped import is_skipped_key
 from shardtool.source.checksums import inline_checksums, source_checksums
@@ -43,8 +36,6 @@ from shardtool.source.recorded_run import (
     verify_options_in_errors,
 )
 from shardtool.source.shard_listing import list_datasets
-from shardtool.storage.remote.address import is_url
-from shardtool.table.detect import find_archive, is_table
 from shardtool.table.keys import find_positions
 from shardtool.units import format_size, pluralize
 
@@ -56,66 +47,12 @@ if TYPE_CHECKING:
     from shardtool.dataset.stored import StoredDataset
     from shardtool.entries.sample_table import SampleTable
     from shardtool.execute.pool import Pool
+    from shardtool.request.dataset_options import DiffOptions
+    from shardtool.request.observer import Notes
     from shardtool.source.base import Source
-    from shardtool.values import DatasetLike
 
     Rows = NDArray[np.int64]
     from shardtool.entries.strings import PackedStrings
-
-
-@accepts_options(DiffOptions)
-def diff(a: DatasetLike, b: object, options: DiffOptions, observer: Observer) -> DiffResult:
-    """List the samples that only one of two datasets contains, that differ, or whose split differs.
-
-    Args:
-        a: A dataset file, a shard pattern, a glob, a folder, or shards. For several datasets, such as all splits, pass
-            a list, or a name with `{split}`.
-        b: Other datasets in the same form, or the source of `a`, which is a folder or a manifest. Differences from the
-            source are the changes that `create` would make.
-
-    Raises:
-        InvalidRequest: The dataset does not exist, or the source cannot be compared with it.
-        CorruptShard: A dataset file, a sidecar or a shard is damaged.
-    """
-    started, notes = time.time(), Notes(observer)
-    with start_pool(options) as pool:  # fork the workers before importing large modules
-        datasets = [open_dataset(given) for given in expand_datasets(a)]
-        datasets_b = _open_datasets(b)
-        if datasets_b is not None and options.join is not None:
-            found = f"{_display_name(b)} is a dataset"
-            raise InvalidRequest(option_text("join"), found, expected="the source of the other dataset")
-        if datasets_b is None:
-            sides, excluded = dataset_and_source(datasets, b, options, pool, notes)
-        else:
-            sides = dataset_sides(datasets, [open_dataset(given) for given in datasets_b], pool, notes)
-            excluded = Uncompared()
-        excluded = excluded._replace(metadata=options.ignore_metadata)
-        result = SideComparison(*sides, excluded, pool, notes).result()
-    seconds = time.time() - started
-    return replace(result, a=_display_name(a), b=_display_name(b), notes=tuple(notes.texts), seconds=seconds)
-
-
-def _open_datasets(given: Any) -> list[DatasetLike] | None:
-    # Return None if `given` is the source of a dataset.
-    several = isinstance(given, list | tuple)
-    if not several and is_table(given):
-        return None
-    try:
-        datasets = expand_datasets(given)
-        for item in datasets:
-            find_dataset(item, allow_missing=True)
-    except InvalidRequest:
-        names = list_names("the dataset or its source", given, EXPECTED_DATASET)
-        if all(os.path.isdir(item) or is_url(item) or find_archive(item) for item in names):
-            return None
-        raise
-    return datasets
-
-
-def _display_name(given: object) -> str:
-    names = given if isinstance(given, list | tuple) else [given]
-    texts = [to_output_name(os.fspath(item)) if isinstance(item, str | os.PathLike) else "the table" for item in names]
-    return format_list([redact_secrets(item) for item in texts], 3)
 
 
 class ComparedSide(NamedTuple):

@@ -1,0 +1,1 @@
+"""Compare a dataset with another dataset or with its source."""
