@@ -19,7 +19,6 @@ import click
 
 from shardtool.errors import InvalidRequest, OutputFailed, os_error_text
 from shardtool.pattern import DATASET_SUFFIX, is_shard_name
-from shardtool.storage.files import list_folder_names
 from shardtool.storage.remote.address import is_url
 
 _PATTERN_LAST = "a quoted shard pattern as the last argument, such as 'out-{000000..}.tar'"
@@ -67,7 +66,13 @@ def _is_output(name: str) -> bool:
     if head == name:
         return is_shard_name(os.path.basename(name)) and not os.path.lexists(name)
     folder, start = os.path.split(head)
-    return not any(name.startswith(start) and is_shard_name(name) for name in list_folder_names(folder or "."))
+    return not _has_shards(folder or ".", start)
+
+
+def _has_shards(folder: str, start: str = "") -> bool:
+    from shardtool.storage.files import list_folder_names  # not at start-up
+
+    return any(name.startswith(start) and is_shard_name(name) for name in list_folder_names(folder))
 
 
 def _swapped_arguments(first: str, last: str, found: str, expected: str) -> InvalidRequest:
@@ -113,8 +118,7 @@ def split_destination(names: tuple[str, ...], *missing: str) -> tuple[list[str],
         and not _PATTERN_MARKS.search(datasets[0])
     ):
         first = datasets[0]
-        holds_shards = any(is_shard_name(name) for name in list_folder_names(first)) if os.path.isdir(first) else False
-        if not (is_url(first) or os.path.isfile(first) or holds_shards):
+        if not (is_url(first) or os.path.isfile(first) or (os.path.isdir(first) and _has_shards(first))):
             raise _swapped_arguments(first, last, f"before the dataset file {last}", f"DATASET before {missing[0]}")
     return datasets, last
 

@@ -11,7 +11,6 @@ import os
 import re
 from functools import cache, partial
 from inspect import cleandoc
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
@@ -24,6 +23,7 @@ from shardtool.units import pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from click.shell_completion import CompletionItem
 
@@ -440,6 +440,8 @@ def read_page(name: str) -> str:
 
 
 def _list_pages() -> dict[str, Path]:
+    from pathlib import Path
+
     package = Path(__file__).parents[1]
     folder = next((path for path in (package / "docs", package.parent / "docs") if (path / "cli.md").exists()), None)
     if folder is None:
