@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 from shardtool.execute.pool import as_reportable, describe_task, make_reporter
-from shardtool.storage.file_system import write_all
+from shardtool.storage.descriptors import write_all
 from shardtool.storage.remote import retry
 from shardtool.storage.remote.notices import set_listener
 

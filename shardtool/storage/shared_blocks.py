@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 from weakref import WeakSet
 
-from shardtool.storage.file_system import write_all
+from shardtool.storage.descriptors import write_all
 
 _fork_hooks: WeakSet[ForkLock | SharedBlocks] = WeakSet()
 

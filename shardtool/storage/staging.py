@@ -18,6 +18,7 @@ from shardtool.dataclass import dataclass
 from shardtool.errors import InvalidRequest, OutputExists, OutputFailed, os_error_text
 from shardtool.messages import flag_text, option_text
 from shardtool.pattern import replacement_plan_name
+from shardtool.storage.descriptors import write_all
 from shardtool.storage.file_system import (
     EntryInfo,
     check_replaceable,
@@ -26,7 +27,6 @@ from shardtool.storage.file_system import (
     special_kind,
     sync_folder,
     unlink_file,
-    write_all,
     write_error,
     write_errors,
 )

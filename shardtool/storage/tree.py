@@ -16,7 +16,7 @@ from typing import Literal
 from shardtool.errors import InvalidRequest, OutputExists, OutputFailed, os_error_text
 from shardtool.messages import choose_text
 from shardtool.storage import file_system
-from shardtool.storage.file_system import write_all
+from shardtool.storage.descriptors import write_all
 from shardtool.storage.files import READ_PLAIN, LocalFile
 
 _CONFLICT_ERRNOS = (errno.ENOTDIR, errno.ELOOP, errno.EEXIST, errno.EISDIR)

@@ -14,7 +14,7 @@ from shardtool.dataset.stored import sidecar_path
 from shardtool.errors import CorruptShard, InvalidRequest, os_error_text
 from shardtool.notebook import Displayed
 from shardtool.request.results import Result
-from shardtool.storage.file_system import processes_with_open_files
+from shardtool.storage.descriptors import processes_with_open_files
 from shardtool.storage.locks import take_lock
 from shardtool.storage.staging import local_folder
 from shardtool.verbs.cache.cache_space import CacheSpace
