@@ -158,7 +158,7 @@ class Terminal(Observer):
 
     Args:
         progress: `plain` prints lines instead of a bar.
-        on_valid_request: Called when the main step starts, because the request has then passed all checks.
+        on_valid_request: Called when the request has passed all checks, before the main step.
     """
 
     def __init__(

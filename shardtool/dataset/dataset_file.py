@@ -100,7 +100,7 @@ class DatasetFile:
         skipped: Number of rows in `out.skipped`.
         made: The runs that created the dataset and appended samples.
         fingerprint: The content fingerprint, or "" if unknown.
-        skipped_crc: CRC-32C of `out.skipped`, or None without this file.
+        skipped_crc: CRC-32C of `out.skipped`, or None if this file does not exist.
         types: Original types of values that are stored as text. For TFRecord, also the types of numeric fields.
         appends: For each append, the index in `shards` of the first shard that it added. Ascending.
         shards_folder: Subfolder that contains the shards, such as `train/tars`, or "" if they are next to the file.

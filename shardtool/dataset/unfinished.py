@@ -29,7 +29,7 @@ ALL_SHARDS = "all shards of the run, and their dataset file"
 def describe_unfinished(facts: Iterable[ShardFacts | None], sibling_facts: Iterable[ShardFacts] = ()) -> Iterator[str]:
     """Yield a description of each run that planned more shards than exist.
 
-    `facts` are the facts in the sidecars, or None for a shard without a valid sidecar.
+    `facts` has the facts of each shard's sidecar, or None if the sidecar is missing or invalid.
     """
     counts: Counter[str] = Counter()
     planned: dict[str, int] = {}

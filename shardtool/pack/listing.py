@@ -81,7 +81,7 @@ def _list_samples(
 
     listing = source.list_samples(run.pool, run.notes.observer)
     listing = source.choose(listing, lambda: None if run.updates else _read_taken_keys(run, listing, found.outputs))
-    if found.refusal is None:  # if the run will be refused, reading payloads wastes time
+    if found.refusal is None:  # a refused run need not read payloads
         from shardtool.source.duplicates import drop_duplicate_samples
 
         read_taken = partial(_read_taken_keys, run, listing, found.outputs) if run.updates else lambda: None

@@ -108,7 +108,7 @@ def _write_binary_spool(listed: Listed, stack: ExitStack) -> Listed:
     size = int(entries.rows.size[entries.rows.kind == SPAN].sum())
     file = listed.outputs[0].destination.create_spool(size)
     stack.callback(file.abandon)
-    listed.source.write_binary(file)  # writes the payloads of all samples, selected or not
+    listed.source.write_binary(file)  # writes the payloads of all samples, also of samples that are not selected
     spans = replace(entries.known_spans, files=(SpanFile(os.fsencode(file.path), file.size, -1),))
     return replace(listed, listing=replace(listed.listing, entries=replace(entries, spans=spans)))
 

@@ -334,9 +334,8 @@ def read_npy(data: bytes) -> NDArray[Any]:
         read = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
         shape, by_column, dtype = read(stream)
     except Exception as error:  # noqa: BLE001 - NumPy and the tokenizer raise errors of many kinds
-        is_deep = isinstance(
-            error, (MemoryError, RecursionError)
-        )  # Python's parser raises MemoryError for deep nesting
+        # Python's parser raises MemoryError for deep nesting
+        is_deep = isinstance(error, (MemoryError, RecursionError))
         raise ValueError("its header is nested too deeply" if is_deep else f"an invalid header: {error}") from None
     if dtype.hasobject:
         raise ValueError("an array of Python objects, which would have to be unpickled")
