@@ -50,7 +50,7 @@ _VERB_SUMMARIES = {
 
 
 _MIN_ADDRESS_SPACE_BYTES = 300_000_000  # with less address space, OpenBLAS and glibc abort
-_GC_THRESHOLD = 50_000  # imports create many permanent objects, so collect garbage rarely
+_GC_THRESHOLD = 50_000  # collect garbage rarely, because imports create many objects that are never freed
 _RESUME_TEXT = "All files in the output are complete. Run it again with --resume to continue."
 _RESUME_TEXTS = {
     "create": _RESUME_TEXT,
@@ -142,12 +142,13 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """Run the command line, and exit."""
-    for fd in range(3):  # open closed standard streams, because an output file could get their descriptor numbers
+    # If a standard stream is closed, open /dev/null instead. Otherwise, an output file could get its descriptor number.
+    for fd in range(3):
         try:
             os.fstat(fd)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
-    # Prevent NumPy from starting a thread per core for linear algebra, which takes 50 ms and memory.
+    # NumPy would otherwise start a linear-algebra thread for each core. Starting these threads takes 50 ms and memory.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     block_pandas()
     gc.set_threshold(_GC_THRESHOLD)
@@ -162,9 +163,9 @@ def main() -> NoReturn:
         code = 128 + late.signum
     LOG.end(code)
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, AttributeError):  # no result is lost, because results were already flushed
+        with suppress(OSError, AttributeError):  # ignore errors, because all results were already flushed
             stream.flush()
-    # Skip the shutdown of an interpreter with pyarrow and NumPy, which takes 50 ms.
+    # Skip the interpreter's shutdown, which takes 50 ms if pyarrow and NumPy are loaded.
     os._exit(code)
 
 

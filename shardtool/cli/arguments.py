@@ -35,8 +35,9 @@ _NUMBERED_NAME = re.compile(r"(.*?)([0-9]{1,18})(\.[^/0-9]*)", re.DOTALL)
 def split_sources(names: tuple[str, ...]) -> tuple[str | list[str], list[str]]:
     """Split `SOURCE... OUTPUT` into sources and output.
 
-    A shell may have expanded the pattern, so all shard names at the end belong to the output. If the first argument
-    is an archive, only names with consecutive numbers belong to the output.
+    A shell may have replaced the output pattern by the names of existing shards. Therefore, all shard names at the end
+    belong to the output. If the first argument is also a shard name, such as a tar to read, only names with consecutive
+    numbers belong to the output.
     """
     output_start = len(names) - 1
     first, last = names[0], names[output_start]
@@ -156,14 +157,15 @@ def _is_next_number(name: str, following: str) -> bool:
     if first is None or second is None:
         return False
     same = (first[1], first[3]) == (second[1], second[3])
-    same_width = len(first[2]) == len(second[2]) or not second[2].startswith("0")  # 1000 follows 999, 0100 does not
+    # 1000 follows 999, but 0100 does not follow 99.
+    same_width = len(first[2]) == len(second[2]) or not second[2].startswith("0")
     return same and same_width and int(first[2]) + 1 == int(second[2])
 
 
 def materialize_inputs(names: Sequence[str], *, table: bool = False) -> tuple[str, ...]:
-    """Replace commands and standard input by temporary files, which are deleted at the end of the run.
+    """Store the output of `pipe:COMMAND`, and standard input (`-`), in temporary files. Return the names to read.
 
-    If `table` is true, standard input is replaced only if it is a tar or zip.
+    The files are deleted at the end of the run. If `table` is true, standard input is stored only if it is an archive.
     """
     return tuple(_materialize(name, number, table=table) for number, name in enumerate(names))
 

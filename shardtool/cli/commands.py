@@ -47,8 +47,9 @@ if TYPE_CHECKING:
 
 _EXIT_FINDINGS, _EXIT_UNREADABLE = 3, 4
 _DIFF_SIDES = 2
-_STRAY_VALUE = re.compile(r"[=!]=|[kKMGTPmgtp]?i?[bB]|[0-9]+")  # probably from an option's value
-VERBS: dict[str, Callable[[], click.Command]] = {}  # functions that create the click commands
+# An argument like this is probably a part of an option's value, as in `--max-size 1 GB`.
+_STRAY_VALUE = re.compile(r"[=!]=|[kKMGTPmgtp]?i?[bB]|[0-9]+")
+VERBS: dict[str, Callable[[], click.Command]] = {}  # for each verb, the function that creates its click command
 
 
 _CommandT = TypeVar("_CommandT", bound="Callable[..., int | None]")
@@ -60,10 +61,14 @@ def register_verb(
     run_options: type[BaseOptions] = RunOptions,
     omitted: Collection[str] = (),
 ) -> Callable[[_CommandT], _CommandT]:
-    """Register a function as a verb, with its docstring as help.
+    """Return a decorator that registers a function as a verb, with its docstring as help.
 
-    The function receives the arguments that the user typed, a function that creates the options, and the run options.
-    `arguments` are click arguments, or their text in the usage line.
+    The decorated function receives the typed arguments, a function that returns an object of the class `options`, and
+    an object of the class `run_options`. If `options` is None, the second argument is omitted.
+
+    Args:
+        arguments: The click arguments, or the arguments in the usage line, such as `SOURCE... OUTPUT`.
+        omitted: Names of options that the verb does not have on the command line.
     """
     typed = (
         (
@@ -80,7 +85,8 @@ def register_verb(
         option_names = {kind: [name for name in option_specs(kind) if name not in omitted] for kind in kinds}
         params = [build_click_option(kind, name) for kind, names in option_names.items() for name in names]
         first = VerbOption(["-h", "first_help"], is_flag=True, is_eager=True, expose_value=False, callback=_show_brief)
-        plain = VerbOption(["--no-color"], is_flag=True, expose_value=False)  # `allow_color` was already called
+        # Accept --no-color after the verb, too. It needs no callback, because `allow_color` was already called.
+        plain = VerbOption(["--no-color"], is_flag=True, expose_value=False)
         first.hidden = plain.hidden = True
         params += [first, plain]
 
@@ -138,8 +144,8 @@ def create(names: tuple[str, ...], make_options: Callable[[], CreateOptions], ru
 
     \b
       out-{000000..}.tar        as many shards as --max-size requires (1 GB per shard by default)
-      out-<000000..000999>.tar  exactly 1,000 equally filled shards; at most 1,000 with a size
-                                limit or fewer samples
+      out-<000000..000999>.tar  exactly 1,000 equally filled shards, or at most 1,000 if you set a
+                                size limit or have fewer samples
       out-%06d.tar              the same as out-{000000..}.tar
 
     Each shard gets a sidecar, out-000000.index (Parquet). The dataset file out.json lists all shards. It is written
@@ -181,9 +187,10 @@ def create(names: tuple[str, ...], make_options: Callable[[], CreateOptions], ru
 def reshard(names: tuple[str, ...], make_options: Callable[[], ReshardOptions], run_options: RunOptions) -> None:
     """Write the samples of each DATASET to new shards named OUTPUT.
 
-    You can change size, order, format and splits, and select or transform samples. Payloads are copied and verified;
-    images are decoded only to be changed. A DATASET is a dataset file (out.json), a pattern, a glob, a folder or a
-    shard, written by any tool. Shards without a sidecar are scanned. Several datasets become one.
+    You can change size, order, format and splits, and select or transform samples. Payloads are copied and verified.
+    Images are decoded only if an option changes them. A DATASET is a dataset file (out.json), a pattern, a glob, a
+    folder or a shard, written by any tool. Shards without a sidecar are scanned. Several datasets are combined into
+    one.
 
     OUTPUT is a pattern, as for `create`; quote it. The file extension selects the format: .tar (WebDataset) or
     .tfrecord.
@@ -223,8 +230,8 @@ def verify(names: tuple[str, ...], make_options: Callable[[], VerifyOptions], ru
 
     DATASET is a dataset file, a shard pattern, a glob, a folder or shards, written by any tool. Every byte is read and
     compared with the sidecars and the dataset file. In a dataset of shardtool, this detects every changed, missing or
-    extra byte. In shards without sidecars, verify checks headers, framing, ends of files, TFRecord checksums and keys.
-    Of several datasets, each is checked, and samples that are in two splits are reported.
+    extra byte. In shards without sidecars, verify checks headers, framing, TFRecord checksums and keys, and detects
+    truncated files. If you pass several datasets, verify checks each one, and reports samples that are in two splits.
 
     Exit code: 0 no problems, 3 findings, 4 nothing could be read. With several datasets, the worst code counts.
 
@@ -267,10 +274,10 @@ def diff(names: tuple[str, ...], make_options: Callable[[], DiffOptions], run_op
 
     A and B are dataset files, shard patterns, folders, URLs, or all splits of a dataset ('out/{split}.json'). They may
     have different formats and shard sizes. Checksums come from the sidecars; payloads are read only from shards without
-    sidecars. A million samples take seconds, and about 500 MB of memory per dataset.
+    sidecars. Comparing a million samples takes seconds, and about 500 MB of memory per dataset.
 
-    B may also be the source of A: a folder or a table. diff then lists what the original `create` would change. Only
-    source files with the same size are read.
+    B can also be the source of A: a folder or a table. diff then lists what would change if you ran the original
+    `create` command again. A source file is read only if it has the same size as in A.
 
     Ten lines per kind of difference are printed; use -v to print all. Metadata columns are compared too, unless you use
     --ignore-metadata. Exit code: 0 the datasets are equal, 3 they differ.
@@ -306,8 +313,8 @@ def copy(names: tuple[str, ...], make_options: Callable[[], CopyOptions], run_op
     valid indexes of other tools are copied, and the dataset file last. All files keep their names.
 
     Existing files with the right bytes are not copied again. To continue an interrupted copy, or to copy only the new
-    shards of a dataset, run the same command again. With --overwrite, a different dataset with the same name is
-    replaced, and its shards that DATASET does not have are deleted.
+    shards of a dataset, run the same command again. With --overwrite, copy replaces a different dataset with the same
+    name, and deletes the shards of the old dataset that DATASET does not have.
 
     \b
     Examples:
@@ -439,7 +446,7 @@ def _index_dataset(
     lines, file, forms = list[str](), dataset[0], options.export
     reads_shards = options.checksum or options.columns_from
     if options.merge or not forms or len(dataset) > 1 or not file.endswith(".json") or reads_shards:
-        if options.merge:  # imported late, because this starts threads, and workers must be forked before
+        if options.merge:  # import late: this starts threads, and `run` must fork workers before any thread starts
             from shardtool.publish.merge_parts import merge
 
             result: IndexResult = merge(dataset[0] if len(dataset) == 1 else dataset, observer=terminal)
@@ -472,9 +479,9 @@ def inspect(names: tuple[str, ...], make_options: Callable[[], InspectViewOption
     """Show the content of a dataset: totals, shards, fields, images, labels, metadata, samples.
 
     DATASET is a dataset file (out.json), a folder, a shard pattern, a glob or shards, written by shardtool or any other
-    tool: .tar, .tfrecord, train-00000-of-01024, .tar.gz, .tar.bz2, .tar.xz and .tar.zst. Shards with a sidecar
-    (`out-000000.index`) are not read; other shards are. Several datasets are shown one after the other; sample numbers
-    continue from one to the next.
+    tool: .tar, .tfrecord, train-00000-of-01024, .tar.gz, .tar.bz2, .tar.xz and .tar.zst. A shard is scanned only if it
+    has no sidecar (`out-000000.index`). Several datasets are shown one after the other, and sample numbers continue
+    from one dataset to the next.
 
     \b
     Examples:

@@ -105,7 +105,7 @@ def complete_option(ctx: click.Context, param: click.Parameter, incomplete: str)
     marks, list_names = _COMPLETERS.get(param.metavar or "", ("", None))
     head = incomplete[: max((incomplete.rfind(mark) + 1 for mark in marks), default=0)]
     head += "-" if param.metavar == "FIELDS" and incomplete[len(head) :].startswith("-") else ""
-    existing_name = 2 if param.metavar in ("FIELDS", "NEW=OLD") else 0  # index 2 is OLD in NEW=OLD
+    existing_name = 2 if param.metavar in ("FIELDS", "NEW=OLD") else 0  # `partition` returns OLD at index 2
     start, parts = incomplete[len(head) :], [part.lstrip("-") for part in head.split(",")]
     present = {part.partition("=")[existing_name] if "=" in part else part for part in parts}
     names = dict.fromkeys(list_names(ctx, param) if list_names else ())

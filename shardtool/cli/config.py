@@ -42,7 +42,7 @@ _WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # numbers that TOML reads b
 
 
 def read_config(path: str, ctx: click.Context) -> dict[str, Any]:
-    """Return the parameters of a verb from a job file, with values as typed on the command line."""
+    """Read a job file. Return click's parameters by name, with the strings that the user would type as values."""
     options, is_path_argument = _options_by_key(ctx.command), _arguments_by_key(ctx.command)
     params, arguments = dict[str, Any](), dict[str, list[str]]()
     for key, value in _read_toml(path).items():
@@ -80,7 +80,7 @@ def _arguments_by_key(verb: click.Command) -> dict[str, bool]:
 
 
 def _read_toml(path: str) -> dict[str, Any]:
-    check_local_name(path, _EXAMPLE_NAME)  # not a remote file, which another user may have written
+    check_local_name(path, _EXAMPLE_NAME)  # refuse remote job files, because another user may have written them
     try:
         document: dict[str, Any] = tomllib.loads(read_small(path, _MAX_CONFIG_BYTES).decode())
     except OSError as error:

@@ -1,8 +1,8 @@
 """Write the help: on one screen (`-h`), with all options (`--help`), for a topic, or for a word.
 
-A topic (`shardtool help VERB TOPIC`) is a section of options with background from `topics.txt`. `shardtool help WORD`
-searches topics, options and documentation pages (Markdown). For unknown options and verbs, this module suggests similar
-names, and shardtool's names for options and verbs of other tools (`synonyms.txt`).
+A topic (`shardtool help VERB TOPIC`) is a section of options with background text from `topics.txt`. `shardtool help
+WORD` searches topics, options and documentation pages (Markdown). For unknown options and verbs, this module suggests
+similar names, and shardtool's names for options and verbs of other tools (`synonyms.txt`).
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class VerbOption(click.Option):
         return record or ("", "")
 
     def key_record(self) -> tuple[str, str]:
-        """Return `key=VALUE` and the help text."""
+        """Return `key=VALUE` and the help text of a key of another option, such as `per-host` of `--fetch`."""
         key = PARENT_FORMS[self.name or ""].split()[-1]
         value = "|".join(self.type.choices) if isinstance(self.type, click.Choice) else self.metavar or ""
         return key.format(value), self.help or ""
@@ -199,7 +199,7 @@ def read_synonyms(kind: str) -> list[tuple[list[str], str]]:
 def restore_typed_names(
     texts: Mapping[str, object], command: click.Command, arguments: Sequence[str]
 ) -> dict[str, str]:
-    """Return `where` and `found` with former option names if the user typed them, otherwise {}."""
+    """Return `where` and `found` of an error with the former option names that the user typed, or {} if none."""
     typed, renamed = {word.partition("=")[0] for word in arguments}, {}
     for option in command.params:
         names = {*option.opts}
@@ -382,10 +382,10 @@ def _first_sentence(text: str) -> str:
 _MAX_MATCHES = 3
 _MIN_PLURAL_LETTERS = 3
 _MAX_SNIPPET_COLUMNS = 96
-_MAX_COUNTED_HITS = 2  # limit per passage, so that a title outweighs many hits in a long page
+_MAX_COUNTED_HITS = 2  # per word and passage, so that a hit in a title outweighs many hits in a long page
 _TITLE_WEIGHT, _OPTION_WEIGHT = 5, 8
 _FENCED_BLOCK = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
-_COMMENT = re.compile(r"<!--.*?-->\n*", re.DOTALL)  # pages contain commands for their tests in comments
+_COMMENT = re.compile(r"<!--.*?-->\n*", re.DOTALL)  # comments in pages contain commands for tests
 _UNSEARCHED_PAGES = ("reference.md", "architecture.md")  # the reference repeats the help; users need no architecture
 _HEADING = re.compile(r"^(#{1,3}) (.+)$", re.MULTILINE)
 _TABLE_HEADER = re.compile(r"^\|.*\n\|[-:| ]+\|\n", re.MULTILINE)

@@ -64,7 +64,7 @@ def until_closed(parts: Iterable[_PartT]) -> Iterator[_PartT]:
 
 
 def json_text(document: object) -> str:
-    """Return a document, with the speed and the retries of this run, as JSON without control characters."""
+    """Return a document as JSON without control characters. Add the speed and the retries of this run to a dict."""
     if isinstance(document, dict):
         document = {**document, **LOG.rates(document.get("seconds")), **_retry_totals()}
     # DEL is the only control character that JSON does not escape.
@@ -74,7 +74,7 @@ def json_text(document: object) -> str:
 def print_message(text: str, *, label: str = "", label_color: str = "", location: str = "") -> None:
     """Print a message on stderr, or as a line of the log with `--log`.
 
-    `label`, such as `note:`, precedes `text`. If `text` starts with `location`, a terminal shows this start in bold.
+    `label`, such as `note:`, precedes `text`. If `text` starts with `location`, a terminal shows `location` in bold.
     """
     plain = f"{label} {text}" if label else text
     if LOG.is_enabled:
@@ -184,7 +184,7 @@ _DEFAULT_COLUMNS, _MIN_COLUMNS, _MAX_COLUMNS = 100, 40, 160
 
 
 def terminal_width(default: int = _DEFAULT_COLUMNS) -> int:
-    """Return the output width: the value of COLUMNS, or else the width of the terminal or `default`."""
+    """Return the output width: COLUMNS if set, else the terminal's width, else `default`. Limit it to 40 to 160."""
     # like shutil.get_terminal_size, but shutil imports bz2 and lzma
     columns = os.environ.get("COLUMNS", "")
     if columns.isdecimal() and int(columns):

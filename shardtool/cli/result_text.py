@@ -1,4 +1,4 @@
-"""Format results as text, except the summary of `inspect`. Reports of `verify` can also be JUnit XML or annotations."""
+"""Format results of verbs as text, except the summary of `inspect`. For `verify`, also as JUnit XML or annotations."""
 
 from __future__ import annotations
 
@@ -377,7 +377,7 @@ def _junit_suite(report: Report, name: str) -> Element:
 
 
 def junit_error_text(dataset: str, error: ShardError) -> str:
-    """Return JUnit XML for a check that stopped with an error."""
+    """Return JUnit XML for a `verify` run that stopped with an error."""
     ended = _xml_element("error", printable(str(error)), type=error.code, message=error.found)
     case = _xml_element("testcase", "", ended, classname="shardtool", name=dataset)
     return _xml_text(

@@ -31,9 +31,9 @@ _MAX_STALL_AGE_S = 2.0
 
 
 class PlainProgress:
-    """Prints progress lines from a thread, which `end` stops. The class has the methods of a `tqdm` bar.
+    """Prints progress lines from a background thread. `Terminal` uses it like a `tqdm` bar.
 
-    `stall` contains the time and the reason of the latest wait.
+    `stall` contains the time and the text of the latest report that a worker makes no progress.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class PlainProgress:
         self._label, self._unit, self._done, self._shards, self._begun = "", "", 0, "", 0.0
 
     def begin(self, label: str, total: int | None, unit: str = "B") -> None:
-        """Start a step of `total` bytes or samples. If `total` is None, the step counts samples."""
+        """Start a step of `total` bytes or samples. If `total` is None, the number of samples is not known yet."""
         self._label, self._total, self._unit, self._done, self._shards = label, total, unit, 0, ""
         self._begun, self.fetched = time.monotonic(), None
         if self._thread is None:
@@ -148,7 +148,7 @@ class FetchEstimate:
 
 # tqdm's format without the remaining time, which `FetchEstimate` computes.
 _FETCH_BAR_FORMAT = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}, {rate_fmt}{postfix}]"
-# A server that fails so often, or that requires such a wait, is reported even without -v.
+# After this many attempts, or before a wait of this length, a failing request is reported even without -v.
 _REPORTED_ATTEMPTS, _REPORTED_WAIT_S = 7, 10.0
 _RETRY_NOTE_INTERVAL_S = 60.0
 
@@ -205,7 +205,7 @@ class Terminal(Observer):
             self.note(event.text)
 
     def _report_retry(self, event: RequestRetry) -> None:
-        is_long_wait = event.wait_s >= _REPORTED_WAIT_S and self._fetched is None  # a download delays one host only
+        is_long_wait = event.wait_s >= _REPORTED_WAIT_S and self._fetched is None  # in downloads, only one host waits
         if self._verbose:
             self.log(f"retry: {event}")
         elif (event.attempts >= _REPORTED_ATTEMPTS or is_long_wait) and time.monotonic() >= self._next_retry_note_s:
@@ -231,7 +231,7 @@ class Terminal(Observer):
             LOG.write("start", samples=samples, bytes=size, shards=shards)
         self._close_bar()
         self._shards = (0, shards)
-        self._fetched = None if size or not samples else FetchEstimate(samples, shards)  # size 0 means downloads
+        self._fetched = None if size or not samples else FetchEstimate(samples, shards)  # downloads have no known size
         if self._fetched is not None:
             self._start_bar("downloading", samples, " samples", leave=True)
             return
@@ -315,7 +315,7 @@ def open_progress_display(options: RunOptions) -> closing[Terminal]:
 def run_and_print(
     work: Callable[..., Any], run_options: RunOptions, text: Callable[[Any], str], *, always: bool = False
 ) -> Any:
-    """Run a verb with progress, and print and return its result. With `always`, ignore `--quiet`."""
+    """Run a verb with progress, and print and return its result. If `always` is true, `--quiet` has no effect."""
     with open_progress_display(run_options) as terminal:
         result = work(observer=terminal)
     print_result(run_options, result.to_json, partial(text, result), always=always)
@@ -325,7 +325,7 @@ def run_and_print(
 def print_result(
     print_options: PrintOptions, document: Callable[[], object], text: Callable[[], str], *, always: bool = False
 ) -> None:
-    """Print a result as JSON or as text. With `always`, ignore `--quiet`."""
+    """Print a result as JSON or as text. If `always` is true, print it even with `--quiet`."""
     if LOG.is_enabled and isinstance(result := document(), dict):
         LOG.result = result
     if print_options.as_json:

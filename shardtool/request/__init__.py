@@ -1,1 +1,1 @@
-"""Options, results and records of runs, and calls of verbs."""
+"""Options and results of verbs, and the record of a run in a dataset file."""

@@ -34,7 +34,7 @@ _SINGLE_TEXT_TYPES = {str, os.PathLike[str], type(None)}
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class BaseOptions:
-    """Base class of all options classes; checks each value as far as possible without the source.
+    """Base class of all options classes. Each value is checked as far as possible without reading the source.
 
     An option with `expand`, such as `fetch`, only sets the values of other options.
 

@@ -42,7 +42,7 @@ def _need_urls() -> tuple[Needs, ...]:
     return (Needs("no URLs to fetch", Given(CreateOptions.url)),)
 
 
-# Most download options do not affect the dataset.
+# Download options are not recorded by default, because most of them do not affect the dataset.
 _fetch_option = DeclareOption(partial(OptionSpec, parent="fetch", recorded=False, requires=_need_urls))
 
 
@@ -247,8 +247,8 @@ class CreateOptions(SelectingOptions):
 class ReshardOptions(SelectingOptions):
     """Options of `reshard`. The command line has the same names unless noted.
 
-    `on_duplicate` and `per_class` are applied after `sample` and before `sort_by`. `shuffle` and `split` are applied
-    last.
+    After `sample` and before `sort_by`, these options are applied: `rename_keys`, `on_duplicate` and `per_class`.
+    `split` and `shuffle` are applied last.
 
     Attributes:
         add: Add the fields of this dataset to samples with the same keys.

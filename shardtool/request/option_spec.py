@@ -78,7 +78,7 @@ _ATTRIBUTE = re.compile(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)
 
 
 class Given(Generic[_ValueT]):
-    """The condition that an option is given, for the rules of another option.
+    """The condition that an option is given. Other options use it in `requires` and `conflicts`.
 
     Args:
         option: The option as a class attribute: `shuffle` in the body of its class, `OutputOptions.shuffle` elsewhere.
@@ -119,8 +119,8 @@ class OptionSpec(NamedTuple):
         old: Former command-line name, which is accepted but not shown.
         common: Show the first sentence of the text with `-h`.
         rare: Show the option only in the help of its topic.
-        parent: The option whose value can contain this option, and the notation: `fields -{}`. Without a notation,
-            `fetch` means `fetch timeout={}` for the option `timeout`.
+        parent: The option in whose value this option is written, followed by the notation: `fields -{}`. The default
+            notation is `key={}`: for the option `timeout`, the parent `fetch` means `fetch timeout={}`.
         expand: Converts the value to values of other options.
         metavar: Placeholder for the value in the help. With "", the type determines the placeholder.
         shown: Text for the default in the help, if the default is not a plain value.

@@ -50,7 +50,7 @@ def parse_pairs(
 
 
 def format_pair(name: str, left: str, right: str) -> str:
-    """Return the text `left=right`. Raise InvalidRequest if `parse_pairs` could not split it."""
+    """Return the text `left=right`. Raise InvalidRequest if `parse_pairs` would split it in another place."""
     if not isinstance(left, str) or not isinstance(right, str) or "=" in left:
         found = f"{left!r}: {right!r}"
         raise InvalidRequest(option_text(name), found, expected="two strings, the first without an equals sign")

@@ -61,7 +61,7 @@ class WorkerOptions(BaseOptions):
 def noted_readers(targets: Sequence[str], exports: Texts = ()) -> tuple[str, ...]:
     """Return the readers for which compatibility notes are printed: `targets`, and the readers of `exports`.
 
-    If `targets` is empty, webdataset is used.
+    If `targets` is empty, notes about webdataset are printed.
     """
     exported = {name.partition("-")[0] for name in exports}
     selected = targets or ("webdataset",)
@@ -73,13 +73,13 @@ class OutputOptions(WorkerOptions):
     """Options of all verbs that write shards.
 
     Attributes:
-        max_size: Maximum size of a shard in bytes: 500MB, 1GiB.
+        max_size: Maximum size of a shard: 500MB, 1GiB.
         max_count: Maximum number of samples per shard.
         shards: Exact number of shards. With splits, this is the number per split. With `append`, it is the number of
             new shards.
         equal_count: Put the same number of samples into each shard, plus or minus one.
         shards_multiple_of: Make the number of shards a multiple of N, for example ranks x workers.
-        oversize: What to do if a sample exceeds `max_size`: fail, give it a shard, or skip it.
+        oversize: What to do if a sample exceeds `max_size`: fail, put it in its own shard, or skip it.
         place: Assign samples to shards in order, or by a hash of the key. With hash, adding or removing a sample
             changes only one shard.
         shuffle: Shuffle all samples globally. With `place='hash'`, shuffle within each shard.
@@ -178,7 +178,7 @@ class OutputOptions(WorkerOptions):
             raise InvalidRequest(part, f"used with {option_text('export')}", expected="only one of them", remedy=remedy)
         changes = [name for name in ("url", *TRANSFORM_OPTIONS) if getattr(self, name, None)]
         option_name, expected = "", ""
-        # Unknown sizes of downloads matter only with `max_size`.
+        # The sizes of downloads are unknown, but this matters only with `max_size`.
         if changes and (changes[0] != "url" or self.max_size is not None):
             option_name, expected = changes[0], "samples of known size"
         elif getattr(self, "method", "auto") == "scatter":

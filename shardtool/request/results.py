@@ -45,7 +45,7 @@ class PlannedShard:
 class ResumeChanges:
     """The changes that a resumed run makes to the existing dataset, or to all splits together.
 
-    A dry run determines `shards_kept` only from sidecars.
+    In a dry run, `shards_kept` is based on sidecars only, because the shards are not read.
     """
 
     shards_kept: int = 0
@@ -112,7 +112,8 @@ class CreateResult(Result):
         skipped: Number of skipped files and samples, which are listed in `out.skipped`.
         fingerprint: The content fingerprint, which does not depend on order, shards or splits.
         dropped: Number of samples that the function of `map` dropped.
-        features: For TFRecord, the argument of `tf.io.parse_single_example` for each feature.
+        features: For TFRecord, the Python source of each feature's parser, such as `tf.io.FixedLenFeature(...)`. Pass
+            these parsers to `tf.io.parse_single_example`.
         urls: For tar shards without splits, the argument of `webdataset.WebDataset`, or "" if webdataset cannot open
             the shards.
         appended: The appended shards. All other attributes describe the whole dataset.
@@ -357,7 +358,7 @@ class DiffResult(Displayed):
         added: Keys that only b has.
         removed: Keys that only a has.
         fields: For each field, the number of samples in which it differs.
-        classes: Fields whose class numbers have different names.
+        classes: Fields in which a class number has different names in a and b.
         metadata_only: Number of changed samples that differ only in metadata.
         uncompared: Fields that were not compared with the source, because their table was not found.
     """

@@ -45,8 +45,10 @@ class SelectingOptions(OutputOptions):
 
     For folders and datasets, the options are applied in this order: `columns_from`, then `select_fields`, `drop_fields`
     and `rename_fields`, then `join`, `keys_from`, `where`, `field`, `sample`, `sort_by`, `head` and `rename_keys`. For
-    a manifest, only `where`, `field`, `classes`, `classes_from`, `keys_from`, `sample`, `head`, `rename_keys` and,
-    last, `drop_duplicates` apply.
+    datasets, however, `rename_keys` is applied before `sort_by`.
+
+    For a manifest, only these options select samples and fields: `where`, `keys_from`, `sample`, `head`, `field`,
+    `classes`, `classes_from` and `rename_keys`. For every source, `drop_duplicates` is applied last.
 
     Attributes:
         keys_from: Use only samples whose keys are in this file (- for stdin). The file has one key per line, or is a
@@ -203,7 +205,7 @@ class SelectingOptions(OutputOptions):
         return {**probed, **({EXIF_COLUMN: "string"} if self.exif else {}), **dict.fromkeys(self.hash, "string")}
 
     def make_transform(self) -> Transform | None:
-        """Return the downloads and changes, or None if samples are copied unchanged."""
+        """Return the `Transform` that downloads files and changes samples, or None if samples are copied unchanged."""
         fetch = self.make_fetch_options()
         if fetch is None and not any(getattr(self, name) for name in TRANSFORM_OPTIONS):
             return None

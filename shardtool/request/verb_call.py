@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     class VerbOfOne(Protocol[_A_contra, _Options_contra, _Result_co, _OptionParams]):
         """A verb of one argument, such as `verify(dataset, quick=True)`."""
 
-        # With one signature, not overloads, type checkers report a wrong option in one line.
+        # If this were several overloads, type checkers would report a wrong option once for each.
         def __call__(
             self,
             first: _A_contra,
@@ -50,11 +50,15 @@ if TYPE_CHECKING:
             """Run the verb."""
 
 
-_cached_signature = cache(signature)  # takes 1 ms for a hundred options
+_cached_signature = cache(signature)  # `signature` takes 1 ms for a hundred options
 
 
 def merge_options(where: str, options: object, named: Mapping[str, Any], kind: type[OptionsT]) -> OptionsT:
-    """Return the options of a call. Keyword arguments override an options object or the defaults."""
+    """Return the options of a call as an object of the class `kind`.
+
+    The keyword arguments in `named` override the values in `options`, or the defaults if `options` is None. `where` is
+    the name of the function in errors.
+    """
     known = [option.name for option in fields(kind)]  # type: ignore[arg-type]
     if unknown := [name for name in named if name not in known]:
         from difflib import get_close_matches
