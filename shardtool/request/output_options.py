@@ -79,7 +79,7 @@ class OutputOptions(WorkerOptions):
             new shards.
         equal_count: Put the same number of samples into each shard, plus or minus one.
         shards_multiple_of: Make the number of shards a multiple of N, for example ranks x workers.
-        oversize: What to do if a sample exceeds `max_size`: fail, put it in its own shard, or skip it.
+        oversize: What to do if a sample exceeds `max_size`: fail, add a shard for it, or skip it.
         place: Assign samples to shards in order, or by a hash of the key. With hash, adding or removing a sample
             changes only one shard.
         shuffle: Shuffle all samples globally. With `place='hash'`, shuffle within each shard.
