@@ -1,10 +1,11 @@
-"""Order and read bundles of samples, which become packed blocks or batches.
+"""Order and read bundles of samples. A bundle becomes one packed block, or one batch of samples of similar size.
 
 In an epoch, each bundle takes one position, so ranks, workers and states count bundles instead of samples.
 
-A rule is a function that divides a window of samples into bundles by size. It returns four int64 columns with one row
-per piece of a sample, sorted by bundle: the bundle number, the index of the sample in the window, and the start and
-length of the piece in the sample.
+A window is a range of consecutive samples of the epoch. A rule is a function that divides a window into bundles, given
+the size of each sample. It can split a sample into pieces. It returns four int64 columns with one row per piece, sorted
+by bundle: the bundle number, the index of the sample in the window, and the start and length of the piece in the
+sample.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ PackingRule = Literal["first-fit", "concat"]
 
 
 def concatenated(tokens: int, lengths: Numbers) -> Pieces:
-    """Concatenate documents, and cut the result into blocks."""
+    """Concatenate documents, and cut the result into blocks of `tokens` tokens."""
     ends = np.cumsum(lengths)
     firsts, total = ends - lengths, int(ends[-1])
     starts = np.union1d(firsts[lengths > 0], np.arange(0, total, tokens))
@@ -58,7 +59,7 @@ def concatenated(tokens: int, lengths: Numbers) -> Pieces:
 
 
 def fitted(tokens: int, lengths: Numbers) -> Pieces:
-    """Pack whole documents into blocks, starting with the longest. Each goes into the fullest block with enough room.
+    """Pack whole documents into blocks, longest first. Put each document into the fullest block with enough room.
 
     A document longer than a block is split into full blocks and a remainder.
 
@@ -119,7 +120,8 @@ def of_one_kind(size: int, kinds: Numbers) -> Pieces:
 class Bundle(NamedTuple):
     """The pieces of samples in a bundle, as columns int64 [pieces].
 
-    `starts` and `counts` are the start and length of each piece in its sample.
+    `numbers` and `sizes` are the number and size of the sample that contains each piece. `starts` and `counts` are the
+    start and length of the piece in this sample.
     """
 
     numbers: Numbers
@@ -138,7 +140,7 @@ _Window = tuple[Bundle, list[int], list[int]]  # pieces, order of the bundles, a
 
 
 class BundleOrder:
-    """The order of bundles in an epoch. `first` is the first bundle number."""
+    """The order of bundles in an epoch. `first` is the bundle number at position 0."""
 
     def __init__(self, source: BundleReader, options: OrderOptions, first: int) -> None:
         self._source, self.options, self._first = source, options, first
@@ -196,9 +198,10 @@ class BundleReader:
     """Divides the samples of an epoch into bundles, and reads the bundles.
 
     Args:
-        sizes: The size of each sample by number, or 0 for unused samples, int64 [span].
+        sizes: Size of each sample, indexed by sample number, int64 [span]. Unused samples have size 0.
         rule: Function that divides a window into bundles; see the docstring of this module.
-        limit: Maximum number of tokens or samples in a bundle.
+        limit: Maximum number of tokens or samples in a bundle, the first argument of `rule`.
+        make: Function that makes the block or batch from a bundle and its samples.
     """
 
     span = _MAX_BUNDLES_IN_EPOCH * _MAX_BUNDLES_IN_EPOCH // 2
@@ -223,7 +226,7 @@ class BundleReader:
         self._forget_orders()
 
     def _forget_orders(self) -> None:
-        # the orders in use by number; `_newest_orders` keeps some of the unused orders
+        # the orders that are still in use, by number; `_newest_orders` also keeps the last few orders
         self._orders = WeakValueDictionary[int, BundleOrder]()
         self._newest_orders = deque[BundleOrder](maxlen=_MAX_KEPT_ORDERS)
 
@@ -277,7 +280,7 @@ class BundleReader:
         self._reader.skip_or_raise(error, self._first_damaged(number), *counts, damaged=damaged)
 
     def read(self, numbers: Numbers, *, on_demand: bool = False) -> Samples:  # noqa: ARG002 - as other readers
-        """Yield the bundles with these numbers, or the error of a damaged sample."""
+        """Yield the bundles with these numbers. If a sample of a bundle is damaged, yield its error instead."""
         members = self._sample_numbers(numbers)
         unique_members, inverse = np.unique(members, return_inverse=True)
         if len(unique_members) == len(members):
@@ -336,10 +339,10 @@ def each_dataset(reader: AnySampleReader, views: EpochSamples) -> Iterator[tuple
 def sample_sizes(
     reader: AnySampleReader, views: EpochSamples, shard_sizes: Callable[[SampleReader, int], Numbers], what: str
 ) -> Numbers:
-    """Return the size of each sample by its number, with 0 for unused samples.
+    """Return an array with the size of each sample, indexed by sample number. Unused samples have size 0.
 
-    `shard_sizes` returns the sizes of the samples in a shard. A negative size raises InvalidRequest: the sample has no
-    `what`.
+    `shard_sizes` returns the sizes of all samples in a shard. If the size of a used sample is negative, raise
+    InvalidRequest with the message that the sample has no `what`.
     """
     parts = []
     for dataset_reader, view in each_dataset(reader, views):
@@ -355,7 +358,11 @@ def sample_sizes(
 
 
 def metadata_sizes(name: str, reader: AnySampleReader, views: EpochSamples) -> Numbers:
-    """Return an integer metadata column by sample number, or raise InvalidRequest."""
+    """Return the values of an integer metadata column, indexed by sample number.
+
+    Raises:
+        InvalidRequest: The column does not exist, has another type, or lacks the value of a sample.
+    """
 
     def shard_sizes(dataset_reader: SampleReader, shard: int) -> Numbers:
         integer_columns = [
@@ -378,7 +385,7 @@ DEFAULT_ASPECT_RATIOS = (1 / 2, 9 / 16, 2 / 3, 3 / 4, 1.0, 4 / 3, 3 / 2, 16 / 9,
 
 
 def nearest_aspect_ratios(aspects: Sequence[float], reader: AnySampleReader, views: EpochSamples) -> Numbers:
-    """Return the index of the nearest ratio in `aspects` (ascending), by sample number."""
+    """Return the index in `aspects` (ascending) of the ratio that is nearest to each image, by sample number."""
     if not aspects or aspects[0] <= 0:
         raise InvalidRequest("aspects", repr(aspects), expected="ratios of width to height, above 0")
     width, height = (np.log(np.maximum(1, metadata_sizes(name, reader, views))) for name in ("width", "height"))

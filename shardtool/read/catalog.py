@@ -1,6 +1,7 @@
-"""A catalog lists the shards of one or several datasets, with the number of samples in each.
+"""A catalog lists the shards of one or several datasets, and the number of samples in each shard.
 
-Shards without a sidecar are scanned once for all processes.
+Shards without a sidecar are scanned when the catalog is opened. Their indexes are stored in shared memory, so worker
+processes do not scan the shards again.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ logger = logging.getLogger("shardtool")
 
 @dataclass(frozen=True)
 class Catalog:
-    """The shards of one or several datasets. An attribute whose value is unknown is empty.
+    """The shards of one or several datasets. Attributes with unknown values are empty.
 
     Attributes:
         firsts: Number of the first sample of each shard, then the total number of samples, int64 [shards + 1].
@@ -57,15 +58,16 @@ class Catalog:
         fields: Number of samples that have each field.
         kinds: The type of each numeric TFRecord field.
         lists: TFRecord features that are lists in every sample.
-        content: Content fingerprint, independent of order, sharding and format.
+        content: Fingerprint of the samples, which does not depend on their order, sharding and format.
         key_ranges: First and last key of each shard.
-        parts: The catalog of each of several datasets. Then `shared`, `split` and `appends` are empty.
+        parts: If there are several datasets, the catalog of each dataset. The attributes `shared`, `split` and
+            `appends` are then empty; use those of the parts.
         shared: Shared memory with a block for the index of each shard, and a block for the index of all keys.
         crcs: The CRC-32C of each shard, or -1 if unknown, int64 [shards].
-        split: Name of the split, or else of the dataset file or folder.
+        split: Name of the split. If the dataset is not a split, the name of its dataset file or folder.
         listed: Whether shardtool dataset files list all shards.
         can_scan: Whether a shard may be scanned if its sidecar is missing or damaged.
-        appends: Index of the first shard of each append. Appended shards may have different sidecar columns.
+        appends: Index of the first shard that each later run appended. Its shards may have different sidecar columns.
     """
 
     name: str
@@ -92,12 +94,16 @@ class Catalog:
         return int(self.firsts[-1])
 
     def locate(self, numbers: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the shard and the row of each sample number."""
+        """Return the index of each sample's shard, and the row of the sample in this shard."""
         shards = np.searchsorted(self.firsts, numbers, side="right") - 1
         return shards, numbers - self.firsts[shards]
 
     def group_by_shard(self, numbers: Numbers) -> Iterator[tuple[int, Numbers, Numbers]]:
-        """Yield each shard, the ascending rows of its samples, and the samples' indexes in `numbers`."""
+        """Group sample numbers by shard.
+
+        Yield the index of each shard that contains some of the samples, the rows of these samples in the shard
+        (ascending), and their indexes in `numbers`.
+        """
         order = np.argsort(numbers, kind="stable")
         shards, rows = self.locate(numbers[order])
         cuts = [0, *(np.flatnonzero(np.diff(shards)) + 1).tolist(), len(shards)]
@@ -132,7 +138,7 @@ class Catalog:
         return splits
 
     def sample_ranges(self, split: str) -> list[tuple[int, int]]:
-        """Return the first sample number and the end of each dataset in a split."""
+        """Return the range of sample numbers (first, end) of each dataset in a split."""
         ends = [*accumulate(map(len, self.datasets), initial=0)]
         return [pair for pair, dataset in zip(pairwise(ends), self.datasets, strict=True) if dataset.split == split]
 
@@ -187,7 +193,7 @@ def _catalog_of(opened: StoredDataset) -> Catalog:
     entries: Sequence[tuple[int, int, int | None]]  # number of samples, bytes, and CRC-32C of each shard
     if file is None:
         heads = [*map_paths(StoredShard.read_footer, shards, lambda shard: shard.path)]
-        if None in heads:  # the other sidecars record at which dot the keys of scanned shards end
+        if None in heads:  # the existing sidecars record at which dot of a file name the key ends; scans must use it
             shards = opened.with_dots(recorded_dots(opened)).shards
         counts_by_shard, lists = _scan_shards(
             [shard for shard, head in zip(shards, heads, strict=True) if head is None], shared
@@ -202,7 +208,7 @@ def _catalog_of(opened: StoredDataset) -> Catalog:
         ]
         attributes: dict[str, Any] = {"can_scan": None in heads, "lists": lists}
     else:
-        # without entries, pickles are smaller; `firsts` contains the counts
+        # remove the entries of the dataset file, to make pickles smaller; `firsts` contains the numbers of samples
         shards = tuple(replace(shard, entry=None) for shard in shards)
         entries = [(shard.samples, shard.size, shard.crc) for shard in file.shards]
         fingerprint_parts = [

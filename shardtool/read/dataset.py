@@ -1,4 +1,4 @@
-"""A dataset opened for training, or a view of some of its samples."""
+"""Open datasets for training (`open`), and read their samples by number or key (`Dataset`)."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ _EXPECTED_INDEX = "a number, a key, a slice, a list of numbers or keys, or a boo
 
 
 class Dataset(Streamable[SampleT]):
-    """The samples of one or several datasets, or a view of some of them. See `open`.
+    """The samples of one or several datasets, as returned by `open`, or a view of some of these samples.
 
-    A dataset can be pickled, and can be used in threads and after a fork.
+    A dataset can be pickled, and can be used in several threads and after a fork.
     """
 
     reader: SampleReader
@@ -90,12 +90,15 @@ class Dataset(Streamable[SampleT]):
 
     @property
     def skipped(self) -> SkippedSamples:
-        """Counts of samples that this process skipped, because they were damaged or dropped by a stage."""
+        """Counts of samples that this process skipped: damaged samples, and samples that a stage dropped."""
         return self.reader.skipped
 
     @property
     def field_counts(self) -> Mapping[str, int]:
-        """The number of samples that have each field. For a view, or without a dataset file, indexes are read."""
+        """The number of samples that have each field.
+
+        The dataset file lists these numbers. For a view, or without a dataset file, all shard indexes are read.
+        """
         catalog = self.reader.catalog
         if self.source.chosen is None and catalog.fields:
             return catalog.fields
@@ -130,7 +133,7 @@ class Dataset(Streamable[SampleT]):
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the samples. For a whole dataset, this is the content fingerprint, if known."""
+        """A hash of the samples. For one whole dataset, this is the content fingerprint in its dataset file, if any."""
         content = self.reader.catalog.content if self.source.chosen is None else ""
         return content or self.source.fingerprint
 
@@ -141,7 +144,7 @@ class Dataset(Streamable[SampleT]):
 
     @property
     def columns(self) -> list[str]:
-        """The names of the metadata columns."""
+        """The names of the metadata columns: all sidecar columns whose names do not start with `__`."""
         return metadata_names(self.reader.catalog)
 
     @property
@@ -178,10 +181,10 @@ class Dataset(Streamable[SampleT]):
     def __getitem__(self, which: SampleIndexes) -> list[SampleT]: ...
 
     def __getitem__(self, which: int | str | np.integer | slice | SampleIndexes) -> Any:
-        """Return one sample by number or key, a list of several samples, or a view for a slice.
+        """Return a sample for a number or key, a list of samples for a list or mask, or a view for a slice.
 
-        The stages run on each sample. If a stage skips a sample, a single index raises an error. A list omits the
-        skipped sample, and `skipped` counts it.
+        The stages run on each sample. If a stage skips the only requested sample, an error is raised. If you request
+        several samples, the result omits the skipped ones, and `skipped` counts them.
 
         Raises:
             IndexError: A number is out of range.
@@ -189,7 +192,7 @@ class Dataset(Streamable[SampleT]):
             CorruptShard: A shard is missing or damaged.
             SampleFailed: A stage fails.
         """
-        if type(which) is int:  # a hot path
+        if type(which) is int:  # a shortcut, because training loops mostly use plain integers
             plain = self.source.chosen is None and 0 <= which < self.source.length
             return self._read_sample(which if plain else self._resolve_position(which))
         if isinstance(which, slice):
@@ -218,7 +221,7 @@ class Dataset(Streamable[SampleT]):
     def _resolve_many(self, which: SampleIndexes) -> Numbers:
         try:
             indexes = np.asarray(which)
-        except ValueError:  # nested lists of different lengths
+        except ValueError:  # `which` contains lists of different lengths
             indexes = np.zeros(())
         are_keys = indexes.dtype.kind in "UTO" and all(isinstance(item, str) for item in which)
         if indexes.ndim != 1 or not (are_keys or indexes.dtype.kind in "biu" or not len(indexes)):
@@ -281,7 +284,7 @@ class Dataset(Streamable[SampleT]):
         return SampleList(self.take(n)[range(min(n, self.source.length))])
 
     def partition(self, split: str) -> Dataset[SampleT]:
-        """Return the samples of a split.
+        """Return the samples of a split, by its name in `splits`.
 
         Raises:
             InvalidRequest: No split has this name.
@@ -326,8 +329,9 @@ class Dataset(Streamable[SampleT]):
     def table(self) -> pads.Dataset:
         """Return the sidecars as a `pyarrow.dataset.Dataset`, for pandas, DuckDB or polars.
 
-        Each row is a sample, with the columns `__key__` and `__shard__`, its location, and its metadata. Local sidecar
-        files are read when the table is queried, without checking them. Other tables and those of views are in memory.
+        Each row describes a sample: its key (`__key__`), its shard (`__shard__`), the location of its bytes in the
+        shard, and its metadata. Local sidecar files are read when you query the table, and are not checked. For views,
+        remote datasets and shards without a sidecar, all rows are first loaded into memory.
         """
         return read_table(self.reader.catalog, self.source.chosen)
 
@@ -342,9 +346,9 @@ class Dataset(Streamable[SampleT]):
     def to_hf(self, *, streaming: bool = False, **options: Any) -> Any:
         """Return a `datasets.Dataset` of Hugging Face, or with `streaming` an `IterableDataset`.
 
-        Images and audio are decoded by `datasets`, fields with class names become `ClassLabel`, and sidecar columns
-        become columns. `options` are passed to `datasets.Dataset.from_generator`, which copies the samples to its
-        cache.
+        Images and audio are decoded by `datasets`, fields with class names become `ClassLabel`, and metadata columns
+        become columns. `options` are passed to `from_generator` of the returned class. Without `streaming`,
+        `from_generator` copies the samples to the cache of `datasets`.
 
         Raises:
             InvalidRequest: `datasets` is not installed, or the dataset already has stages.
@@ -358,7 +362,11 @@ class Dataset(Streamable[SampleT]):
 
 
 def check_in_range(positions: Numbers, count: int) -> Numbers:
-    """Convert positions that count from the end. Raise IndexError if a position is out of range."""
+    """Convert negative positions, which count from the end, and return all positions.
+
+    Raises:
+        IndexError: A position is out of range for `count` samples.
+    """
     out_of_range = positions[(positions < -count) | (positions >= count)]
     if len(out_of_range):
         raise IndexError(f"sample {out_of_range[0]} of {count:,}")
@@ -389,9 +397,9 @@ def open(  # noqa: A001, PLR0913 - its public name and options
     Args:
         dataset: A dataset file (of shardtool or wids), a shard pattern, a glob, a folder, or a list of shards. Several
             datasets, such as the splits in a folder, are concatenated. Shards without a sidecar are scanned once, with
-            a warning. For a `Cache`, its finished shards are opened. To open the same shards in several processes, pass
-            the result of one call of `refresh`.
-        check: Whether to compare the CRC-32C of each payload with the index.
+            a warning. For a `Cache`, the shards that are finished so far are opened. To open the same shards in several
+            processes, call `Cache.refresh` once, and pass its result to all of them.
+        check: Whether to verify the CRC-32C checksum of each field that is read.
         cache: A cache into which shards are copied before they are read.
         on_error: What to do with a sample that is damaged or cannot be decoded: `raise` an error, or `skip` and count
             it.

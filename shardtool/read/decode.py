@@ -79,7 +79,7 @@ class Decode:
     - 16-bit grey is scaled to 8 bits, so 65535 becomes 255. If an image has 12 bits, 4095 becomes 255.
     - 16-bit colours keep the upper eight bits.
     - Float images, signed images, and images with more than 16 bits are rejected.
-    - A warning per field and process reports lost frames and bits.
+    - If frames or bits are lost, a warning reports this once per field and process.
     - An image that is truncated, has more pixels than Pillow accepts (178 million), or may need more than `max_bytes`
       is rejected before memory is allocated.
 
@@ -286,7 +286,7 @@ def _import_soundfile(where: str) -> Any:
 def _decode_audio(data: bytes, max_bytes: int) -> Audio:
     library = _import_soundfile("audio")
     claim = int.from_bytes(data[4:8], "little") if data[:4] == b"RIFF" else 0
-    if claim and len(data) - 7 < claim < _STREAMED_WAV_BYTES:  # the claim may include a missing padding byte
+    if claim and len(data) - 7 < claim < _STREAMED_WAV_BYTES:  # a file may lack the padding byte that it claims
         raise ValueError(f"the audio ends too early: {len(data):,} bytes of {claim + 8:,}")
     try:
         with library.SoundFile(BytesIO(data)) as file:

@@ -31,12 +31,15 @@ if TYPE_CHECKING:
 
 _BUFFER_BYTES = 2**25
 _MAX_WINDOW_SAMPLES = 1024
-_PARTS_PER_RANK = 128  # more random than a buffer of 5,000 samples
+_PARTS_PER_RANK = 128  # shuffles better than a shuffle buffer of 5,000 samples
 _COPIED_PARTS_PER_RANK = 32  # fewer, because a cache must hold a shard of each part
 
 
 def window_size(mean_size: int, buffer: int | None, parts: int) -> int:
-    """Return the number of samples in the shuffle window of a part. By default, all windows together have 32 MB."""
+    """Return the number of samples in the shuffle window of a part.
+
+    `buffer` is the number of samples in the windows of all parts together. By default, these windows hold about 32 MB.
+    """
     for name, value in (("parts", parts), ("buffer", buffer)):
         if value is not None:
             check_minimum(name, value)
@@ -51,8 +54,8 @@ def parts_window_ranks(
 ) -> tuple[int, int, int]:
     """Choose `parts`, `window` and `ranks` of `OrderOptions`.
 
-    If `parts` is given, the order is the same for any number of ranks. Otherwise, only the number of parts per rank and
-    their window are the same.
+    In three cases, the order must not depend on the number of ranks, so `ranks` is 0: if `parts` is given, for packed
+    blocks and batches by size, and for a mix with a cache. Otherwise, each rank reads its own parts.
     """
     kinds = (CatalogSamples,) if copies else (CatalogSamples, MixedSamples)
     if parts is not None or not isinstance(source, kinds):
@@ -67,7 +70,7 @@ def parts_window_ranks(
 
 @dataclass(frozen=True)
 class CatalogSamples:
-    """All samples of a catalog, or only those whose numbers are in `chosen`, in this order."""
+    """All samples of a catalog, or only those whose numbers are in `chosen`, in the order of `chosen`."""
 
     catalog: Catalog
     chosen: Numbers | None = field(default=None, repr=False)
@@ -216,7 +219,10 @@ class MixedSamples:
         return numbers
 
     def turns(self, options: OrderOptions, positions: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the dataset of each position, and how many of its samples were read before, in all epochs."""
+        """Return the dataset at each position, and how many samples of this dataset are read before the position.
+
+        The number includes the samples that were read in all earlier epochs.
+        """
         blocks, row = np.unique(positions // _MIX_BLOCK_POSITIONS, return_inverse=True)
         starts, slots = blocks * _MIX_BLOCK_POSITIONS, np.arange(_MIX_BLOCK_POSITIONS)
         sizes = np.minimum(_MIX_BLOCK_POSITIONS, self.length - starts)

@@ -49,7 +49,7 @@ Value = TypeVar("Value")
 
 
 class LruCache(Generic[Key, Value]):
-    """A cache of the most recently used values, with a total `size` of at most `room`.
+    """A cache of the most recently used values. Their sizes, as `size` returns them, add up to at most `room`.
 
     The cache always keeps at least one value, and is safe in threads and after a fork. `on_release` is called when a
     value is removed.
@@ -101,7 +101,10 @@ class IndexStore(LruCache[int, ShardIndex]):
         return IndexStore, (self.catalog,)
 
     def index(self, shard: int) -> ShardIndex:
-        """Return the index of a shard. Release memory pages if many shared indexes are mapped."""
+        """Return the index of a shard.
+
+        To limit the memory that this process maps, release the pages of shared indexes when they exceed 32 MB.
+        """
         index = self.get(shard, lambda: self._read(shard))
         with self._lock:
             if index.is_shared and shard not in self._mapped:
@@ -139,7 +142,7 @@ class IndexStore(LruCache[int, ShardIndex]):
     def numbers(self, keys: Sequence[str]) -> Numbers:
         """Return the sample number of each key, or -1, as int64 [keys].
 
-        A duplicate key always returns the same number.
+        If several samples have a key, the result is always the number of the same sample.
         """
         encoded = [key.encode("utf-8", "surrogatepass") for key in keys]  # a lone surrogate matches no key
         numbers = np.full(len(keys), -1, np.int64)
@@ -219,7 +222,7 @@ class IndexStore(LruCache[int, ShardIndex]):
             written += len(indexes)
 
     def metadata(self, shard: int) -> pa.Table:
-        """Return a table of the metadata of a shard's samples, with the columns of all sidecars."""
+        """Return the metadata of a shard's samples. The table has the metadata columns of all sidecars."""
         return self._tables.get(shard, lambda: read_sidecar_table(self.catalog, shard, self._schema))
 
     @cached_property

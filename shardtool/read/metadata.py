@@ -32,8 +32,8 @@ def queryable_table(
 ) -> pa.Table:
     """Return a table with all columns of a shard that a query (`select.query`) can use.
 
-    If the sidecar lacks one of `columns`, its values are null. If a label column is missing and the shard has a field
-    of this name, the column is omitted, because the payloads contain the values.
+    If the sidecar lacks one of `columns`, its values are null. But a missing column in `labels` is omitted if the shard
+    has a field of the same name. Its values are in the field, which a query does not read.
     """
     existing = {name: part.metadata.column(name) for name in part.metadata.column_names}
     unknown = {*labels}.intersection(part.names)
@@ -49,12 +49,12 @@ def queryable_table(
 
 
 def arrow_schema(catalog: Catalog) -> pa.Schema:
-    """Return the columns of all sidecars and their types."""
+    """Return the names and types of all sidecar columns, with `__shard__` and the metadata columns."""
     return pa.schema([*with_shard_column(SCHEMA_WITHOUT_CRC), *metadata_schema(catalog)])
 
 
 def metadata_schema(catalog: Catalog) -> pa.Schema:
-    """Return the metadata columns of all sidecars, with common types.
+    """Return the schema of the metadata columns of all sidecars. Different types of a column become a common type.
 
     Raises:
         InvalidRequest: The types of a column have no common type.
@@ -73,7 +73,7 @@ def metadata_names(catalog: Catalog) -> list[str]:
 def _metadata_schemas(catalog: Catalog) -> list[pa.Schema]:
     metadata_schemas = [pa.schema([])]
     for dataset in catalog.datasets:
-        # all shards of a run have the same columns, so read the first valid sidecar
+        # the shards that one run wrote have the same columns, so read only the first valid sidecar of each run
         firsts = sorted({0, *dataset.appends}) if dataset.listed else range(len(dataset.shards))
         for first, end in pairwise([*firsts, len(dataset.shards)]):
             schemas = (shard.schema() for shard in dataset.shards[first:end])
@@ -101,7 +101,7 @@ def matching_samples(catalog: Catalog, chosen: Numbers | None, query: str) -> Nu
 
 
 def read_column(catalog: Catalog, chosen: Numbers | None, name: str) -> list[Any]:
-    """Return a metadata column, with None for missing values."""
+    """Return the values of a metadata column for the chosen samples (None: all), with None for missing values."""
     schema = metadata_schema(catalog)
     if name not in schema.names:
         remedy = f"Run reshard with {option_text('columns_from', name)} to turn a field into a column."
@@ -112,7 +112,7 @@ def read_column(catalog: Catalog, chosen: Numbers | None, name: str) -> list[Any
 
 
 def read_table(catalog: Catalog, chosen: Numbers | None) -> pads.Dataset:
-    """Return the sidecars as one table, or the rows of chosen samples as a table in memory."""
+    """Return the sidecars as one table. If samples are chosen, return only their rows, in memory."""
     import pyarrow.dataset as pads
 
     schema = arrow_schema(catalog)
@@ -142,7 +142,7 @@ def _read_rows(catalog: Catalog, chosen: Numbers, schema: pa.Schema) -> pa.Table
 
 
 def read_sidecar_table(catalog: Catalog, number: int, schema: pa.Schema) -> pa.Table:
-    """Return the sidecar of a shard, given its number, with the columns of `schema`."""
+    """Return the sidecar of a shard as a table with the columns of `schema`. Missing columns are null."""
     part = read_index(catalog, number, metadata=True)
     columns = {name: part.table.column(name) for name in part.table.column_names}
     columns["__shard__"] = pa.array([catalog.shards[number].name] * len(part), pa.string())
@@ -177,7 +177,9 @@ def read_index(catalog: Catalog, number: int, *, metadata: bool = False) -> Shar
 class SelectedShard(NamedTuple):
     """A shard and its selected samples.
 
-    `first` is the number of the shard's first sample, counted over all datasets.
+    Attributes:
+        first: Number of the shard's first sample, counted over all datasets.
+        rows: Rows of the selected samples in the shard.
     """
 
     dataset: StoredDataset
@@ -187,7 +189,7 @@ class SelectedShard(NamedTuple):
     rows: NDArray[np.int64]
 
     def raise_damage(self) -> None:
-        """Raise the error that stopped the scan of the shard, if any, because later samples are unknown."""
+        """If an error stopped the scan of the shard, raise it, because the samples after the error are unknown."""
         if self.shard_index.problems:
             raise self.shard_index.problems[-1]
 
@@ -195,7 +197,7 @@ class SelectedShard(NamedTuple):
 def selected_shards(
     datasets: Sequence[StoredDataset], where: str | None = None, *, metadata: bool = False
 ) -> Iterator[SelectedShard]:
-    """Yield each shard with the rows of the samples that match the query `where`, or of all samples.
+    """Yield each shard with the rows of its samples that match the query `where`. Without a query, all samples match.
 
     Raises:
         InvalidRequest: The query is invalid, or no sample of any shard matches.

@@ -86,7 +86,8 @@ def mix(
         weights: `[3, 1]` draws three of four samples from the first dataset. The default weights are the lengths of the
             datasets.
         choose: Number of samples per epoch from each dataset, instead of weights.
-        repeat: How often to read each dataset per epoch, instead of weights. 0.5 reads a different half in each epoch.
+        repeat: How often to read each dataset per epoch, instead of weights. With 0.5, an epoch reads one half of the
+            dataset, and the next epoch reads the other half.
         stop: With weights, an epoch ends when one dataset was read completely (`first`), when all were (`all`), or
             after this number of samples.
 

@@ -95,7 +95,7 @@ class OpenFile:
             self._held.close()
 
     def read(self, offsets: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes]:
-        """Yield the bytes of several ranges on demand, or raise CorruptShard."""
+        """Yield the bytes of several ranges of the shard, or raise CorruptShard."""
         fd, offset = self.fd, 0
         try:
             if self._blob is not None:
@@ -208,7 +208,7 @@ class OpenFiles(LruCache[str, OpenFile]):
             if not file.copied or not isinstance(self._cache, CopyingCache):
                 return False
             if shard.path in self._renewed:
-                return self._kept.get(shard.path) is not file  # another thread has deleted the copy
+                return self._kept.get(shard.path) is not file  # True if another thread has deleted the copy
             self._renewed.add(shard.path)
             if self._kept.get(shard.path) is file:
                 del self._kept[shard.path]

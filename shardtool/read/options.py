@@ -80,7 +80,8 @@ class ReadOptions:
 
     Attributes:
         fields: Fields to read, or None for all.
-        storage: Storage options to register in other processes (see `store_options`), by their key in shard addresses.
+        storage: Storage options (see `store_options`) by the key that shard addresses contain instead of the options.
+            A process that unpickles a reader registers them.
     """
 
     check: bool = False

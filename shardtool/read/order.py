@@ -1,6 +1,6 @@
-"""Compute the order in which an epoch reads the samples, and divide its positions among ranks and workers.
+"""Compute the order of the samples in an epoch, and divide the positions of the epoch among ranks and workers.
 
-An order maps positions to sample numbers. It depends only on the data, the seed, the epoch and `OrderOptions`.
+An order maps each position in the epoch to a sample number. The order depends only on the data and `OrderOptions`.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class OrderOptions:
         shuffle: `full` puts all samples into one random order.
         parts: Number of parts of the dataset that are read in parallel, a multiple of `ranks`.
         window: Number of samples of a part that are shuffled together.
-        ranks: Number of ranks, each of which reads its own parts. With 0, as in stream states of version 1, consecutive
-            positions read from the parts in a fixed order.
+        ranks: Number of ranks, if each rank reads its own parts. With 0, as in stream states of version 1, the order
+            does not depend on the number of ranks, and consecutive positions read from the parts in a fixed order.
     """
 
     shuffle: Shuffle = True
@@ -106,13 +106,13 @@ def epoch_order(counts: Numbers, options: OrderOptions) -> Order:
 def _shuffled_samples(options: OrderOptions, starts: Numbers, ends: Numbers, positions: Numbers) -> Numbers:
     """Return the sample at each position.
 
-    The shards, in random order, are cut into `parts` contiguous parts. Position g reads sample g // parts of part g %
-    parts, so all parts are read in parallel. In each part, every window of `window` samples is permuted. With `ranks`,
-    the parts of a rank are also permuted in each row of positions (one position per part), so that a rank still reads
-    only its own parts.
+    The shards are concatenated in random order, and the result is cut into `parts` contiguous parts. Position g reads
+    sample g // parts of part g % parts, so all parts are read in parallel. In each part, every window of `window`
+    samples is permuted. A row consists of `parts` consecutive positions, one per part. With `ranks`, the parts of a
+    rank are also permuted in each row. The rank still reads only its own parts.
 
-    For the shards in random order, `starts` contains the numbers of the first samples, and `ends` the cumulative sample
-    counts, int64 [shards].
+    `starts` contains the number of the first sample of each shard, and `ends` the cumulative number of samples, int64
+    [shards]. Both list the shards in their random order.
     """
     part, row = positions % options.parts, positions // options.parts
     whole, longer_parts = divmod(int(ends[-1]), options.parts)
@@ -138,8 +138,8 @@ def _shuffled_samples(options: OrderOptions, starts: Numbers, ends: Numbers, pos
 def permute_windows(start: int, windows: Numbers, within: Numbers, sizes: Numbers, window: int) -> Numbers:
     """Permute items within their windows. Return the new index of each item in its window, int64 [n].
 
-    `within` contains the index of each item in its window. `sizes` contains the size of this window, usually `window`.
-    Indexes beyond the window stay unchanged.
+    For each item, `windows` contains the number of its window, `within` the index of the item in this window, and
+    `sizes` the size of this window, which is at most `window`. Indexes beyond the end of a window stay unchanged.
     """
     keys = random_at(start, windows.astype(np.uint64))
     if (sizes == window).all():
@@ -239,7 +239,7 @@ class Share:
 def replacement_positions(length: int, options: OrderOptions, position: int) -> Iterator[int]:
     """Yield positions whose samples can replace the skipped sample at `position`, nearby positions first.
 
-    With `pad`, `position` may be greater than the number of samples.
+    With `pad`, `position` may be `length` or more.
     """
     key = random_at(derive_state("others", options.seed, options.epoch), np.array([position], np.uint64))[0]
     first = position % length // options.round_size * options.round_size

@@ -66,7 +66,11 @@ class TokenField(NamedTuple):
         return cls(name, "bytes", kind, row=kind.itemsize)
 
     def values(self, sample: Sample, size: int) -> NDArray[np.generic]:
-        """Return the `size` values of a sample. Raise SampleFailed if their number or type differs."""
+        """Return the values of this field in a sample.
+
+        Raises:
+            SampleFailed: The sample has more or fewer than `size` values, or values of another type.
+        """
         value, values = sample.get(self.name), None
         head = b"%b%d,)" % (self.head, size) if self.head else b""
         if not isinstance(value, bytes):
@@ -86,7 +90,7 @@ class TokenField(NamedTuple):
 def token_lengths(
     name: str | None, dtype: DTypeLike | None, column: str | None, reader: AnySampleReader, views: EpochSamples
 ) -> tuple[TokenField, Numbers]:
-    """Return the token field, and the number of tokens of each sample by sample number."""
+    """Return the token field, and an array with the number of tokens of each sample, indexed by sample number."""
     fields: dict[SampleReader, TokenField] = {}
     for dataset_reader, view in each_dataset(reader, views):
         shard, numbers = next(view.group_by_shard())
@@ -125,7 +129,7 @@ class BlockMaker:
     pad: int
 
     def __call__(self, bundle: Bundle, samples: list[Sample]) -> Sample:
-        """Return a block."""
+        """Return the block of a bundle, as `Streamable.pack` describes it."""
         cuts = zip(samples, bundle.sizes.tolist(), bundle.starts.tolist(), bundle.counts.tolist(), strict=True)
         parts = [self.source.values(sample, size)[first : first + count] for sample, size, first, count in cuts]
         counts = np.append(bundle.counts, self.tokens - bundle.counts.sum())

@@ -1,8 +1,8 @@
 """A pipeline is a sequence of stages that process samples. Datasets and streams inherit methods that add a stage.
 
 A stage is a picklable function of one sample, or `Batch`. `Pipeline.run` reads no more samples than its output needs,
-so the position of a stream is the position of the last output. Methods and options of other libraries raise an error
-that names the equivalent.
+so the position of a stream is the position of the last output. If you use a method or option of another library, the
+error message names the equivalent.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Map:
         object.__setattr__(self, "draws", has_rng_parameter(self.function))
 
     def __call__(self, sample: object, rng: NewRng = seeded_rng) -> object:
-        """Call the function."""
+        """Return the result of the function. If the function has a parameter `rng`, call `rng` to create it."""
         return self.function(sample, rng=rng()) if self.draws else self.function(sample)
 
 
@@ -126,7 +126,7 @@ class Fields(_FieldStage):
     """Keeps the named fields and the key."""
 
     def __call__(self, sample: dict[str, object]) -> dict[str, object]:
-        """Return a sample with these fields."""
+        """Return a copy of the sample that contains only the named fields and those that are always kept."""
         if not isinstance(sample, dict):
             self._missing_value(sample, self.names[0])
         kept = {name: sample[name] for name in _RESERVED_FIELDS if name in sample}
@@ -144,7 +144,7 @@ class Tuple(_FieldStage):
         return frozenset(name for names in self.names for name in names.split(";"))
 
     def __call__(self, sample: dict[str, object]) -> tuple[object, ...]:
-        """Return a tuple of these fields."""
+        """Return the values of the named fields, in the order of the names."""
         try:  # three times as fast as a loop over the names
             values = self._get(sample)
         except (KeyError, TypeError, IndexError):
@@ -499,7 +499,7 @@ class PipelineMethods(Generic[SampleT]):
         return self.with_stages(self.stages.then(Filter(function)))
 
     def fields(self, *names: str, missing: OnMissing = "raise") -> Self:
-        """Keep these fields.
+        """Keep only these fields, and the key.
 
         `missing` determines what happens if a sample lacks a field: `raise` an error, `skip` the sample (a stream
         counts it), or use None (`none`).

@@ -82,8 +82,8 @@ class SampleReader:
     """
 
     def __init__(self, catalog: Catalog, options: ReadOptions) -> None:
-        # After a block of 16 MB was freed, the C library keeps freed memory for reuse. Requesting new memory for each
-        # list of large samples takes longer than reading them (measured).
+        # Allocate and free a block of 16 MB. After this, the C library keeps freed memory for reuse. Otherwise, it
+        # requests new memory for each list of large samples, which takes longer than reading the samples (measured).
         bytes(_FREED_BLOCK_BYTES)
         self.catalog = catalog
         self._open_shards: dict[int, ReadableShard] = {}
@@ -111,7 +111,10 @@ class SampleReader:
         return SampleReader, (self.catalog, self.options)
 
     def copy_ahead(self, numbers: Numbers, seen: set[str]) -> None:
-        """Start copying the shards of these samples into the cache. Skip paths in `seen`, and add the others."""
+        """Start copying the shards of these samples into the cache.
+
+        Skip shards whose paths are in `seen`. Add the paths of the other shards to `seen`.
+        """
         if isinstance(cache := self.options.cache, CopyingCache):
             for shard in [self.catalog.shards[number] for number, *_ in self.catalog.group_by_shard(numbers)]:
                 if shard.path not in seen:
@@ -143,7 +146,10 @@ class SampleReader:
         return self.with_options(fields=frozenset(names))
 
     def skip_or_raise(self, error: ShardError, number: int, *counts: SkippedSamples, damaged: bool = True) -> None:
-        """Count a damaged or dropped sample. Raise the error of a damaged sample unless `on_error` is "skip"."""
+        """Count a damaged or dropped sample in `skipped` and in `counts`.
+
+        If the sample is damaged and `on_error` is "raise", raise its error instead.
+        """
         if damaged and self.options.on_error == "raise":
             raise error
         shard = int(self.catalog.locate(np.array([number]))[0][0])
@@ -256,7 +262,7 @@ def _reordered(indexes: Iterable[Numbers], parts: Iterable[Samples], count: int)
 
 
 class MixedReader:
-    """Reads samples of several datasets, and adds the dataset's number as `__dataset__`."""
+    """Reads samples of several datasets. Adds the number of each sample's dataset as the field `__dataset__`."""
 
     mean_size: int
     copies: bool

@@ -1,4 +1,7 @@
-"""Read samples of an open shard: one at a time, many in file order, or many on demand."""
+"""Read samples of an open shard: one at a time, many in file order, or many on demand.
+
+A payload is the bytes of one field of one sample.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +86,13 @@ def _parse_record(record: bytes, start: int, where: str, lists: frozenset[str]) 
 
 
 class PayloadColumns(NamedTuple):
-    """Payloads in file order. `counts` has a value per sample, the other columns have a value per payload."""
+    """The locations of payloads in a shard, in file order.
+
+    Attributes:
+        counts: Number of payloads of each sample, int64 [samples].
+        codes: Index of each payload's field in the field names of the index, int32 [payloads].
+        crcs: CRC-32C of each payload, uint32 [payloads], or None if unknown.
+    """
 
     counts: Numbers
     codes: NDArray[np.int32]
@@ -93,7 +102,7 @@ class PayloadColumns(NamedTuple):
 
     @property
     def owners(self) -> Numbers:
-        """The sample that contains each payload."""
+        """The index of the sample that contains each payload, int64 [payloads]."""
         return np.repeat(np.arange(len(self.counts)), self.counts)
 
 
@@ -155,7 +164,7 @@ class ReadableShard:
         return sample
 
     def read_many(self, rows: Numbers, options: ReadOptions, metadata: pa.Table | None) -> list[Sample | ShardError]:
-        """Return the samples in `rows` (ascending) with their `metadata`, or their errors.
+        """Return the samples in `rows` (ascending), with their `metadata`. For a damaged sample, return its error.
 
         Raises:
             CorruptShard: The checksum of the whole shard differs.
@@ -176,9 +185,9 @@ class ReadableShard:
         return PayloadColumns(counts, index.codes[payloads], index.offsets[payloads], index.lengths[payloads], crcs)
 
     def edges(self, rows: Numbers, selected: frozenset[str] | None) -> tuple[list[str], Numbers] | None:
-        """Return the field names, and the start and end of each field in each sample, int64 [samples, 2 * fields].
+        """Return the field names, and the start and end of each payload in the shard, int64 [samples, 2 * fields].
 
-        Return None if samples differ in their fields, or payloads are not in order.
+        Return None if samples differ in their fields, or if the payloads of a sample are not in file order.
         """
         counts, codes, offsets, lengths, _ = self.layout(rows, selected)
         width = int(counts[0])
@@ -385,6 +394,6 @@ def _read_each(
             for name, read in reads:
                 sample[name] = read(sample[name])
         except (OSError, EOFError, ValueError, IndexError):
-            yield read_one(position)  # for a complete error
+            yield read_one(position)  # reads the sample again, and returns a complete error
         else:
             yield sample

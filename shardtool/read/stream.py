@@ -1,6 +1,6 @@
 """A stream yields the samples of one rank or worker in a reproducible order, and reads ahead.
 
-The state of a stream can be loaded with any number of ranks and workers.
+A saved state can be loaded by a run with another number of ranks and workers.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ _STATE_FIX = "Pass the unchanged result of `state_dict`."
 
 
 class StreamState(NamedTuple):
-    """The position of a stream, and the options of its order.
+    """The position of a stream, and the options that determine its order.
 
-    `position` is the number of samples of the epoch that all ranks together have read.
+    `position` is the number of samples that all ranks together have read in the epoch.
     """
 
     fingerprint: str
@@ -137,9 +137,9 @@ _READ_BYTES = 2**23  # fits into a processor's cache
 _LARGE_READ_BYTES = 2**25  # replaces `_READ_BYTES` for large samples, which are read on demand
 _MAX_SAMPLES_PER_READ = 2**12
 _STEPS_AHEAD = 2
-_CONCURRENT_ROUNDS = 2  # the next read starts before the previous one finishes
-_ROUNDS_PER_READ = 2  # avoids many small requests
-_MAX_ROUND_GROWTH = 4  # limits memory: states of more ranks have larger rounds (`OrderOptions.round_size`)
+_CONCURRENT_ROUNDS = 2  # with a shuffle, maximum number of concurrent reads of remote shards
+_ROUNDS_PER_READ = 2  # several rounds (`OrderOptions.round_size`) per read of remote shards avoid small requests
+_MAX_ROUND_GROWTH = 4  # limits memory: a loaded state that was saved with more ranks has larger rounds
 _PREFETCH_BYTES = 2**30  # enough to copy a large shard before it is read
 _MAX_PREFETCH_JOBS = 2**8
 
@@ -170,8 +170,9 @@ class Stream(SampleSource[SampleT]):
     iteration starts the same epoch again. After `load_state_dict`, the next iteration continues from the state.
     `state_dict` returns the state of the newest iterator.
 
-    On a single rank, samples dropped by stages shorten the epoch. With several ranks, every rank must perform the
-    number of steps that `len` reports. The stream therefore replaces dropped samples, depending on `ends`:
+    On a single rank, samples that stages drop shorten the epoch, unless `ends` is `pad`. With several ranks, every rank
+    must perform the number of steps that `len` reports. The stream therefore replaces dropped samples, depending on
+    `ends`:
 
     - `drop` replaces up to 1 % of a rank's samples. If more are dropped, an error is raised.
     - `pad` replaces any number of samples, and marks replacements with `__padding__`.
@@ -226,7 +227,7 @@ class Stream(SampleSource[SampleT]):
             self._go_to(replace(self._options, epoch=self.next_epoch(self.stages)), 0)
 
     def next_epoch(self, stages: Pipeline) -> int:
-        """Return the current epoch or, if it has no more output, the next epoch."""
+        """Return the current epoch, or the next one if `stages` make no more output from the rest of this epoch."""
         remaining = -(-(self.end - self._position - self.share.rank) // self.world_size)
         return self._options.epoch + (self._is_started and stages.count(max(0, remaining)) == 0)
 
@@ -281,7 +282,10 @@ class Stream(SampleSource[SampleT]):
         return self.share.end(self._source.length_in(self._options))
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration read this epoch from its start. If this epoch is next anyway, do nothing."""
+        """Make the next iteration read this epoch from its start.
+
+        If the next iteration would read this epoch anyway, do nothing. This keeps the position of a loaded state.
+        """
         if epoch != self.next_epoch(self.stages):
             self._go_to(replace(self._options, epoch=epoch), 0)
 
@@ -387,7 +391,7 @@ def _mark_padding(batch: Samples, padding: list[bool]) -> Iterator[Sample | Shar
 
 
 class StreamPosition:
-    """A position of a stream. If its sample is skipped, this class reads replacements."""
+    """A position of a stream, with methods that read a replacement if the sample at this position is skipped."""
 
     def __init__(self, stream: Stream, current: EpochPass) -> None:
         self.position, self._number = int(current.positions[current.taken - 1]), int(current.numbers[current.taken - 1])
@@ -399,7 +403,7 @@ class StreamPosition:
         return orders.rng_at(self._current.options, self.position, stage)
 
     def replace_skipped(self, error: ShardError) -> Sample | None:
-        """Return the replacement of a sample that a stage skipped, or None if it is not replaced."""
+        """Return the replacement of a sample that a stage skipped, or None if such samples are not replaced."""
         if self._remaining is None:
             self._stream.reader.skip_or_raise(error, self._number, self._stream.skipped, damaged=False)
         return self.next_replacement(error, damaged=False)
@@ -446,9 +450,9 @@ class EpochPass:
         return orders.rng_at(self.options, int(last), stage)
 
     def count_empty(self, error: ShardError, skipped: SkippedSamples, *, damaged: bool) -> None:
-        """Count a position whose sample was skipped. Warn if more than 1 % were skipped.
+        """Count a position whose sample was skipped. Warn if more than 1 % of the rank's samples were skipped.
 
-        With `drop` and several ranks, raise InvalidRequest if stages dropped more than 1 %.
+        With several ranks and `ends="drop"`, raise InvalidRequest if stages alone dropped more than 1 %.
         """
         self.empty += 1
         self.dropped += not damaged

@@ -1,4 +1,4 @@
-"""The base class of datasets and mixes, which makes streams, batches and packed blocks of their samples."""
+"""The base class of datasets and mixes. Its methods make streams, batches and packed blocks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Streamable(SampleSource[SampleT]):
-    """Base class of datasets and mixes, with the stages that process each sample."""
+    """Base class of datasets and mixes."""
 
     if TYPE_CHECKING:  # declare narrower result types than the base class
 
@@ -54,7 +54,7 @@ class Streamable(SampleSource[SampleT]):
         if not self.source.length:
             return iter(())
         in_order = self.stream(shuffle=False, rank=0, world_size=1, ends="uneven")
-        in_order.skipped.has_warned = True  # no warning, because loops over a dataset often filter
+        in_order.skipped.has_warned = True  # suppress the warning, because loops over a dataset often filter
         return iter(in_order)
 
     def count_dropped(self, error: ShardError) -> None:
@@ -73,8 +73,8 @@ class Streamable(SampleSource[SampleT]):
     ) -> Stream[SampleT]:  # fmt: skip
         """Return a stream of the samples.
 
-        The order depends on the data, `shuffle`, `seed`, `epoch`, `parts` and `buffer`. Each rank gets its share of the
-        samples in this order.
+        The order depends on the data, `shuffle`, `seed`, `epoch`, `parts` and `buffer`. If `parts` is not given, the
+        shuffled order can also depend on the number of ranks. Each rank gets its share of the samples in this order.
 
         Args:
             shuffle: Whether to shuffle shards and samples. `"full"` puts all samples into one random order.
@@ -84,7 +84,8 @@ class Streamable(SampleSource[SampleT]):
             world_size: Number of ranks. The default is WORLD_SIZE in the environment, or 1.
             buffer: Samples in the shuffle buffers of all ranks together. The default is about 64 MB per rank, or 32 MB
                 in total if `parts` is given.
-            parts: Number of parts of the dataset that are read in parallel. The default is 128 per rank.
+            parts: Number of parts of the dataset that are read in parallel. The default is 128 per rank, or fewer with
+                a cache, `pack` or `batch(by=...)`.
             ends: What to do if the number of samples is not a multiple of the number of ranks: `drop` the last samples,
                 `pad` with the first samples (marked with `__padding__`), or give ranks `uneven` numbers of samples.
                 With a shuffle, the default is `drop`. Otherwise, it is `pad`, or `uneven` for one rank. For skipped
@@ -129,7 +130,8 @@ class Streamable(SampleSource[SampleT]):
         Each block is a dict with these values:
 
         - `tokens`: The tokens, [tokens].
-        - `positions`: The position of each token in its document, from 0, int32 [tokens].
+        - `positions`: The position of each token in its document, from 0, int32 [tokens]. If a document is split,
+          positions start at 0 in each piece.
         - `segments`: For each token, the number of its document in the block, from 1, or 0 for padding, int32 [tokens].
         - `__key__`: The keys of the documents.
 
@@ -142,7 +144,8 @@ class Streamable(SampleSource[SampleT]):
             by: `first-fit` keeps documents whole. Only documents longer than a block are split. `concat` concatenates
                 documents, and cuts the result into blocks.
             dtype: Type of tokens stored as plain bytes, such as `uint16`.
-            length: Metadata column with the number of tokens. By default, it is computed from the size of the field.
+            length: Metadata column with the number of tokens of each document. By default, the number is computed from
+                the size of the field.
             pad: Token that fills the rest of a block.
 
         Raises:
@@ -200,7 +203,7 @@ class Streamable(SampleSource[SampleT]):
             lists: Fields whose values always become a list, never an array.
 
         Raises:
-            InvalidRequest: Sample sizes are unknown, or one sample is longer than a batch.
+            InvalidRequest: Sample lengths or image sizes are unknown, or a sample is longer than `tokens`.
         """
         if by is None:
             others = {"tokens": tokens, "field": field, "dtype": dtype, "length": length}
