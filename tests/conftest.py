@@ -1,4 +1,4 @@
-"""Settings of all tests, and source trees that several tests pack."""
+"""Settings of all tests, and fixtures with source folders."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 __all__ = ["http_files", "proxies", "use"]  # fixtures
 
-for profile, examples in (("few", 10), ("many", 100)):  # for each law that does not name its own number
+for profile, examples in (("few", 10), ("many", 100)):  # for property tests without their own number
     settings.register_profile(
         profile, max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
     )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "few"))
 
-# Temporary files are in memory, and kept only after failures.
+# Create temporary folders in memory. (pytest keeps them only after failures.)
 if (root := memory_root()) is not None:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", root)
 
@@ -45,15 +45,16 @@ _NO_STORE = {
 }
 os.environ.update(_NO_STORE)
 
-# `nohup` and background jobs of a shell ignore these signals, and child processes would inherit this.
+# Under `nohup` or in the background of a shell, these signals are ignored. Child processes would inherit that, and
+# tests of signals would fail.
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Collection creates millions of objects that live until the end. Without this, the garbage collector would visit all of
-# them again and again, also in forked processes, which would copy them.
+# Collection creates millions of objects that live until the end. The garbage collector would visit all of them in each
+# run. In forked processes, these visits would also copy the memory pages of the objects.
 gc.disable()
 
 
@@ -65,7 +66,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def same_commands() -> Iterator[None]:
-    """Create the options of each verb once, not for each command line."""
+    """Create the click command of each verb only once, because `typed` runs many commands in this process."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(commands, "VERBS", {verb: cache(create) for verb, create in commands.VERBS.items()})
         yield
@@ -73,7 +74,7 @@ def same_commands() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def few_processes() -> Iterator[None]:
-    """Run tasks in this process by default. Fork the workers that a test requests: starting an interpreter is slow."""
+    """Run tasks in this process by default. Fork the workers that a test requests, because Python starts slowly."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("shardtool.execute.usable_cores", lambda: 0)
         patched.setattr("shardtool.verbs.verify.verify.usable_cores", lambda: 0)
@@ -81,12 +82,12 @@ def few_processes() -> Iterator[None]:
         yield
 
 
-_BUFFER = BUFFER_SIZE  # the writer's: samples up to this size are packed whole, larger ones streamed
+_BUFFER = BUFFER_SIZE  # samples up to this size are packed in one piece, and larger samples are streamed
 
 
 @pytest.fixture(scope="session", params=["tar", "tfrecord"])
 def ending(request: pytest.FixtureRequest) -> str:
-    """Return the extension of a shard, for laws of every format."""
+    """Return the extension of a shard format. A test with this fixture runs once for each format."""
     return str(request.param)
 
 
@@ -107,19 +108,19 @@ def _small(folder: Path) -> Path:
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
-    """Write a tree of 12 samples of two fields, in two folders."""
+    """Return a new source folder of 12 samples with two fields each, in the subfolders `a` and `b`."""
     return _small(tmp_path)
 
 
 @pytest.fixture(scope="session")
 def small_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write the same tree once; tests must not change it."""
+    """Return a source folder with the files of `small`, which all tests share and must not change."""
     return _small(tmp_path_factory.mktemp("once"))
 
 
 @pytest.fixture(scope="session")
 def awkward(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a tree with sizes around those of a block and of the buffer, long names, spaces and a link."""
+    """Return a source folder with sizes around the tar block and the packing buffer, long names, spaces and a link."""
     sizes = (0, 1, 511, 512, 513, 10_240, _BUFFER - 512, _BUFFER - 511, _BUFFER, _BUFFER + 1, 2 * _BUFFER + 77)
     files = {f"sizes/{size:07}.bin": bytes(at % 251 for at in range(1000)) * (size // 1000 + 1) for size in sizes}
     files = {name: data[: int(name[6:13])] for name, data in files.items()}

@@ -1,7 +1,7 @@
-"""Run the core's jobs in a process that finds no optional feature, and no package of one.
+"""Run the core of shardtool in a process that cannot import optional modules and the packages that only they need.
 
-`python -m tests.core_jobs SAMPLES WORK`: a folder of samples, and an empty folder.
-`python -m tests.core_jobs messages`: print the errors of features whose packages are missing.
+`python -m tests.core_jobs SAMPLES WORK` runs each job of the core once. SAMPLES is a folder of samples, and WORK is an
+empty folder. `python -m tests.core_jobs messages` prints the errors of optional features whose packages are missing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import PurePath
     from types import ModuleType
 
-# The dependencies of the core, and what pandas and click need themselves.
+# The dependencies of the core, and the dependencies of pandas and click.
 CORE_PACKAGES = frozenset({
     "click", "numpy", "pyarrow", "pandas", "crc32c", "braceexpand", "tqdm", "tomli",
     "dateutil", "pytz", "tzdata", "six", "colorama",
@@ -41,7 +41,7 @@ OPTIONAL_MODULES = frozenset({
 
 
 class CoreFinder:
-    """Finds modules like Python, except optional modules of shardtool and packages that the core does not need."""
+    """Finds modules like Python's `PathFinder`, but hides `modules` and all installed packages except `packages`."""
 
     find_distributions = staticmethod(PathFinder.find_distributions)
 
@@ -130,7 +130,7 @@ def _run_command(arguments: list[str]) -> int:
 
 
 def print_messages() -> None:
-    """Print the error of each feature without its packages."""
+    """Use each optional feature without its packages, and print the errors."""
     import shardtool
     from shardtool.read.decode import Decode
     from shardtool.tensorflow import import_library

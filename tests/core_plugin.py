@@ -1,4 +1,4 @@
-"""A plugin of pytest that runs tests of the core without optional features: `pytest -p tests.core_plugin`."""
+"""A pytest plugin that runs tests of the core without optional modules and packages: `pytest -p tests.core_plugin`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run the tool as a user does, write small trees, and read shards without our code."""
+"""Run the command line, write small folders of files, and read shards without code of the package."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 REPO = Path(__file__).resolve().parent.parent
 PHOTOS = REPO / "sample_data" / "photos"
-# NumPy's threads for linear algebra, which nothing uses, cost each process that a test starts 50 ms.
+# By default, NumPy starts threads for linear algebra, which takes 50 ms in each process. No test needs these threads.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-# Without certificates of the user, connections without TLS load none, which would take 0.1 s of each process and test.
+# If these variables are set, each process loads the certificates, even for connections without TLS. That takes 0.1 s.
 for name in ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE"):
     os.environ.pop(name, None)
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPO), "PYTHONDONTWRITEBYTECODE": "1"}
-PATIENCE_S = 120  # a hang, not slowness
+PATIENCE_S = 120  # a command that takes longer hangs
 _ROOM = 3 * 2**30
 
 
@@ -43,8 +43,8 @@ class Ran:
 
 
 def memory_root() -> str | None:
-    """Return a folder in memory if there is enough, because disks are slow."""
-    shm = "/dev/shm"  # noqa: S108 - only a place for private folders
+    """Return /dev/shm if it has enough free space, because disks are slow. Otherwise, return None."""
+    shm = "/dev/shm"  # noqa: S108 - tests create private folders in it
     with suppress(OSError):
         fact = os.statvfs(shm)
         return shm if fact.f_bavail * fact.f_frsize > _ROOM and os.access(shm, os.W_OK) else None
@@ -52,13 +52,16 @@ def memory_root() -> str | None:
 
 
 def typed(*words: str | Path, cwd: Path | None = None, traceback: bool = False) -> Ran:
-    """Run the command line with `words` in this process, which costs a tenth of `tool`."""
+    """Run the command line with the arguments `words` in this process. That takes a tenth of the time of `tool`.
+
+    Check that a traceback is printed exactly if `traceback` is true.
+    """
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", "surrogateescape", write_through=True) for _ in range(2))
     before = Path.cwd()
     os.chdir(cwd or before)
     try:
         with redirect_stdout(out), redirect_stderr(err):
-            code = cli._run([str(word) for word in words], SignalHandler(print))  # noqa: SLF001 - the entry that ends no process
+            code = cli._run([str(word) for word in words], SignalHandler(print))  # noqa: SLF001 - `main` would exit this process
     finally:
         os.chdir(before)
     ran = Ran(code, *(stream.buffer.getvalue().decode() for stream in (out, err)))
@@ -67,9 +70,9 @@ def typed(*words: str | Path, cwd: Path | None = None, traceback: bool = False) 
 
 
 def tool(*words: str | Path, cwd: Path | None = None, stdout: IO[bytes] | int = subprocess.PIPE, **env: str) -> Ran:
-    """Run `python -m shardtool` with `words` in another process; it must never print a traceback.
+    """Run `python -m shardtool` with the arguments `words` in another process, and check that it prints no traceback.
 
-    It is forked from a warm server, unless it needs a special environment or stdout.
+    The process is forked from the server of `tests.warm`, unless `env` or `stdout` is given.
     """
     if warm.POSSIBLE and not env and stdout == subprocess.PIPE:
         run = warm.Warm([*map(str, words)], cwd=cwd or Path.cwd(), env=ENVIRONMENT, session=False)
@@ -103,7 +106,7 @@ create(sys.argv[1], sys.argv[2], **json.loads(sys.argv[4]))
 
 
 def create_and_die(source: Path, pattern: str, rename: int, **options: object) -> bool:
-    """Run `create` in a process that is killed at rename number N, counted from 1. Return whether it was killed."""
+    """Run `create` in a process that kills itself before rename number `rename` (from 1). Return whether it did."""
     words = [str(source), pattern, str(rename), json.dumps(options)]
     command = [sys.executable, "-W", "error", "-c", _CREATE_AND_DIE, *words]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
@@ -112,9 +115,9 @@ def create_and_die(source: Path, pattern: str, rename: int, **options: object) -
 
 
 def shell(line: str, cwd: Path) -> Ran:
-    """Run a line of bash, in which `$T` is the tool; return the exit code of a pipe's first command.
+    """Run a line of bash, in which `$T` is `shardtool`. Of a pipe, return the exit code of the first command.
 
-    The tool is forked from a warm server, unless the line closes a descriptor.
+    The command is forked from the server of `tests.warm`, unless the line closes a descriptor.
     """
     how, fds = (f"{sys.executable} -m shardtool", []) if "&-" in line else warm.command()
     done = subprocess.run(
@@ -125,7 +128,7 @@ def shell(line: str, cwd: Path) -> Ran:
 
 
 def write_tree(root: Path, files: Mapping[str, bytes] | Mapping[bytes, bytes]) -> Path:
-    """Write files below `root`; names may be bytes."""
+    """Write files below `root`, and return `root`. Names are relative paths, and can be bytes."""
     root.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
         path = os.path.join(os.fsencode(root), os.fsencode(name))
@@ -136,7 +139,7 @@ def write_tree(root: Path, files: Mapping[str, bytes] | Mapping[bytes, bytes]) -
 
 
 def read_tree(root: Path) -> dict[str, bytes]:
-    """Return all files below `root`, links followed, by their path."""
+    """Return the content of all files below `root`, by relative path. Links are followed."""
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
 
 
@@ -151,7 +154,7 @@ def sidecar(shard: str) -> str:
 
 
 def members(*paths: Path) -> list[tuple[str, bytes]]:
-    """Return (key.field, payload) of every field in shards; of a tar, as Python's tarfile reads it."""
+    """Return (`KEY.FIELD`, payload) of every field in shards. Tars are read with Python's `tarfile`."""
     found = []
     for path in paths:
         if path.suffix == ".tfrecord":
@@ -175,13 +178,13 @@ def _features(path: Path) -> list[tuple[str, bytes]]:
 
 
 def identity(folder: Path) -> dict[str, tuple[int, int, int]]:
-    """Return inode, modification and status-change time of every file; an unchanged file keeps all three."""
+    """Return inode, mtime and ctime of every file. All three stay the same if nothing touches the file."""
     facts = {path.name: path.lstat() for path in folder.iterdir()}
     return {name: (fact.st_ino, fact.st_mtime_ns, fact.st_ctime_ns) for name, fact in sorted(facts.items())}
 
 
 def flip(path: Path, at: int) -> None:
-    """Flip one bit of a file."""
+    """Flip the lowest bit of the byte at offset `at`. A negative offset counts from the end."""
     with path.open("r+b") as file:
         file.seek(at, os.SEEK_SET if at >= 0 else os.SEEK_END)
         byte = file.read(1)[0]
@@ -190,5 +193,5 @@ def flip(path: Path, at: int) -> None:
 
 
 def existing(how: str) -> dict[str, Any]:
-    """Return the flags of `append-resume` and similar values; none for `error`."""
+    """Return options of `create`: `append-resume` sets `append` and `resume`, and `error` sets nothing."""
     return {} if how == "error" else dict.fromkeys(how.split("-"), True)

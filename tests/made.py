@@ -1,4 +1,4 @@
-"""Entries that are made, not read from a disk."""
+"""Build `SampleTable` objects from plain values, without files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,11 @@ FIELDS = ("cls", "jpg", "json")
 
 
 def made_entries(samples: Sequence[Sequence[int]], keys: Sequence[bytes] | None = None) -> SampleTable:
-    """Return samples with fields of these payload bytes; sample 17 is called `00000017`."""
+    """Return samples without files. The default keys are the sample numbers, such as `00000017`.
+
+    Args:
+        samples: For each sample, the payload size of each field in bytes. Field N of a sample is named `FIELDS[N]`.
+    """
     return flat_entries(
         keys or [b"%08d" % at for at in range(len(samples))],
         [len(sizes) for sizes in samples],
@@ -35,7 +39,13 @@ def made_entries(samples: Sequence[Sequence[int]], keys: Sequence[bytes] | None 
 
 
 def flat_entries(keys: Iterable[bytes], counts: Sequence[int], fields: Sequence[str], **values: Any) -> SampleTable:
-    """Return samples of these keys and numbers of fields, with `values` of any block; see `changed`."""
+    """Return samples with these keys.
+
+    Args:
+        counts: For each sample, its number of fields.
+        fields: The field names. The codes in `SampleTable.rows` are indexes into them.
+        values: Other attributes of the table or of its blocks, as for `changed`.
+    """
     samples, rows = len(counts), sum(counts)
     never = np.zeros(rows, np.int64)
     entries = SampleTable(
@@ -51,10 +61,10 @@ def flat_entries(keys: Iterable[bytes], counts: Sequence[int], fields: Sequence[
 
 
 def changed(entries: SampleTable, **values: Any) -> SampleTable:
-    """Return samples with other values, each by the name that it has in `Entries` or in one of its blocks."""
+    """Return a copy with changed attributes: of the `SampleTable`, or of its `rows`, `values` or `spans`."""
     blocks = {}
     if "numbers" in values:
-        values["types"] = values.pop("numbers")  # of which they are some
+        values["types"] = values.pop("numbers")  # the kinds of numbers are part of `types`
     for name in ("rows", "values", "spans"):
         block = getattr(entries, name)
         own = {one: _like(getattr(block, one), values.pop(one)) for one in [*values] if hasattr(block, one)}
@@ -69,13 +79,17 @@ def _like(old: Any, new: Any) -> Any:
 
 
 def metadata_of(entries: SampleTable) -> Any:
-    """Return the metadata of samples that have some: a `pyarrow.Table`."""
+    """Return the metadata table of samples, a `pyarrow.Table`, and check that it exists."""
     assert entries.metadata is not None
     return entries.metadata
 
 
 def manifest_options(**given: Any) -> CreateOptions:
-    """Return what is asked of a manifest: (field, column) for texts, and samples that cannot be packed are left out."""
+    """Return `create` options for a manifest. By default, samples that cannot be packed are skipped.
+
+    `fields` is another name for `field`. The values of `field`, `file`, `bytes` and `url` are lists of pairs (field,
+    column). A tuple `meta` contains column names.
+    """
     found = {"on_error": "skip", **given}
     if "fields" in found:
         found["field"] = found.pop("fields")
@@ -87,12 +101,12 @@ def manifest_options(**given: Any) -> CreateOptions:
 
 
 def list_manifest(source: ManifestSource) -> Listing:
-    """Return the samples of a manifest, whose files are looked at in this process."""
+    """List the samples of a manifest. The sizes and times of the files are read in this process, not in workers."""
     return source.list_samples(cast("Any", _Here()), Observer())
 
 
 class _Here:
-    """A pool that does its tasks in this process."""
+    """A pool that runs its tasks in this process."""
 
     def map(self, function: Callable[[Any], Any], tasks: Iterable[object]) -> Iterable[tuple[int, Any]]:
         return enumerate(map(function, tasks))

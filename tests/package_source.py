@@ -1,4 +1,4 @@
-"""The package's source as syntax trees, parsed once for all tests of a process."""
+"""The syntax trees of the package's modules. Each module is parsed only once in a process."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ PACKAGE = REPO / "shardtool"
 
 @cache
 def nodes(path: Path) -> tuple[ast.AST, ...]:
-    """Return all nodes of a module's tree; the first is the module."""
-    gc.disable()  # otherwise the collector runs again and again while a tree grows
+    """Return all nodes of a module's syntax tree. The first node is the `ast.Module`."""
+    gc.disable()  # otherwise the collector runs many times while the tree is built
     try:
         return (*ast.walk(ast.parse(path.read_text(encoding="utf-8"))),)
     finally:
-        gc.freeze()  # the nodes stay until the end
+        gc.freeze()  # the cache keeps the nodes until the process exits
         gc.enable()
 
 
 def module_tree(path: Path) -> ast.Module:
-    """Return the tree of a module."""
+    """Return the `ast.Module` of a file."""
     tree = nodes(path)[0]
     assert isinstance(tree, ast.Module)
     return tree
@@ -35,5 +35,5 @@ def module_tree(path: Path) -> ast.Module:
 
 @cache
 def package_files() -> tuple[Path, ...]:
-    """Return the files of the package, in order."""
+    """Return the sorted paths of all modules of the package."""
     return (*sorted(PACKAGE.rglob("*.py")),)

@@ -1,8 +1,8 @@
-"""The reference of the command line, and its man page, from the table that the help is made of: `make reference`.
+"""Generate the command line reference and the man page from the declarations of the options (`make reference`).
 
     python -m tests.reference
 
-writes `docs/reference.md` and `docs/shardtool.1`; a test compares them with what the program says of itself.
+writes `docs/reference.md` and `docs/shardtool.1`. A test checks that both files are up to date.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.helpers import REPO
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# What stands as code in a page: texts in quotes, options, names with braces, underscores or a scheme.
+# Words that the reference formats as code: quoted texts, options, names with braces, `__name__`, and URL schemes.
 _WORDS = re.compile(
     r"""("[^"]+"|(?<![\w`/'-])(?:--?[a-z][a-z-]*|[\w.~-]*(?:[{<]|%0)[^ ]*[^ .,:;]|'[^',;| ][^']+'|__\w+__|s3://|gs://|az://|-COLUMN)(?![\w`]))"""
 )
@@ -35,7 +35,7 @@ _EXITS = {
 
 
 def verbs() -> dict[str, click.Command]:
-    """Return all verbs, in the order of the help."""
+    """Return the click command of each verb, in the order of `shardtool --help`."""
     found = {name: cli.get_command(_CONTEXT, name) for name in cli.list_commands(_CONTEXT)}
     return {name: one for name, one in found.items() if one is not None}
 
@@ -45,17 +45,17 @@ def _usage(name: str, verb: click.Command) -> str:
 
 
 def _paragraphs(verb: click.Command) -> list[str]:
-    """Return what is said of a verb before its examples; lines that stay as they are begin with a mark."""
+    """Return the paragraphs of a verb's help before its examples. A preformatted paragraph starts with chr(8)."""
     return cleandoc(verb.help or "").partition("\b\nExamples:")[0].strip().split("\n\n")
 
 
 def _rows(verb: VerbCommand, topic: str) -> list[tuple[str, str]]:
-    """Return the options of a topic, rare ones too, and what each does."""
+    """Return names and description of each option of a topic, including rarely used options."""
     return [one.record(click.Context(verb)) for one in verb.options(topic, rare=True)]
 
 
 def markdown() -> str:
-    """Return the reference as a page of the documents."""
+    """Return the text of `docs/reference.md`."""
     return "\n".join([*_markdown(), ""])
 
 
@@ -87,7 +87,7 @@ def _markdown() -> Iterator[str]:
 
 
 def _table(kind: str, rows: list[tuple[str, str]], verb: str, described: dict[tuple[str, str], str]) -> Iterator[str]:
-    """Yield a table of the rows that no earlier verb describes, and a line per earlier verb that describes others."""
+    """Yield a table of the rows that no earlier verb describes. For other rows, yield a link to the verb that does."""
     if new := [row for row in rows if described.setdefault(row, verb) == verb]:
         yield f"| {kind} | description |\n|---|---|"
         yield from (_row(*row) for row in new)
@@ -98,12 +98,12 @@ def _table(kind: str, rows: list[tuple[str, str]], verb: str, described: dict[tu
 
 
 def _row_name(names: str) -> str:
-    """Return the first spelling of an option, without its value, as code."""
+    """Return the last name of an option, such as `--split`, without its value, as code."""
     return f"`{names.rpartition(', ')[2].partition(' ')[0]}`"
 
 
 def _row(names: str, text: str) -> str:
-    """Return a row of a table. Code contains no bar, because some Markdown readers end the cell there."""
+    """Return a row of a table. Bars are replaced, because some Markdown readers end a cell at a bar, even in code."""
     if few := re.search(r"\[([\w-]+(?:\|[\w-]+)+)\]", names):
         names = names.replace(few[0], "CHOICE")
         body, bracket, default = text.partition(" [default: ")
@@ -113,12 +113,12 @@ def _row(names: str, text: str) -> str:
 
 
 def _marked(text: str) -> str:
-    """Return a text with words of the command line as code, and nothing in it that Markdown takes for its own."""
+    """Return a text as Markdown, with options, patterns and quoted texts as code."""
     return _WORDS.sub(r"`\1`", text)
 
 
 def man() -> str:
-    """Return the man page."""
+    """Return the text of `docs/shardtool.1`, the man page."""
     return "\n".join([*_man(), ""])
 
 
@@ -156,13 +156,13 @@ def _sentence(command: click.Command) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return a text in which roff takes nothing for a request."""
+    """Escape the characters that roff would interpret."""
     text = text.replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq").replace("`", "\\(ga")
     return re.sub(r"^(?=[.'])", r"\\&", text, flags=re.MULTILINE)
 
 
 def pages() -> dict[str, str]:
-    """Return the pages by their paths in the repository."""
+    """Return the text of each generated file, by its path in the repository."""
     return {"docs/reference.md": markdown(), "docs/shardtool.1": man()}
 
 

@@ -1,4 +1,4 @@
-"""Read finished datasets without code of ours, and hold shard, sidecar and dataset file against each other."""
+"""Read finished datasets without code of the package, and compare shards, sidecars and dataset file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,13 @@ _SECOND_NS = 10**9
 
 @dataclass(frozen=True)
 class Field:
-    """A field as it lies in a shard: its content, and the bytes at `offset` that stand for it."""
+    """A field in a shard.
+
+    Attributes:
+        content: The payload. A number of a TFRecord is text.
+        offset: Offset of the stored bytes in the shard.
+        stored: The stored bytes, which differ from `content` for numbers of a TFRecord.
+    """
 
     name: str
     content: bytes
@@ -40,7 +46,13 @@ class Field:
 
 @dataclass(frozen=True)
 class Sample:
-    """A sample as it lies in a shard, from `start` to `stop`, and what its sidecar's other columns say."""
+    """A sample in a shard.
+
+    Attributes:
+        start: Offset of the first record of the sample.
+        stop: Offset of the end of the last record.
+        columns: The metadata of the sample in the sidecar.
+    """
 
     key: str
     fields: tuple[Field, ...]
@@ -50,15 +62,15 @@ class Sample:
 
     @property
     def content(self) -> dict[str, bytes]:
-        """The content of each field."""
+        """The content of each field, by name."""
         return {field.name: field.content for field in self.fields}
 
 
 def sound(dataset_file: Path, *, max_size: int | None = None, max_count: int | None = None) -> list[list[Sample]]:
-    """Return the samples of each shard of a dataset, once all that is said of them was seen to be true.
+    """Return the samples of each shard of a dataset, after checking the dataset.
 
-    Shards are named one after the other and are within the bounds, sidecars tell where every byte lies, and the dataset
-    file tells of both; the fingerprint is that of the samples.
+    The shards must be numbered from 000 without gaps, and be within the limits. The sidecars must describe all bytes of
+    the shards. Names, sizes, checksums, counts and the fingerprint in the dataset file must be correct.
     """
     raw, folder, base = dataset_file.read_bytes(), dataset_file.parent, dataset_file.stem
     document = json.loads(raw)
@@ -87,18 +99,18 @@ def sound(dataset_file: Path, *, max_size: int | None = None, max_count: int | N
 
 
 def skipped(dataset_file: Path) -> list[dict[str, str]]:
-    """Return the rows of `out.skipped`."""
+    """Return the rows of `out.skipped`, or an empty list if the file does not exist."""
     path = dataset_file.with_suffix(".skipped")
     return [json.loads(line) for line in path.read_text(encoding="ascii").splitlines()] if path.exists() else []
 
 
 def contents(found: Iterable[Iterable[Sample]]) -> dict[str, dict[str, bytes]]:
-    """Return key to field to content, of all shards."""
+    """Return the contents of all samples, by key and field. `found` has the samples of each shard."""
     return {sample.key: sample.content for shard in found for sample in shard}
 
 
 def fingerprint(samples: Iterable[Sample]) -> str:
-    """Return the content fingerprint, as docs/format.md has it."""
+    """Return the content fingerprint of samples. Source: docs/format.md."""
     total = 0
     for sample in samples:
         fields = sorted((field.name.encode(), field.content) for field in sample.fields)
@@ -110,11 +122,14 @@ def fingerprint(samples: Iterable[Sample]) -> str:
 
 
 def age(folder: Path, source: Path) -> None:
-    """Make the shards of a folder look as though the source had been old when they were packed."""
+    """Change the stamps of shards, so that `--resume` considers the source unchanged.
+
+    `--resume` subtracts 60 s from the start of a run, so files that a test has just written otherwise count as changed.
+    """
     changed = max(path.lstat().st_ctime_ns for path in [source, *source.rglob("*")])
 
     def older(stamp: int) -> int:
-        own = stamp % _SECOND_NS  # it names the source's root
+        own = stamp % _SECOND_NS  # the nanoseconds identify the root of the source
         return changed + 1 + (own - changed - 1) % _SECOND_NS
 
     for shard in shards(folder):
@@ -152,7 +167,7 @@ def _sound_shard(folder: Path, entry: dict[str, Any]) -> list[Sample]:
 
 
 def _with_row(key: str, fields: list[Field], start: int, stop: int, row: dict[str, Any]) -> Sample:
-    """Return a sample with its sidecar's row, which must tell where it lies."""
+    """Return a sample with the metadata of its sidecar row, and check the other columns of the row."""
     assert (row.pop("__key__"), row.pop("__offset__"), row.pop("__size__")) == (key, start, stop - start)
     assert row.pop("__fields__") == [
         {"name": field.name, "offset": field.offset, "length": len(field.stored), "crc32c": crc32c.crc32c(field.stored)}

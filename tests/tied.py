@@ -2,8 +2,9 @@
 
     python -IS tied.py PARENT PROGRAM WORD...
 
-runs the program. Only Linux supports this; elsewhere, the parent must stop its children. It applies to the thread that
-starts a process, and to this process only: a forked child must call `tie` again.
+runs the program, and kills it when the process PARENT exits. Only Linux supports this. On other systems, the parent
+must stop its children. Linux kills the child when the thread that started it exits. Forked children of the program are
+not tied, and must call `tie` themselves.
 """
 
 from __future__ import annotations
@@ -33,4 +34,4 @@ def tied(*command: str) -> list[str]:
 
 if __name__ == "__main__":
     tie(int(sys.argv[1]))
-    os.execv(sys.argv[2], sys.argv[2:])  # noqa: S606 - the command of a test
+    os.execv(sys.argv[2], sys.argv[2:])  # noqa: S606 - the command comes from a test

@@ -1,10 +1,11 @@
-"""Processes of the command line that start fast: forked from a server that has imported the package.
+"""Start `shardtool` commands fast, as processes that are forked from a server which has imported the package.
 
-A new interpreter needs 0.3 s of CPU for NumPy and pyarrow, ten times as much as most tests of faults. A forked process
-has its own descriptors, environment, directory, session and signal handlers. Tests of the start use `subprocess`.
+A new interpreter needs 0.3 s of CPU to import NumPy and pyarrow, ten times as much as most fault tests need. A forked
+process has its own descriptors, environment, working directory, session and signal handlers. Tests of the start-up use
+`subprocess` instead.
 
-`python -m tests.warm FD` serves requests from a socket, one process for each, until the socket is closed. All processes
-are killed when the tests exit:
+`python -m tests.warm FD` is the server. It forks a process for each request from the socket FD, until the socket is
+closed. All processes are killed when the tests exit:
 
     the tests ── socket ── the server, which forks
                              └── a waiting process, which writes the pid and the exit code to a pipe of the tests
@@ -47,14 +48,14 @@ _MESSAGE = 2**17
 
 class _Request(NamedTuple):
     words: list[str]
-    code: str  # code of the main module; empty: the command line
+    code: str  # Python code to run; empty for the command line
     cwd: str
     env: dict[str, str]
     session: bool  # start a new session
 
 
 class Warm:
-    """A process forked from the server, with stdout and stderr in pipes; it has the attributes of a `Popen`."""
+    """A process forked from the server, with stdout and stderr in pipes. The interface is a subset of `Popen`."""
 
     def __init__(
         self, words: list[str], *, code: str = "", cwd: str | Path, env: Mapping[str, str], session: bool = True
@@ -78,13 +79,13 @@ class Warm:
         self.stderr.close()
 
     def poll(self) -> int | None:
-        """Return the exit code, negative for a signal; None while it runs."""
+        """Return the exit code, negative for a signal, or None if the process is running."""
         with suppress(subprocess.TimeoutExpired):
             self.wait(0)
         return self.returncode
 
     def wait(self, timeout: float) -> int:
-        """Wait until it exits; return the exit code."""
+        """Wait until the process exits, and return its exit code."""
         if self.returncode is None:
             if not select.select([self._status], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired("a warm run", timeout)
@@ -93,7 +94,7 @@ class Warm:
         return self.returncode
 
     def communicate(self, timeout: float) -> tuple[bytes, bytes]:
-        """Return its output, after it has exited and no process holds its pipes."""
+        """Return stdout and stderr. Wait until the process has exited and its children have closed the pipes, too."""
         end, output = time.monotonic() + timeout, {self.stdout: b"", self.stderr: b""}
         with ExitStack() as stack:
             waiting = [stack.enter_context(stream) for stream in output if not stream.closed]
@@ -114,7 +115,7 @@ Started = Warm | subprocess.Popen[bytes]
 
 @cache
 def server() -> socket.socket:
-    """Return the socket of this process's server; the first call starts it."""
+    """Return the socket of the server of this process. The first call starts the server."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     command = tied(sys.executable, "-m", "tests.warm", str(theirs.fileno()))
     root = str(Path(__file__).resolve().parent.parent)
@@ -128,7 +129,7 @@ def server() -> socket.socket:
 
 
 def command() -> tuple[str, list[int]]:
-    """Return the command that a shell runs instead of `shardtool`, and the descriptors to inherit."""
+    """Return the command that a shell runs instead of `shardtool`, and the descriptors that the shell must inherit."""
     if not POSSIBLE:
         return f"{sys.executable} -m shardtool", []
     client, socket_fd = Path(__file__).with_name("warm_client.py"), server().fileno()
@@ -136,7 +137,7 @@ def command() -> tuple[str, list[int]]:
 
 
 def put_on_path(folder: Path) -> str:
-    """Create the command `shardtool` in `folder`; return a search path that starts with this folder."""
+    """Create the command `shardtool` in a new folder. Return a value for `PATH` that starts with this folder."""
     folder.mkdir()
     script = folder / "shardtool"
     script.write_text(f'#!/bin/sh\nexec {command()[0]} "$@"\n', encoding="utf-8")
@@ -150,7 +151,7 @@ def _end(ours: socket.socket, process: subprocess.Popen[bytes]) -> None:
 
 
 def _serve(requests: socket.socket) -> _Request:
-    """Fork a process for each request; return the request in that process."""
+    """Fork a process for each request. This function returns only in the forked processes, with the request."""
     own, waiting = os.getpid(), set[int]()
     while True:
         data, fds, _, _ = socket.recv_fds(requests, _MESSAGE, 4)
@@ -161,20 +162,20 @@ def _serve(requests: socket.socket) -> _Request:
             tie(own)
             requests.close()
             _fork_and_report(fds.pop())
-            return _become(_Request(*marshal.loads(data)), fds)  # noqa: S302 - from the tests
+            return _become(_Request(*marshal.loads(data)), fds)  # noqa: S302 - the request comes from a test
         waiting.add(pid)
         for fd in fds:
             os.close(fd)
         while waiting and (ended := os.waitpid(-1, os.WNOHANG)[0]):
             waiting.remove(ended)
-    for pid in waiting:  # their commands are killed with them
+    for pid in waiting:  # killing a waiting process also kills its command, which is tied to it
         os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)  # its CPU time then counts as ours
+        os.waitpid(pid, 0)  # adds its CPU time to that of this process
     sys.exit()
 
 
 def _fork_and_report(status: int) -> None:
-    """Fork and return in the child; in the parent, write the child's pid and exit code."""
+    """Fork, and return in the child. In the parent, write the child's pid and exit code to `status`, and exit."""
     own, pid = os.getpid(), os.fork()
     if pid == 0:
         tie(own)
@@ -189,7 +190,7 @@ def _fork_and_report(status: int) -> None:
 
 
 def _become(request: _Request, fds: list[int]) -> _Request:
-    """Set the session, descriptors, directory, environment and arguments of a new process."""
+    """Apply the session, descriptors, working directory, environment and arguments of a request to this process."""
     if request.session:
         os.setsid()
     for number, fd in enumerate(fds):
@@ -215,6 +216,6 @@ def _import_all() -> None:
 
 if __name__ == "__main__":
     _import_all()
-    gc.freeze()  # otherwise the garbage collector of each process would visit, and so copy, all of these objects
+    gc.freeze()  # otherwise each process would copy all imported objects, because its garbage collector visits them
     request: Any = _serve(socket.socket(fileno=int(sys.argv[1])))
-    exec(request.code or "from shardtool.cli import main; main()", {"__name__": "__main__"})  # noqa: S102 - from a test
+    exec(request.code or "from shardtool.cli import main; main()", {"__name__": "__main__"})  # noqa: S102 - the code comes from a test

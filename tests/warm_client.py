@@ -1,6 +1,8 @@
-"""`python -IS warm_client.py FD WORD...` runs `shardtool WORD...` in the server of `tests.warm`, and waits.
+"""Run a `shardtool` command in a process of the server of `tests.warm`, and exit with its exit code.
 
-FD is the server's socket, inherited. This script imports little, so it starts in 20 ms.
+    python -IS warm_client.py FD WORD...
+
+runs `shardtool WORD...`. FD is the inherited socket of the server. This script imports little, so it starts in 20 ms.
 """
 
 import marshal

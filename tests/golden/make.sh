@@ -40,6 +40,7 @@ for format in tar tfrecord; do
     create source "finished-$format/out-{000..}.$format"
     killed "killed-$format" 2 create source "killed-$format/out-{000..}.$format" --max-count 2 --workers 1 --quiet
 done
+# The plan fingerprint covers tests/mapped.py. If you change that file, even its docstrings, recreate killed-map.
 killed killed-map 2 create source 'killed-map/out-{000..}.tar' --max-count 2 --workers 1 --quiet --map tests.mapped:doubled
 killed killed-reshard 1 reshard finished-tar/out.json 'killed-reshard/out-{000..}.tar' --max-count 3 --workers 1 --quiet
 
