@@ -35,7 +35,10 @@ _FILES_PER_REPORT = 64
 
 
 class UnpackTask(NamedTuple):
-    """Samples to extract. `task.samples.paths` contains their file names below `task.folder`."""
+    """Samples of one shard to extract. `task.samples.paths` contains their file names below `task.folder`.
+
+    `packed` means that some shards of the dataset are compressed.
+    """
 
     task: ShardTask
     packed: bool
@@ -62,9 +65,10 @@ class _SampleUnpacker(Packer):
         self._tree = FolderTree(task.task.folder.path)
         self._compressed_file: CompressedFile | None = None
         if task.packed:
-            from shardtool.dataset.shard_file import CompressedFile
+            from shardtool.dataset.shard_file import CompressedFile, is_compressed
 
-            self._compressed_file = CompressedFile(os.fsdecode(self.files[0].path))
+            if is_compressed(path := os.fsdecode(self.files[0].path)):
+                self._compressed_file = CompressedFile(path)
 
     def close(self) -> None:
         super().close()

@@ -249,13 +249,16 @@ def test_advice_for_a_damaged_shard_names_the_verb(tmp_path: Path) -> None:
 
 
 def test_compressed_shards_are_extracted(tmp_path: Path) -> None:
-    """Small and large fields of a compressed shard are extracted in any order, also twice."""
+    """Small and large fields of a compressed shard, next to a plain shard, are extracted in any order, also twice."""
     files = [("a.txt", os.urandom(9)), ("a.bin", os.urandom(1_500_000)), ("b.bin", b""), ("b.a", b"1")]
     shard = tar_of(tmp_path / "x.tar", files)
     packed = tmp_path / "y.tar.gz"
     packed.write_bytes(gzip.compress(shard.read_bytes(), 1))
     assert [extract(packed, tmp_path / "x").kept for _ in range(2)] == [0, 4]
     assert _files(tmp_path / "x") == dict(files)
+    plain = tar_of(tmp_path / "z.tar", [("c.txt", b"plain")])
+    assert extract([packed, plain], tmp_path / "both").files == 5
+    assert _files(tmp_path / "both") == {**dict(files), "c.txt": b"plain"}
 
 
 @pytest.mark.slow
