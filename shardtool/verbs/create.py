@@ -51,8 +51,8 @@ def create(source: object, output: OutputNames, options: CreateOptions, observer
 def reshard(dataset: Datasets, output: OutputNames, options: ReshardOptions, observer: Observer) -> CreateResult:
     """Write the samples of one or more datasets into new shards, with sidecars and a dataset file.
 
-    Payloads are copied without decoding unless a transform changes them. They are verified by the checksums in the
-    index. If no sample changes, the content fingerprint must stay the same.
+    Payloads are copied without decoding unless a transform changes them. They are verified with the checksums in the
+    sidecars. If no option selects or changes samples, the content fingerprint stays the same.
 
     Args:
         dataset: A dataset file, a pattern, a glob, a folder, a list of shards, or a list of these.

@@ -50,7 +50,7 @@ _MAX_LISTED_OBJECTS = 100  # maximum number of objects to list until a non-empty
 _NOT_CHECKED = Check("", "unknown", "")
 _EXACT_S = 2  # smaller differences are ignored, because the header `Date` has whole seconds
 _SKEW_S = 300  # stores reject requests if the clocks differ by more than 5 minutes (some: 15)
-_SECOND_REMOVAL_S = 0.3  # seconds until the second deletion, because a store may complete an interrupted write
+_SECOND_REMOVAL_S = 0.3  # delete again after this time, because a store may still complete an interrupted write
 _READER, _WRITER = "the role Storage Blob Data Reader", "the role Storage Blob Data Contributor"
 
 _PERMISSIONS = {

@@ -65,7 +65,8 @@ _RESERVED_NAMES = {name.encode() for name in (MANIFEST, METADATA, _UNFINISHED_NA
 _LABEL_FIELD = "cls"
 _PATHS_COLUMN = "source_paths"
 _MAX_TASK_SAMPLES, _MAX_TASK_BYTES = 2**12, 2**26  # maximum size of a task
-_MIN_SHARDS_PER_WORKER, _LARGER_TASKS = 3, 2**5  # with this many shards per worker, tasks may be this many times larger
+# With at least `_MIN_SHARDS_PER_WORKER` shards per worker, tasks can be up to `_LARGER_TASKS` times larger.
+_MIN_SHARDS_PER_WORKER, _LARGER_TASKS = 3, 2**5
 
 _NAMING_OPTIONS = ("dots", "hidden", "label_from_folder", "portable")
 
@@ -88,7 +89,8 @@ def extract(
     Raises:
         InvalidRequest: The request is invalid, or a key is not a valid file name. Nothing was written.
         CorruptShard: A payload is damaged. The file for this payload was not written.
-        OutputExists: A file exists with other content, or another run is writing to the folder or was interrupted.
+        OutputExists: A file exists with other content, another run is writing to the folder, or an interrupted run with
+            other samples has not been finished.
         OutputFailed: A file cannot be written.
     """
     notes, output, started = Notes(observer), named_local_folder(folder), time.monotonic()
@@ -190,7 +192,7 @@ def _file_paths(entries: SampleTable, *, by_key: bool) -> PackedStrings:
 
 
 def check_file_names(names: PackedStrings, *, folded: bool = False) -> None:
-    """Raise an error unless all paths are safe and distinct, and can exist in one folder.
+    """Raise InvalidRequest unless all paths are safe and distinct, and can exist in one folder.
 
     Args:
         folded: Whether the file system ignores case.
@@ -311,7 +313,7 @@ def _parquet_tables(entries: SampleTable, names: PackedStrings) -> dict[str, byt
     if not is_utf8(names.data):  # Parquet strings must be UTF-8
         encoded = (name for _, chunk in names.chunks() for name in chunk)
         names = PackedStrings.of(name if is_utf8(name) else quote_name(name).encode() for name in encoded)
-    keys = entries.keys.take(entries.owners(np.arange(len(names))))  # `pa.Array.take` imports pyarrow.compute
+    keys = entries.keys.take(entries.owners(np.arange(len(names))))  # `pa.Array.take` would import pyarrow.compute
     tables_by_name = {MANIFEST: pa.table({"key": _string_array(keys), "path": _string_array(names)})}
     if (metadata := _metadata_table(entries)) is not None:
         tables_by_name[METADATA] = metadata.append_column("key", _string_array(entries.keys))

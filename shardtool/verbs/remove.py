@@ -352,7 +352,7 @@ class _Removal:
             return ""
         samples = build_shard_samples(plan_by_counts(removed, self.file.format, [len(removed)]), 0)
         removed_sum: int | None = None
-        with suppress(ShardError):  # damaged samples, which users may remove, cannot be read
+        with suppress(ShardError):  # the removed samples may be damaged and unreadable
             removed_sum = read_fingerprint(ShardTask(0, "", self.file.format, self.folder, samples, "raise", 0))
         expected, has_checksums = removed.known_spans.expected, not samples.content.lists
         if removed_sum is None and has_checksums and bool((expected[removed.rows.kind == SPAN] >= 0).all()):

@@ -69,8 +69,8 @@ class ByteMeter:
 class ThreadCount:
     """Choose how many tasks run concurrently: the `requested` number, or a number adapted to the throughput.
 
-    The adapted number starts at four. It is doubled each time that the throughput, measured for at least a second, grew
-    by a fifth. Otherwise, it is halved and no longer changes.
+    The adapted number starts at four. The throughput is measured in intervals of at least a second. If it grew by more
+    than a fifth, the number is doubled, up to 16. Otherwise, the number is halved and then stays constant.
     """
 
     def __init__(self, requested: int | None) -> None:

@@ -1,4 +1,7 @@
-"""Compare two datasets, or a dataset and its source, by key. Only samples that differ become Python objects."""
+"""Compare two datasets, or a dataset and its source, by key.
+
+To save memory, only samples that differ become Python objects.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +79,7 @@ class Uncompared(NamedTuple):
     """Fields and samples that are not compared with the source.
 
     Attributes:
-        fields: Fields from a table that is no longer available.
+        fields: Fields that were created from a table, if this table is not found.
         added: Whether samples that only the source has are ignored.
         keys: Keys (or hashes of keys) of skipped samples, which are ignored if only the source has them.
         as_numbers: Whether the dataset stores numbers in TFRecord features, not as text.
@@ -184,11 +187,11 @@ class SideComparison:
         self._rows_a, self._rows_b, self._removed, self._added = match_ids(ours, theirs)
         names = {*map(to_bytes, a.entries.fields), *map(to_bytes, b.entries.fields)}
         self._names = [*map(to_text, sorted(names))]
-        # The id of a field is sample * width + field. The last field is the metadata.
+        # The id of a sample's field is `sample * width + field`. The last field number stands for all metadata columns.
         self._width = len(self._names) + 1
 
     def result(self) -> DiffResult:
-        """Return the differences without the names of the sides."""
+        """Return the differences. The attributes `a`, `b`, `notes` and `seconds` are not set."""
         a, b = self._a, self._b
         removed, added = self._removed, self._added
         if self._excluded.added:

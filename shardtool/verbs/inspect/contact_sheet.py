@@ -38,7 +38,10 @@ _NO_GLYPH = "\U0010fffd"
 
 
 def write_contact_sheet(dataset: StoredDataset, path: str, *, seed: int = 0, overwrite: bool = False) -> None:
-    """Write a PNG with up to 100 samples in dataset order, spread over labels or, without labels, over shards."""
+    """Write a PNG with up to 100 samples, in dataset order.
+
+    The samples are spread over the values of a label or, if there is no label, over shards.
+    """
     check_report_path(dataset, path, overwrite=overwrite, ending=".png")
     chosen = choose_samples(dataset, _MAX_SAMPLES, seed)
     samples = list(show_samples(chosen, SampleBudget(_EDGE_PIXELS, None, 400, 1)))

@@ -38,7 +38,7 @@ class DuplicateGroups(NamedTuple):
 
     Attributes:
         surplus: Number of samples that repeat the first sample of their group.
-        size: Bytes of these samples.
+        size: Total bytes of the `surplus` samples.
         leaks: Number of groups with samples in more than one split.
         unlike: Number of groups whose labels or other fields differ.
     """

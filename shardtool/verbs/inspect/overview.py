@@ -72,7 +72,8 @@ class StoredSample:
     """A sample and its location.
 
     Attributes:
-        number: Number of the sample, counted from 0 in the shard, or from `first` of `stored_samples`.
+        number: Number of the sample. The first sample of the shard has the number 0, unless `stored_samples` was called
+            with another `first`.
     """
 
     shard: StoredShard
@@ -340,7 +341,10 @@ class DatasetOverview:
         return self.label_rank(name) <= 1
 
     def label_rank(self, name: str) -> int:
-        """Return 0 for a label with class names, 1 for a name like a label, 2 for other columns, or 3 for fields."""
+        """Return how likely a field or column is a label. 0 is the likeliest.
+
+        0: It has class names. 1: It is named like a label. 2: Other columns. 3: Other fields.
+        """
         return 0 if name in self.classes else 1 if is_label_name(name) else 3 if name in self.fields else 2
 
     def label_columns(self) -> dict[str, ColumnTally]:

@@ -69,7 +69,10 @@ def check_numbering(subject: VerifiedDataset) -> Findings:
 
 
 def check_complete(subject: VerifiedDataset) -> Iterator[Finding]:
-    """If the dataset file is missing or damaged, use the list of shards in the sidecars to find missing shards."""
+    """If the dataset file is missing or damaged, check that all shards of the run exist.
+
+    Sidecars record how many shards the run planned.
+    """
     missing = _missing_dataset_file_finding(subject)
     if missing is None and not (subject.file is None and subject.dataset.has_own_file):
         return
@@ -90,10 +93,10 @@ def _names_in_folders(subject: VerifiedDataset, *, needed: bool = False) -> set[
 
 
 def _neighbouring_datasets(subject: VerifiedDataset, names: set[str]) -> dict[str, set[str]]:
-    # Find the dataset files in the folder that list at least one verified shard. Return the shards that each lists.
+    # Find dataset files in the folder that list at least one of the given shards. Return the shards that each lists.
     unlisted, datasets = {case.name for case in subject.cases}, dict[str, set[str]]()
     if names.isdisjoint(case.sidecar for case in subject.cases):
-        return datasets  # without sidecars, a dataset file with these shard names describes earlier shards
+        return datasets  # without sidecars, a dataset file with these names may describe other shards
     for name in sorted(name for name in names if name.endswith(DATASET_SUFFIX)):
         if unlisted & (listed := find.names_listed_by(join(subject.folder, name))):
             unlisted -= listed

@@ -48,7 +48,8 @@ class ShardExamination:
         scan: The scanned shard, or None if it cannot be opened.
         fields: Number of samples with each field.
         unrecognised: Number of tar members that do not belong to a sample.
-        content_ids: The 8-byte ids of the samples' content, or b"" if no ids are needed.
+        hashes: The 16-byte hashes of the samples' keys, concatenated.
+        content_ids: The 8-byte ids of the samples' content, concatenated, or b"" if no ids are needed.
         further_counts: Number of further findings by code, which are not in `findings`.
         undecoded: Number of payloads that are too large to decode.
     """
@@ -84,7 +85,7 @@ def examine_shard(task: ExamineTask) -> ShardExamination:
 
 
 def content_ids(scan: ShardScan, labels: frozenset[str]) -> bytes:
-    """Return the id of each sample's content. The main process calls this, because workers do not import NumPy."""
+    """Return `ShardExamination.content_ids`. The main process computes them, because workers do not import NumPy."""
     import numpy as np
 
     from shardtool.dataset.duplicates import index_content

@@ -1,4 +1,4 @@
-"""Compare the index files of other tools, such as DALI, with their shards. Index files have no checksum."""
+"""Compare the index files of other tools, such as DALI, with their shards. No checksums of these files are recorded."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ class Finding:
 
     @property
     def remedy(self) -> str:
-        """The fix."""
+        """How to fix the problem."""
         return FINDING_KINDS[self.code].remedy
 
     @property

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from shardtool.verbs.verify.verified_dataset import VerifiedDataset
 
 
-# Not findings: `_find_missing_fields` reports missing fields, and the other problems only need a note.
+# `_check_names` ignores these problems. `_find_missing_fields` reports missing fields; the others are not errors.
 _NOTE_ONLY_RULES = ("space-in-key", "meta-field", "text-label", "missing-field")
 _DALI_NAME_RULES = ("dot-in-key", "pax-name")
 _UNCOMPRESSED_ONLY = ("wids", "dali", "energon")

@@ -3,8 +3,9 @@
 - A missing, damaged or stale sidecar is rebuilt if its shard has the checksum in the dataset file.
 - A missing or damaged dataset file is rebuilt if every shard has the checksum in its sidecar.
 - Shards are rebuilt only with the source. `create` runs again with the recorded options and the user's `--map` and
-  `--root`. Its result replaces shards only if it matches the dataset file exactly. If the dataset has splits, appended
-  samples or a `--join` table, or `reshard` wrote it, a message names the command to run.
+  `--root`. The new shards replace the old shards only if they match the dataset file exactly. Some runs cannot be
+  repeated this way, for example runs with splits, appended samples or a `--join` table, and runs of `reshard`. For such
+  a run, a message describes what the user can do.
 
 Sidecars are replaced one by one, then the dataset file. New shards are staged, then replace the old shards together.
 The next run finishes an interrupted replacement.
@@ -234,7 +235,7 @@ class Repair:
         self.done.append(f"{result.dataset_file}: rebuilt from shards and sidecars; {lost}")
 
     def _find_unlisted_shards(self) -> list[str]:
-        # The damaged dataset file may have lost shards, which would then be missing in the new one.
+        # A damaged dataset file may no longer list all shards. The new file must not omit the unlisted shards.
         paths = self.subject.dataset.paths
         pattern, listed = parse_pattern([*paths]), {*map(base_name, paths)}
         return [

@@ -2,7 +2,7 @@
 
 Datasets are splits of the same dataset if their dataset files record the same run, or if their names differ only in a
 word such as `train` or `val`. One run writes each key to one split, so a key in two splits is a leak. Separate runs may
-use the same key for different samples, so only duplicates are leaks.
+use the same key for different samples, so a key in two splits is a leak only if both samples have the same content.
 """
 
 from __future__ import annotations

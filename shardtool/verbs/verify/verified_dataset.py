@@ -76,7 +76,7 @@ class ShardCheck:
 
     @property
     def is_verified(self) -> bool:
-        """Whether the shard was read without errors and has a checksum that is recorded."""
+        """Whether the shard was read without errors, and its checksum is one of `crcs`."""
         scan = self.scan
         return scan is not None and scan.error is None and scan.crc in self.crcs
 

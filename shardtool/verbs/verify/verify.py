@@ -244,7 +244,11 @@ def _run_shard_checks(findings: Findings, number: int, case: ShardCheck) -> None
 
 
 def sampled_shards(cases: Sequence[ShardCheck], options: VerifyOptions) -> list[int]:
-    """Return the numbers of the shards to read. If shards exist, return at least one number."""
+    """Return the numbers of the shards to read. If shards exist, return at least one number.
+
+    The shards are sorted by a hash of their names. `seed` selects a range of them; consecutive seeds select adjacent
+    ranges.
+    """
     existing = [number for number, case in enumerate(cases) if case.size is not None]
     if options.sample is None or not existing:
         return existing

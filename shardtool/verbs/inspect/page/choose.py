@@ -48,7 +48,7 @@ _MAX_COMPARED_PAIRS = 10
 class UnusualSamples:
     """Finds unusual samples. Fields in `labels` are ignored when contents are compared.
 
-    `find` sets `repeated`, the number of samples that repeat another sample.
+    `find` sets `repeated`, the number of samples with the same sizes and checksums as an earlier sample.
     """
 
     def __init__(self, labels: frozenset[str]) -> None:
@@ -85,7 +85,7 @@ class UnusualSamples:
             self._extremes[reason] = float(values[row]), number, row, describe(row)
 
     def find(self, shards: Sequence[StoredShard]) -> list[tuple[str, StoredSample]]:
-        """Return (reason, sample) pairs, without properties that all samples share."""
+        """Return (reason, sample) pairs. A size or aspect ratio that all samples share is not a reason."""
         locations = []
         for pair in (("smallest", "largest"), ("widest", "tallest")):
             extremes = [(reason, *self._extremes[reason]) for reason in pair if reason in self._extremes]
@@ -176,8 +176,8 @@ def choose_samples(
 ) -> ChosenSamples:
     """Choose up to `max_samples` samples, spread over the values of a label or, without labels, over shards.
 
-    With `default_count`, choose only this number of samples or, if there are more label values, one per value. Call the
-    `collectors` with each index that is read.
+    With `default_count`, choose only this number of samples or, if there are more label values, one sample per value.
+    Each of the `collectors` is called with the index of each shard that is read.
     """
     overview = DatasetOverview(dataset, InspectOptions(seed=seed), Observer())
     spread: set[str] = set()

@@ -59,7 +59,7 @@ class LabelSet(NamedTuple):
     """The values of a label or column, the most frequent first.
 
     Attributes:
-        total: Number of samples that have a value, or of annotations (see `unit`).
+        total: Number of samples that have a value, or number of annotations if `unit` is `annotation`.
     """
 
     name: str
@@ -201,7 +201,7 @@ class DatasetView(ChosenSamples):
 
     @property
     def tallies(self) -> list[list[tuple[str, int]]]:
-        """The number of first images of the shown samples, by format and by mode."""
+        """Counts of the most frequent formats, and of the most frequent modes, of the shown samples' first images."""
         counts = [Counter(map(attrgetter(name), self._first_images)) for name in ("kind", "mode")]
         return [sorted(counter.items(), key=lambda item: (-item[1], item[0]))[:6] for counter in counts]
 

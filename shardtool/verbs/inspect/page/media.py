@@ -1,4 +1,4 @@
-"""Embed audio and video in a page. A payload cannot run code, because its first bytes determine the MIME type."""
+"""Embed audio and video in a page. The first bytes determine the MIME type, so no payload is treated as a script."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class MediaClip(NamedTuple):
 
     @property
     def waveform(self) -> str:
-        """The waveform of the included bytes as an SVG path, or "" unless they are PCM in a WAV file."""
+        """The waveform of the included bytes as an SVG path, or "" if they are not an uncompressed WAV file."""
         peaks = wav_peaks(self.data, _WAVEFORM_BARS)
         highest = max(peaks, default=0) or 1
         heights = (max(1, round(_WAVEFORM_HEIGHT / 2 * peak / highest)) for peak in peaks)
@@ -64,7 +64,7 @@ class MediaClip(NamedTuple):
 
 
 def wav_peaks(data: bytes, bars: int) -> list[float]:
-    """Return the largest amplitude in each of `bars` parts of a WAV file, or an empty list if it is not PCM.
+    """Return the largest amplitude in each of `bars` parts of a WAV file. Return an empty list if it is compressed.
 
     Source: RFC 2361, and Microsoft's WAVEFORMATEXTENSIBLE.
     """

@@ -263,7 +263,7 @@ def write_page(
 ) -> None:
     """Write a page about one or several datasets. Damage is reported on the page.
 
-    The page shows 200 samples. If there are more labels, it shows one sample per label, at most 2,000.
+    The page shows 200 samples. If a label has more than 200 values, the page shows one sample per value, at most 2,000.
     """
     stored_datasets = [datasets] if isinstance(datasets, StoredDataset) else [*datasets]
     for dataset in stored_datasets:

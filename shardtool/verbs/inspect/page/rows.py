@@ -51,7 +51,7 @@ class RowTable:
     """Collects the rows of a dataset during the pass over its indexes.
 
     Attributes:
-        first: Number of rows within the limits, from the first sample of the dataset.
+        first: Number of samples, counted from the first sample of the dataset, whose rows fit into the limits.
     """
 
     def __init__(self, name: str, max_rows: int = MAX_ROWS, max_bytes: int = MAX_ROW_BYTES) -> None:
@@ -109,7 +109,7 @@ class RowTable:
         self.rows += count
 
     def set_rows(self, samples: Sequence[ShownSample], overview: DatasetOverview) -> None:
-        """Set the row of each sample on a card. Add rows for samples that the limits excluded."""
+        """Set the table row of each shown sample. Add rows for shown samples that the limits excluded."""
         added: dict[tuple[str, int], tuple[int, ShownSample]] = {}
         for sample in samples:
             path, number = sample.chosen.shard.path, sample.chosen.number
@@ -196,13 +196,13 @@ def _value_text(value: object, class_names: Sequence[str]) -> str | None:
 
 
 def cell_text(text: str) -> str:
-    """Escape control characters in a text, and cut it."""
+    """Escape control characters in a text, and cut it after 200 characters."""
     text = printable(text)
     return text if len(text) <= _MAX_VALUE_CHARS else text[:_MAX_VALUE_CHARS] + "…"
 
 
 def script_json(value: object, *, ascii_only: bool = False) -> str:
-    """Return JSON for a script element. No value can end the element."""
+    """Return JSON for a script element. Characters that could end the element are escaped."""
     document = json.dumps(value, ensure_ascii=ascii_only, separators=(",", ":"))
     for char in "<>&\u2028\u2029":
         document = document.replace(char, f"\\u{ord(char):04x}")
@@ -213,7 +213,7 @@ def rows_json(tables: Sequence[RowTable], overviews: Sequence[DatasetOverview]) 
     """Return the rows as JSON for a script element.
 
     A column contains its cells as `values`, or its distinct texts as `names` and each cell's index in `names` as
-    `codes` (-1 for null). `keys` contains, by row, the keys that the column `key` shows escaped or cut.
+    `codes` (-1 for null). If the column `key` shows a key escaped or cut, `keys` contains the original key by row.
     """
     pairs = [*zip(tables, overviews, strict=True)]
     keys = [key for table in tables for part in table.keys for key in part.to_pylist()]

@@ -144,7 +144,7 @@ class ShownSample:
 
     @property
     def overlay(self) -> Thumbnail | None:
-        """The mask of the first image, if a mask has the same aspect ratio."""
+        """The first mask that has the aspect ratio of the first image, or None if there is none."""
         photo = self.images[0] if self.images else None
         if photo is None or photo.colours:
             return None
