@@ -1,1 +1,1 @@
-"""The samples of a source, as columns."""
+"""The table of a source's samples (`SampleTable`), its columns, and conversions for them."""

@@ -26,7 +26,7 @@ def number_array(values: NDArray[np.generic]) -> pa.Array:
 
 
 def string_array(data: bytes, lengths: NDArray[np.int64]) -> pa.StringArray:
-    """Split concatenated strings into an Arrow array. `lengths` are the lengths of the strings in bytes."""
+    """Convert concatenated strings to an Arrow array. `lengths` are the lengths of the strings in bytes."""
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
     return pa.StringArray.from_buffers(len(lengths), pa.py_buffer(offsets), pa.py_buffer(data))
@@ -44,7 +44,7 @@ def decode_strings(texts: list[bytes], codes: NDArray[Any]) -> Any:
 
 
 def ipc_stream(table: pa.Table) -> pa.Buffer:
-    """Return the table as an Arrow stream with one batch, to compute a hash."""
+    """Return the table as an Arrow IPC stream with one batch, for example to compute a hash."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table.combine_chunks())
@@ -85,7 +85,7 @@ def number_values(array: pa.Array) -> NDArray[Any]:
     return np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
 
 
-_MAX_STRING_BYTES = 2**31 - 1  # larger `string` arrays do not exist, because their offsets are int32
+_MAX_STRING_BYTES = 2**31 - 1  # maximum of a `string` array, because its offsets are int32
 
 
 def text_array(values: Sequence[str | None]) -> pa.Array:
@@ -146,7 +146,10 @@ def _offsets(array: pa.Array) -> NDArray[Any]:
 
 
 def to_plain(array: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Convert dictionaries, views, extension types, run-end encodings and float16 to simpler types."""
+    """Convert dictionaries, views, extension types, run-end encodings and float16 to types without these encodings.
+
+    For example, a dictionary of strings becomes a string array, and float16 becomes float32.
+    """
     import pyarrow.compute as pc
 
     while True:
@@ -209,7 +212,7 @@ def to_one_chunk(column: pa.ChunkedArray) -> pa.Array:
 
 
 def compact_table(table: pa.Table) -> pa.Table:
-    """Return a table with one chunk per column. To save memory, each old column is freed after it is copied."""
+    """Return a table with one chunk per column. Free each old column after its copy is made, to save memory."""
     names, columns, remaining = table.column_names, [], table.columns[::-1]
     del table
     while remaining:

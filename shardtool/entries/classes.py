@@ -30,7 +30,8 @@ class Classes(NamedTuple):
     """Existing class names, numbered from 0.
 
     Attributes:
-        names: Class names by field. Unless `grows`, a single list applies to all fields.
+        where: The file or dataset that lists the classes, for messages.
+        names: Class names by field. If there is only one list and `grows` is false, this list applies to all fields.
         grows: Whether `number_classes` appends new classes. Otherwise, a new class is an error.
     """
 
@@ -54,7 +55,7 @@ def number_classes(
 ) -> tuple[dict[bytes, int], list[str]]:
     """Return the class number of each label, and the list of class names.
 
-    If `class_lists` is None, labels are numbered in byte order.
+    Labels without an existing number are numbered in byte order. If `class_lists` is None, no label has a number.
     """
     texts = {name: quote_name(name) for name in sorted(labels)}
     names = [] if class_lists is None else class_lists.of(field)
@@ -106,7 +107,10 @@ def merge_classes(old: Mapping[str, list[str]], new: Mapping[str, list[str]]) ->
 
 
 def sorted_labels_note(entries: SampleTable, order: NDArray[np.int64] | None) -> str:
-    """Return a note that the samples are sorted by class, or "" if they are not."""
+    """Return a note if the samples, in this order, are sorted by class. Otherwise, return an empty string.
+
+    Samples are sorted by class if there are several classes, and if the samples of each class are adjacent.
+    """
     total = len(entries) if order is None else len(order)
     for name in entries.values.classes:
         texts = entries.values.inline.get(name)

@@ -1,4 +1,4 @@
-"""Add and drop metadata columns of sidecars."""
+"""Add, replace and drop metadata columns, which sidecars store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def with_column(columns: pa.Table | None, name: str, values: pa.Array) -> pa.Table:
-    """Add or replace a column."""
+    """Add a column to `columns`, or replace the column of the same name. If `columns` is None, create a table."""
     field = pa.field(name, values.type)
     if columns is None:
         return pa.Table.from_arrays([values], schema=pa.schema([field]))
@@ -26,7 +26,7 @@ def with_column(columns: pa.Table | None, name: str, values: pa.Array) -> pa.Tab
 
 
 def with_number_columns(columns: pa.Table | None, number_columns: Mapping[str, pa.Array | None]) -> pa.Table | None:
-    """Add the columns in `number_columns`, except columns that are None or have a reserved name.
+    """Add the columns in `number_columns`, except values that are None and names that start with `__`.
 
     An existing column of the same name is replaced only if the existing column is numeric.
     """
@@ -51,7 +51,7 @@ def is_number_type(kind: pa.DataType) -> bool:
 
 
 def to_class_names(column: pa.ChunkedArray, names: Sequence[str]) -> pa.ChunkedArray:
-    """Replace class numbers by class names, unless the column contains other values."""
+    """Replace the class numbers in a column by class names. If any value is not a class number, change nothing."""
     if not names or not pa.types.is_integer(column.type):
         return column
     codes = number_values(to_one_chunk(column))

@@ -1,4 +1,4 @@
-"""`SampleTable`: the samples of a source as columns. Two tables can be matched by key and field.
+"""`SampleTable`, the samples of a source as columns, and functions that match the rows of two tables.
 
 Ten million samples must fit into the memory of a laptop (see benchmarks/plan10m.py). A table takes about 35 bytes per
 field, and 16 bytes plus the key per sample.
@@ -35,11 +35,12 @@ _Number = TypeVar("_Number", bound=np.generic)
 
 @dataclass(frozen=True, slots=True)
 class FieldRows:
-    """The fields of all samples, one row each.
+    """The fields of all samples, with one row for each field of each sample.
 
     Attributes:
-        code: uint16[rows], index in `SampleTable.fields`.
-        kind: uint8[rows]: FILE, LINK, INLINE, SPAN or URL.
+        code: uint16[rows], index of the field's name in `SampleTable.fields`.
+        kind: uint8[rows], where the payload is: FILE, LINK, INLINE, SPAN or URL (see `shard_samples`).
+        size: int64[rows], size of the payload in bytes.
         mtime_ns: int64[rows], modification time of the listed file. For a remote object, its version as a number.
         changed_ns: int64[rows], latest status-change time (ctime) of the file and of the folders on its path.
         paths: The path of each row relative to `SampleTable.root`, or its URL. If None, the path is KEY.FIELD.
@@ -54,7 +55,7 @@ class FieldRows:
 
     @classmethod
     def concat(cls, parts: Sequence[FieldRows], codes: Sequence[NDArray[np.uint16]]) -> FieldRows:
-        """Concatenate tables, and drop their paths. `codes` replaces the `code` column of each table."""
+        """Concatenate the rows of several tables, but not their paths. `codes` replaces `code` in each table."""
         return cls(
             code=np.concatenate(codes),
             kind=concat_columns([part.kind for part in parts]),
@@ -72,11 +73,12 @@ class FieldRows:
 
 @dataclass(frozen=True, slots=True)
 class FieldSpans:
-    """Locations of the payloads of SPAN rows, which are in shards, archives or a temporary file.
+    """Locations of the payloads of SPAN rows. These payloads are in shards, archives or a temporary file.
 
     Attributes:
-        files: The files that contain the payloads. Empty until they are written.
+        files: The files that contain the payloads. Empty if the payloads will be written to a temporary file later.
         file: uint32[samples], index in `files` of each sample's file.
+        offset: int64[rows], offset of the payload in its file.
         expected: int64[rows], expected CRC-32C of the payload, or -1 if unknown.
         is_list: bool[rows], whether the payload is a TFRecord list of several values, or of none.
         row_file: uint32[rows], index in `files` of each row's file. None if no sample has rows in several files.
@@ -90,11 +92,11 @@ class FieldSpans:
     row_file: NDArray[np.uint32] | None = None
 
     def take(self, samples: NDArray[np.int64], rows: NDArray[np.int64]) -> FieldSpans:
-        """Return the locations for `samples`. `rows` are the rows of these samples."""
+        """Return the locations of the payloads of `samples`. `rows` are the rows of these samples."""
         return replace(self.take_rows(rows), file=take_values(self.file, samples))
 
     def take_rows(self, rows: NDArray[np.int64]) -> FieldSpans:
-        """Return the locations of `rows`. `file` stays the same, because it has one item per sample."""
+        """Return the locations of the payloads of `rows`. Keep `file`, which has one item per sample, not per row."""
         is_list = None if self.is_list is None else self.is_list[rows]
         row_file, expected = None if self.row_file is None else self.row_file[rows], take_values(self.expected, rows)
         return replace(self, offset=self.offset[rows], expected=expected, is_list=is_list, row_file=row_file)
@@ -104,13 +106,14 @@ _NO_VALUES: Mapping[str, Any] = {}
 
 
 class FieldValues(NamedTuple):
-    """Values and value types, by field name.
+    """Values, value types and class names of fields. Each attribute is a dict by field name.
 
     Attributes:
-        inline: For each sample, the payload of its INLINE row as text (see `decode_inline_payload`). If the sample
-            lacks the field, this text is unused.
+        inline: One text per sample: the payload of the sample's INLINE row (see `decode_inline_payload`). If the sample
+            has no INLINE row for the field, the text is unused.
         types: The original type of values that are stored as text. Bytes and unknown types are omitted.
         lists: The value types of fields with TFRecord lists. All rows of such a field are SPAN rows.
+        classes: The class names of fields with class numbers.
     """
 
     inline: Mapping[str, StringColumn] = _NO_VALUES
@@ -120,11 +123,11 @@ class FieldValues(NamedTuple):
 
     @property
     def numbers(self) -> dict[str, NumberType]:
-        """The number type of each field that contains numbers as text."""
+        """The number type of each field whose values are numbers, stored as text."""
         return number_fields(self.types)
 
     def rename(self, names: Mapping[str, str]) -> FieldValues:
-        """Return only the fields in `names`, which maps old names to new names."""
+        """Rename fields. `names` maps old names to new names. Fields that are not in `names` are dropped."""
         renamed: list[Any] = [{new: by_name[old] for old, new in names.items() if old in by_name} for by_name in self]
         return FieldValues(*renamed)
 
@@ -152,9 +155,9 @@ class SampleTable:
     Attributes:
         root: The folder to which paths are relative, with a trailing slash.
         first: int64[samples + 1], the first row of each sample.
-        source_paths: Whether the sidecar stores `rows.paths`, because the paths differ from the keys.
+        source_paths: Whether the sidecar must store `rows.paths`, because they cannot be computed from keys and fields.
         identity: Text that identifies the source if `root` does not.
-        folders: For a source of several folders, the folder for each first component of a path.
+        folders: For a source of several folders, maps the first component of each path to a folder.
     """
 
     root: bytes
@@ -204,11 +207,11 @@ class SampleTable:
         return [key + endings[code] for key, code in zip(keys, self.rows.code[rows].tolist(), strict=True)]
 
     def file_path(self, row: int) -> bytes:
-        """Return the path of the file from which a row is read."""
+        """Return the full path of the file that contains the payload of a row."""
         return self.root + resolve_source_path(self.path(row), self.folders)
 
     def files(self) -> tuple[bytes, ...]:
-        """Return the paths of the first, middle and last file with payloads, as examples."""
+        """Return paths of files with payloads, as examples: of three FILE or LINK rows, and of three `spans.files`."""
         file_rows = np.flatnonzero(self.rows.kind <= LINK)
         file_rows = file_rows[[0, len(file_rows) // 2, -1]] if len(file_rows) else file_rows
         paths = [self.file_path(row) for row in file_rows.tolist()]
@@ -225,7 +228,7 @@ class SampleTable:
         return self.first[samples + 1] - self.first[samples]
 
     def code_counts(self) -> list[int]:
-        """Return, for each field in `fields`, the number of samples that have the field."""
+        """Return the number of samples that have each field in `fields`."""
         return [int(count) for count in np.bincount(self.rows.code, minlength=len(self.fields))]
 
     def used_fields(self) -> list[str]:
@@ -233,7 +236,7 @@ class SampleTable:
         return [name for name, count in zip(self.fields, self.code_counts(), strict=True) if count]
 
     def owners(self, rows: NDArray[np.int64] | int) -> NDArray[np.int64]:
-        """Return the number of the sample to which each row belongs."""
+        """Return the index of the sample to which each row belongs."""
         return np.asarray(np.searchsorted(self.first, rows, "right")) - 1
 
     def file_numbers(self, rows: NDArray[np.int64]) -> NDArray[np.uint32]:
@@ -271,7 +274,7 @@ class SampleTable:
 
 
 def concat_columns(columns: Sequence[NDArray[_Number]]) -> NDArray[_Number]:
-    """Concatenate columns. If all columns are broadcasts of the same scalar, so is the result."""
+    """Concatenate columns. If all columns are broadcasts of the same scalar, the result is a broadcast, too."""
     filled = [column for column in columns if len(column)]
     if not any(any(column.strides) for column in columns) and len({column[0].item() for column in filled}) == 1:
         return np.broadcast_to(filled[0][0], sum(map(len, columns)))
@@ -279,7 +282,7 @@ def concat_columns(columns: Sequence[NDArray[_Number]]) -> NDArray[_Number]:
 
 
 def take_values(values: NDArray[_Number], positions: NDArray[np.int64]) -> NDArray[_Number]:
-    """Return `values[positions]`. If `values` is a broadcast scalar, so is the result."""
+    """Return `values[positions]`. If `values` is a broadcast scalar, the result is a broadcast, too."""
     if len(values) and not any(values.strides):
         return np.broadcast_to(values[0], len(positions))
     return values[positions]
@@ -297,12 +300,14 @@ _NameT = TypeVar("_NameT", str, bytes)
 def field_ids(
     samples: Rows, counts: NDArray[Any], codes: NDArray[Any], names: Iterable[_NameT], ids_by_name: Mapping[_NameT, int]
 ) -> Rows:
-    """Return an id for each row of a table. Rows of the same sample and field have the same id in two compared tables.
+    """Return an id for each row of a table, to compare two tables.
 
-    Rows that are not compared have the id -1.
+    A row has the same id as the row of the other table with the same sample and field. Rows that are not compared have
+    the id -1.
 
     Args:
         samples: The id of each sample, or -1 if the sample is only in this table.
+        counts: The number of rows of each sample.
         codes: The index in `names` of each row's field.
         ids_by_name: The id of each field name, or -1 if the field is not compared. The same for both tables.
     """
@@ -313,8 +318,8 @@ def field_ids(
 def match_ids(ours: Rows, theirs: Rows) -> tuple[Rows, Rows, Rows, Rows]:
     """Find the common ids of two arrays. Ignore the id -1.
 
-    Return four arrays of indexes: common ids in `ours`, common ids in `theirs` (both sorted by id), other ids in
-    `ours`, and other ids in `theirs`.
+    Return four arrays of positions: of the common ids in `ours` and in `theirs` (both sorted by id), of the other ids
+    in `ours`, and of the other ids in `theirs`.
     """
     # `np.intersect1d` and `np.setdiff1d` take ten times as long.
     our_rows, their_rows = _first_positions(ours), _first_positions(theirs)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-_MIN_ARROW_STRINGS = 2**18  # from this number of scattered strings, Arrow is three times as fast as a loop
-_MAX_SLICED_STRINGS = 2**8  # copying so few strings one at a time is faster
+_MIN_ARROW_STRINGS = 2**18  # if the column has so many strings, Arrow gathers them three times as fast as a loop
+_MAX_SLICED_STRINGS = 2**8  # for so few positions, a loop is faster
 
 
 class StringColumn(Protocol):
@@ -50,7 +50,7 @@ class PackedStrings:
 
     @classmethod
     def parse(cls, data: bytes) -> PackedStrings:
-        """Return the NUL-terminated strings of a buffer."""
+        """Return the NUL-terminated strings of a buffer as a column."""
         ends = np.flatnonzero(np.frombuffer(data, np.uint8) == 0)
         starts = np.empty(len(ends) + 1, np.int64)
         starts[0] = 0

@@ -1,7 +1,7 @@
 """Assign samples to shards, in order or by the hash of their keys.
 
-Sample sizes are known before writing, so each shard is an independent task with a known name and size. With hashes,
-adding or removing a sample changes only one shard (docs/format.md, "Shards by hash").
+Sample sizes are known or estimated before writing, so each shard is an independent task. With hashes, adding or
+removing a sample changes only one shard, unless the number of shards changes (docs/format.md, "Shards by hash").
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class HashAssignment:
     def divide(
         self, requested: RequestedShards | None, seed: int | None
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], tuple[str, ...]]:
-        """Return the samples in shard order, the end of each shard, and notes.
+        """Return the samples in shard order, the position after the last sample of each shard, and notes.
 
         The samples of a shard are sorted by key or, if there is a seed, by a seeded hash of the key.
         """
@@ -253,8 +253,9 @@ def make_plan(
     """Return the plan for `entries`.
 
     Args:
-        pattern: Shard names. Without other limits, every name is used if there are enough samples. Otherwise, the
-            number of names is a maximum.
+        pattern: Pattern of the shard names. If the pattern has a fixed number of names, and `bounds` contains no limit,
+            the plan has a shard for each name. If there are fewer samples than names, or if `bounds` contains a limit,
+            the number of names is only a maximum.
         samples: Numbers of the samples to pack. None for all.
         estimate: int64[samples], estimated bytes of each sample, if exact sizes are unknown.
     """

@@ -68,7 +68,10 @@ def cumulative_sizes(sizes: NDArray[np.int64], order: NDArray[np.int64] | None =
 def cut_shards(
     total: NDArray[np.int64], requested: RequestedShards | None, limits: ShardCapacity, bounds: ShardBounds
 ) -> NDArray[np.int64]:
-    """Return the ends of the requested number of shards, or of as few shards as possible."""
+    """Return the ends of the requested number of shards or, if no number is requested, of as few shards as possible.
+
+    The end of a shard is the position after its last sample.
+    """
     runs = ShardRuns(total, limits)
     if requested is None:
         return _cut_fewest(runs, bounds)

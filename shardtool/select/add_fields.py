@@ -1,6 +1,7 @@
-"""Add fields to samples: values in memory for `--field`, or fields of another dataset for `--add`.
+"""Add fields to the samples of a `SampleTable`: new values for `--field`, or the fields of another dataset for `--add`.
 
-The rows of each sample stay sorted by the bytes of the field names.
+A `SampleTable` has one row for each field of each sample. The rows of each sample stay sorted by the bytes of the
+field names.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class NewField(NamedTuple):
     Attributes:
         texts: The value for each sample as text (see `decode_inline_payload`).
         has_value: bool[samples], whether the sample gets the field.
-        column: The values if they are numbers. They replace the metadata column of the same name.
+        labels: The class names, if the values are class numbers.
+        column: The values, if they are numbers. `add_fields` also adds them to the metadata.
     """
 
     name: str
@@ -51,7 +53,7 @@ class NewField(NamedTuple):
 
 
 def add_fields(entries: SampleTable, new_fields: Sequence[NewField]) -> SampleTable:
-    """Add or replace fields. Also drop field names that no sample uses."""
+    """Add fields to samples, or replace fields of the same name. Also remove unused names from `SampleTable.fields`."""
     new_fields = [field for field in new_fields if field.has_value.any()]
     if not new_fields:
         return entries
@@ -76,7 +78,7 @@ def add_fields(entries: SampleTable, new_fields: Sequence[NewField]) -> SampleTa
         spans = replace(spans, offset=offset, expected=expected, is_list=is_list, row_file=row_file)
 
     def is_one_type(field: NewField) -> bool:
-        # A sample without a new value keeps its payload, which may be of another type.
+        # A sample without a new value keeps its old payload, so the field has one type only if the old type is equal.
         return bool(field.has_value.all()) or field.name not in old_names or values.types.get(field.name) == field.kind
 
     columns = {field.name: field.column for field in new_fields}
@@ -126,7 +128,10 @@ def match_samples(entries: SampleTable, other: SampleTable, where: str) -> NDArr
 
 
 def merge_fields(entries: SampleTable, other: SampleTable) -> SampleTable:
-    """Add the fields and new metadata columns of `other`, which must contain the same samples in the same order."""
+    """Add the fields of `other` to `entries`, and the metadata columns that `entries` lacks.
+
+    Both tables must contain the same samples in the same order.
+    """
     names = sorted({*entries.used_fields(), *other.used_fields()}, key=to_bytes)
     check_field_count(option_text("add"), names)
     codes, columns = [field_codes(table, names) for table in (entries, other)], entries.metadata

@@ -41,7 +41,12 @@ def drop_empty_samples(
 ) -> tuple[SampleTable, tuple[Skipped, ...]]:
     """Drop samples without fields. Return the remaining samples, and a `Skipped` for each dropped sample.
 
-    `why` is the reason in each `Skipped`. If no sample has a field, raise an error about `found` in `where`.
+    If no sample has a field, raise an error.
+
+    Args:
+        where: The location in the error.
+        found: The problem in the error.
+        why: The reason in each `Skipped`.
     """
     counts = entries.counts()
     empty = np.flatnonzero(counts == 0)
@@ -70,14 +75,15 @@ def field_codes(entries: SampleTable, fields: Sequence[str]) -> NDArray[np.uint1
 def order_rows(
     firsts: Sequence[NDArray[np.int64]], codes: Sequence[NDArray[np.uint16]]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Merge the rows of several tables of the same samples, and sort them by sample and field.
+    """Merge the rows of several tables that contain the same samples, and sort the rows by sample and field.
 
-    Return the merged rows, numbered across all tables, and the position of each sample's first row. If several tables
-    have the same field of a sample, only the row of the first table is kept.
+    Return two arrays. The first lists the merged rows in order, as indexes into the concatenated tables. The second is
+    `SampleTable.first` for the merged rows. If several tables have the same field of a sample, keep only the rows of
+    the first of these tables.
 
     Args:
-        firsts: For each table, the first row of each sample.
-        codes: For each table, the field of each row.
+        firsts: `SampleTable.first` of each table.
+        codes: For each table, the field of each row, as an index into a list of fields that all tables share.
     """
     orders, counts = [np.zeros(0, np.int64)], [np.zeros(1, np.int64)]
     part_starts = np.cumsum([0, *map(len, codes)])
@@ -99,7 +105,7 @@ def order_rows(
 
 
 def group_sorted(keys: PackedStrings) -> RowGroups:
-    """Group the samples with the same key, like `group_rows`, but in the order of their keys."""
+    """Group the samples with the same key. The groups are sorted by key, unlike the groups of `group_rows`."""
     import pyarrow.compute as pc
 
     from shardtool.entries.arrow import true_positions
@@ -114,9 +120,9 @@ def group_sorted(keys: PackedStrings) -> RowGroups:
 
 
 def merge_groups(entries: SampleTable, groups: RowGroups) -> SampleTable:
-    """Merge each group of samples into one sample, with the metadata of the first.
+    """Merge each group of samples into one sample, with the metadata and INLINE fields of the group's first sample.
 
-    No two samples of a group may have the same field.
+    If two samples of a group have the same field, the merged sample has this field twice. Callers must check for this.
     """
     part = np.repeat(np.arange(len(entries)), entries.counts())
     sample, code = groups.of_row[part], entries.rows.code

@@ -53,8 +53,11 @@ class JoinedSamples(NamedTuple):
     """The result of `join_table`.
 
     Attributes:
+        name: Name of the table.
         unmatched: Number of samples without a row in the table.
-        unused: Number of rows that match no sample.
+        unused: Number of rows that match no sample. Rows that were collected into lists count once for each key.
+        classes: Class names by column.
+        columns: Type of each joined column.
     """
 
     entries: SampleTable
@@ -71,12 +74,16 @@ def join_table(
 ) -> JoinedSamples:
     """Add the columns of a table to the metadata of samples.
 
-    A row matches a sample if the row's value in the column `on` is the key of the sample. If the samples have a
-    metadata column `on`, the two columns are compared instead. If no key matches, rows are matched by file paths, and
-    then by names without extensions. New columns replace existing columns of the same name.
+    A row matches a sample if the row's value in the column `on` is the key of the sample. If no value is a key, the
+    values are compared with the paths of the samples' files. If no path matches either, the values are compared with
+    the keys again, without their extensions.
+
+    If the samples have a metadata column `on`, the values are compared only with this column.
+
+    New columns replace existing columns of the same name for samples with a matching row.
 
     Args:
-        on: The key column. If empty, use the column that the table's format defines, or `key`.
+        on: The key column of the table. If empty, use the column that the table's format defines, or `key`.
         collect: The columns to collect into lists if rows share a key, or `all`. If empty, keys must be unique.
     """
     source, default_key = open_table(table, {on or _DEFAULT_KEY_COLUMN}, form), list[str]()
@@ -280,7 +287,7 @@ def metadata_column(table: pa.Table, name: str) -> pa.Array:
 
 
 def show_keys(keys: PackedStrings, positions: NDArray[np.int64]) -> str:
-    """Return the first keys at `positions` as text for messages."""
+    """Return the keys at the first few `positions` as text for messages."""
     first_keys = [keys[position][:_MAX_KEY_LETTERS] for position in positions[:_MAX_LISTED_KEYS].tolist()]
     return format_list([f"'{printable(key)}'" for key in first_keys]) or "none"
 
@@ -319,7 +326,8 @@ def _unify_types(*columns: pa.Array) -> list[pa.Array] | None:
 
 
 def _take_values(column: pa.Array, sample_rows: NDArray[np.int64], before: pa.Array | None) -> pa.Array:
-    # Take values in chunks, because each sample gets its own copy of a long text that many may share.
+    # Take values in chunks. If many samples match the same row with a long text, each sample gets a copy of the text,
+    # and one array could exceed the 2 GiB limit of Arrow strings.
     chunks = []
     for chunk in chunk_slices(len(sample_rows)):
         rows = sample_rows[chunk]

@@ -4,7 +4,8 @@ The pattern must match the whole relative path without its extension. The first 
 of the file name, without separators at both ends, becomes the start of the field name, for example `mask.png`. If the
 pattern does not match, the key is the path without its extension.
 
-RE2 takes linear time, even for a pattern from an untrusted dataset file.
+Arrow's RE2 engine matches the pattern, because RE2 takes linear time, even for a pattern from an untrusted dataset
+file.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _MAX_LISTED_PAIRS = 3
 
 
 class KeyPattern:
-    """A pattern that computes keys from paths. `matched` is the number of paths that it has matched so far."""
+    """A pattern that computes keys from paths. `matched` is the number of paths that the pattern has matched so far."""
 
     def __init__(self, text: str) -> None:
         import pyarrow.compute as pc
@@ -63,9 +64,9 @@ class KeyPattern:
             raise InvalidRequest(self._where, "no group", expected="a group for the key: (.+)_mask")
 
     def split(self, names: PackedStrings) -> tuple[PackedStrings, list[bytes], list[int]]:
-        """Split each path into a key and the rest of the file name.
+        """Split each path (without its extension) into a key and the rest of the file name.
 
-        Return the keys, the distinct rests, and the index of each path's rest.
+        Return the keys, the list of distinct rests, and for each path the index of its rest in this list.
         """
         import pyarrow.compute as pc
 
@@ -93,7 +94,7 @@ class KeyPattern:
         return PackedStrings.parse(bytes(keys)), [*rests], rest_numbers
 
     def check_matched(self, keys: PackedStrings) -> None:
-        """Raise an error if the pattern has matched none of the paths `keys`."""
+        """Raise an error if the pattern has matched no path so far. If `keys` is empty, there were no paths."""
         if not self.matched and len(keys):
             expected = f"a pattern for whole paths without their endings, such as '{printable(keys[0])}'"
             raise InvalidRequest(self._where, "no file matches", expected=expected)

@@ -147,7 +147,8 @@ def match_partially(
     Return the matching rows, and the remaining conditions or None.
 
     Args:
-        later_columns: Types of columns whose values become known later, by name. Ignored if `table` has the column.
+        later_columns: Names and types of columns whose values become known only when samples are read, such as image
+            sizes. Names of columns in `table` are ignored.
     """
     where = option_text("where")
     try:

@@ -113,7 +113,7 @@ def column_values(column: pa.Array | pa.ChunkedArray) -> tuple[QueryKind, Any]:
 
 
 def _signed(numbers: Numbers) -> Numbers:
-    # arithmetic with uint64 would wrap around below 0
+    # Use int64 if all values fit, because the difference of two uint64 numbers would wrap around below 0.
     values = numbers.values
     if values.dtype != np.uint64 or (values > np.iinfo(np.int64).max)[numbers.valid].any():
         return numbers
@@ -147,7 +147,7 @@ def calculate(function: Callable[..., Any], *operands: Any) -> Any:
         return result
     valid = np.logical_and.reduce(masks)
     if function in _CAN_OVERFLOW and result.dtype.kind in "iu":
-        # a result that wrapped around differs by a multiple of 2^64
+        # An integer that wrapped around differs from the floating-point result by about a multiple of 2^64.
         estimate = function(*(np.asarray(value, np.float64) for value in values))
         if (np.abs(result - estimate) > 2.0**60)[valid].any():
             raise OverflowError(_OVERFLOW_ERROR)
@@ -155,10 +155,11 @@ def calculate(function: Callable[..., Any], *operands: Any) -> Any:
 
 
 def calculate_pair(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
-    """Call `calculate`, but first make an integer constant a float if the integer column cannot contain it.
+    """Call `calculate`, but first convert an integer constant to a float if the other operand's type cannot contain it.
 
     Raises:
-        OverflowError: As in `calculate`, or a negative integer meets a column with values above 2^63 - 1.
+        OverflowError: As in `calculate`, or one operand is a column with values above 2^63 - 1, and the other operand
+            contains a negative integer.
     """
     if function is not operator.truediv:  # a quotient is a float
         left, right = _to_unsigned(right, left), _to_unsigned(left, right)
@@ -166,7 +167,7 @@ def calculate_pair(function: Callable[[Any, Any], Any], left: Any, right: Any) -
 
 
 def _to_unsigned(column: Any, value: Any) -> Any:
-    # NumPy would calculate with uint64 and int64 as float64
+    # Convert int64 to uint64, because NumPy would convert a uint64 and an int64 column to float64, which is inexact.
     if not isinstance(column, Numbers) or column.values.dtype != np.uint64:
         return value
     is_signed = isinstance(value, Numbers) and value.values.dtype == np.int64
@@ -183,7 +184,7 @@ def _to_range_of(column: Any, value: Any) -> Any:
 
 
 def compare(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Bools:
-    """Compare two operands of the same kind, of which at least one is a column. Null is unequal to everything."""
+    """Compare two operands of the same kind. At least one must be a column. Null is unequal to everything."""
     columns = [value for value in (left, right) if isinstance(value, pa.Array)]
     if not columns:
         result: Numbers = calculate(function, left, right)
@@ -232,7 +233,7 @@ def is_in(data: Numbers | pa.Array, items: list[Any]) -> Bools:
 
 
 def parse_time(text: str, zone: str | None) -> Time | None:
-    """Parse a time, which is in the time zone `zone` unless the text names one. Return None if it is not a time."""
+    """Parse a time. If the text contains no UTC offset, use the time zone `zone`. Return None for other text."""
     if not (match := _TIME_TEXT.fullmatch(text)):
         return None
     *parts, fraction, offset = match.groups()
@@ -265,7 +266,7 @@ def _offset_seconds(zone: str) -> int | None:
 def time_field(name: str, times: pa.Array) -> Numbers:
     """Return one component of each time, such as its `year`, in the time zone of the column. See `TIME_FIELDS`."""
     offset = _offset_seconds(times.type.tz or "")
-    if offset is not None:  # pyarrow 21 supports only named zones
+    if offset is not None:  # pyarrow 21 supports named zones, but not offsets such as +02:00
         unit = times.type.unit
         shift = arrow.number_array(np.array([offset * 10**9 // _tick(times)])).view(pa.duration(unit))[0]
         times = pc.add(times.view(pa.timestamp(unit)), shift)
@@ -279,7 +280,10 @@ def value_lengths(column: pa.Array) -> Numbers:
 
 
 def rows_with_element(lists: pa.Array, matches: Bools) -> Bools:
-    """Return for each list whether any element matches. `matches` contains the elements of all lists in order."""
+    """Return for each list whether any of its elements matches.
+
+    `matches` contains a boolean for each element of all lists, in order.
+    """
     lengths, valid = value_lengths(lists)
     counts = np.where(valid, lengths, 0)
     rows = np.zeros(len(lists), np.bool_)

@@ -1,4 +1,4 @@
-"""Rename keys by a substitution like that of `sed`, or to the values of a column.
+"""Rename keys by a substitution as in `sed`, or to the values of a column.
 
 The metadata column `old_key` stores the previous keys.
 """
@@ -38,7 +38,7 @@ _MAX_LISTED_KEYS = 3
 
 
 def check_key_rename(rename: str) -> None:
-    """Raise an error if the pattern is invalid, before samples are listed."""
+    """Raise an error if the regular expression in `rename` is invalid. This check needs no samples."""
     if (substitution := parse_substitution("rename_keys", rename)) is not None:
         _substitute(arrow.text_array([""]), substitution)
 
@@ -51,7 +51,8 @@ def rename_keys(
     Args:
         rename: `s/PATTERN/REPLACEMENT/`, or the name of a column with the new keys.
         column_of: Function that returns a column by name.
-        has_paths: Whether the samples are files, whose paths must be stored before the keys change.
+        has_paths: Whether the fields of the samples are files. Their paths are then stored in the table, because the
+            new keys do not contain the paths.
     """
     keys = entries.keys
     if not is_utf8(keys.data):

@@ -41,13 +41,13 @@ def select_fields(
     *,
     to_format: str = "tar",
 ) -> tuple[SampleTable, tuple[Skipped, ...]]:
-    """Select, drop and rename fields. Return the samples, and the skipped samples, which would keep no field.
+    """Select, drop and rename fields. Return the remaining samples, and a `Skipped` for each sample without fields.
 
     Args:
         select: The fields to keep, or empty for all fields.
         rename: Pairs of new and old names. All names change at the same time. Two fields can get the same name if no
             sample has both fields.
-        to_format: The format of the output. In a tar, a number field and a text field can get the same name.
+        to_format: The format of the output. For TFRecords, a number field and a text field must not get the same name.
     """
     if not (select or drop or rename):
         return entries, ()
@@ -163,7 +163,7 @@ def _select_source_paths(entries: SampleTable, rows: NDArray[np.int64], first: N
     if not pa.types.is_list(lists.type) or lists.null_count:
         return columns
     if not np.array_equal(arrow.number_values(pc.list_value_length(lists)), entries.counts()):
-        return columns  # another tool wrote this column
+        return columns  # the lists do not match the fields, so another tool wrote this column
     paths = lists.flatten().take(arrow.number_array(rows))
     kept_paths = pa.ListArray.from_arrays(arrow.number_array(first.astype(np.int32)), paths)
     return columns.set_column(index, columns.schema.field(index), pc.cast(kept_paths, lists.type))

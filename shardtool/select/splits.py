@@ -1,7 +1,13 @@
 """Assign samples to splits, or select a share of the samples.
 
-A split is chosen by a hash of the key or group, with exact shares per label, or by a column. The hash depends only on
-the key or group and the seed, not on other samples.
+`SplitOptions` chooses one of these methods:
+
+- by the hash of each key
+- by the hash of a column value, so that samples with the same value (a group) are in the same split
+- by the hash of each key, but with exact shares for each label
+- by a column that contains the names of the splits
+
+A hash depends only on the key or group and the seed, not on other samples.
 """
 
 from __future__ import annotations
@@ -253,7 +259,10 @@ def sample_by_key(keys: PackedStrings, share: float | str) -> NDArray[np.int64]:
 
 
 def sample_with_notes(keys: PackedStrings, share: float | str) -> tuple[NDArray[np.int64], list[str]]:
-    """Return the result of `sample_by_key`, and a note if it is far from the share. Raise an error if it is empty."""
+    """Return the result of `sample_by_key`, and a note if the number of samples is far from the requested share.
+
+    Raise an error if no sample is selected.
+    """
     selected, total = sample_by_key(keys, share), len(keys)
     if not len(selected):
         found = f"{share} selects none of {total:,} samples"

@@ -1,4 +1,4 @@
-"""Check that shards can store the names of keys and fields, or rename them for `--portable`."""
+"""Check that shards can store the keys and field names of samples, or rename keys and fields for `--portable`."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def has_dotted_keys(keys: PackedStrings) -> bool:
 
 
 def check_storable_names(entries: SampleTable, where: str, *, skip: bool = False) -> None:
-    """Raise an error if a key or field name cannot be stored.
+    """Raise an error if a shard cannot store a key or field name.
 
-    If `skip` is true, the error also suggests the option that skips these samples.
+    If `skip` is true, the error also suggests the option that skips such samples.
     """
     keys, fields = _unsafe_keys(entries.keys), _unsafe_fields(entries)
     bad = [entries.keys[index] for index in keys[:5]] + [to_bytes(name) for name in fields]
@@ -71,7 +71,7 @@ def check_storable_names(entries: SampleTable, where: str, *, skip: bool = False
 
 
 def skip_unsafe_names(entries: SampleTable) -> tuple[SampleTable, tuple[Skipped, ...]]:
-    """Return the samples whose keys and field names can be stored, and the other samples as skipped."""
+    """Return the samples whose keys and field names a shard can store, and a `Skipped` for each other sample."""
     keys, fields = _unsafe_keys(entries.keys), _unsafe_fields(entries)
     codes = [entries.fields.index(name) for name in fields]
     rows = np.flatnonzero(np.isin(entries.rows.code, codes)) if codes else np.zeros(0, np.int64)
@@ -143,8 +143,9 @@ _HASH_LENGTH = 16
 def make_portable(entries: SampleTable, *, by_key: bool = True) -> SampleTable:
     """Rename keys and fields to names that all readers accept. If `by_key`, sort the samples by their new keys.
 
-    Unsafe bytes of a key are percent-encoded (see `urllib.parse.unquote_to_bytes`). Field names become lower case. If a
-    key does not fit into a tar header, a hash replaces its end. The sidecar records the original names.
+    Bytes of a key other than ASCII letters, digits, `_`, `-` and `/` are percent-encoded (see
+    `urllib.parse.unquote_to_bytes`). Field names become lower case. If a key does not fit into a tar header, a hash
+    replaces the end of the key. The sidecar records the original names.
     """
     fields = tuple(_portable_field(name) for name in entries.fields)
     longest = max((fields[code] for code in np.unique(entries.rows.code).tolist()), key=len, default="")

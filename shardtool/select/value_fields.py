@@ -47,14 +47,16 @@ def set_value_fields(
 ) -> tuple[SampleTable, tuple[str, ...]]:
     """Add fields with the values of metadata columns. Return the samples and notes.
 
-    A new field replaces an existing field of the same name. If the value is null, the sample keeps its existing
-    payload. A null is an error in fields of numbers or labels.
+    A new field replaces an existing field of the same name. If the value of a sample is null, the sample keeps its
+    existing payload. Unless `may_lack` is true, null is an error in fields of numbers or labels, and in samples without
+    an existing payload.
 
     Args:
         fields: Pairs of a field and the column with its values.
         classes: The fields whose values are replaced by class numbers.
+        known: Existing class names. By default, classes are numbered in the byte order of their names.
         names: Class names by column, for columns that already contain class numbers.
-        may_lack: Whether samples may have no value. Such a sample does not get the field.
+        may_lack: Whether null is allowed. A sample without a value and without an existing payload lacks the field.
     """
     check_field_names(option_text("field"), [name for name, _ in fields])
     check_labels(classes, fields)
@@ -91,7 +93,7 @@ def _make_field(
     if not may_lack or len(missing) == len(values):
         _refuse_samples(entries, missing if is_uniform else missing[~has_field[missing]], found, expected, remedy)
     elif len(missing):
-        # Replace nulls by any value, because these samples do not get the field.
+        # The value that replaces null does not matter, because these samples do not get the field.
         values = values.fill_null(values.drop_null()[0])
     labels = class_names
     if label and class_names is None:

@@ -1,1 +1,1 @@
-"""Read any table as Arrow."""
+"""Read tables as Arrow: files, folders, standard input, or objects in memory."""

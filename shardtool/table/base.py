@@ -40,7 +40,7 @@ class Table:
 
     Attributes:
         folder: The folder to which relative paths in the table refer.
-        classes: Class names of each column that contains class numbers, also in lists.
+        classes: Class names of each column that contains class numbers or lists of class numbers.
         key_column: The column that identifies samples, if the table's format defines one, otherwise empty.
     """
 
@@ -54,9 +54,9 @@ class Table:
         self.notes: tuple[str, ...] = ()
 
     def read(self, columns: list[str], text: Collection[str], /) -> pa.Table:
-        """Read columns, in the order of the table. Formats without types read the columns in `text` as text.
+        """Read `columns`, which must be in the order of `schema`. If `columns` is empty, the result may have no rows.
 
-        If `columns` is empty, the result may have no rows.
+        Formats without types, such as CSV, return the columns in `text` as text.
         """
         raise NotImplementedError
 

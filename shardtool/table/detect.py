@@ -1,4 +1,7 @@
-"""Detect whether a source is a table or an archive, by its name or type. In a folder, only a few names are read."""
+"""Detect whether a source is a table or an archive, by its type or name, or by the first bytes of a JSON file.
+
+In a folder, only a few names are read, unless they suggest a folder of Parquet files.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +55,8 @@ def is_parquet_glob(path: str) -> bool:
 def list_parquet_files(folder: str) -> list[str]:
     """Return the sorted paths of the Parquet files that match a glob or are below a folder.
 
-    If the folder contains other files, return nothing. Names that start with a dot or an underscore, such as
-    `_SUCCESS`, are ignored.
+    If the folder also contains other files, return an empty list. In a folder, names that start with a dot or an
+    underscore, such as `_SUCCESS`, are ignored.
     """
     if is_parquet_glob(folder):
         return [path for path in match_glob(folder) if paths.base_name(path)[0] != "."]

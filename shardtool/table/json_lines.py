@@ -3,11 +3,11 @@
 The checks are needed because of these problems of pyarrow:
 
 - A line `null` or deep nesting crashes the process.
-- An object may span several lines.
-- Each name takes memory in every row.
+- pyarrow accepts objects that span several lines, and several objects on one line.
+- Each name takes memory in every row, even in rows without this name.
 
-Each line must therefore be one object with at most `MAX_NESTING` levels. The product of names and rows is limited,
-depending on the file size. Python parses only suspicious lines.
+Each line must therefore be one object with at most `MAX_NESTING` levels. The number of names times the number of rows
+is limited, depending on the file size. To save time, Python parses only blocks of lines that look suspicious.
 
 Text stays text, even if it is a time. Integers of more than 64 bits become floats.
 """

@@ -15,7 +15,7 @@ from shardtool.table.columns import MAX_ROW_BYTES, nesting_error, row_size_error
 
 _BLOCK_BYTES = 2**20
 _WHITE_SPACE = re.compile(r"[ \t\r\n]*")
-_MAX_TOKEN_CHARS = 16  # maximum length of a number, word or escape
+_MAX_TOKEN_CHARS = 16  # if decoding stops this close to the end of the buffer, a number, word or escape may be cut
 _NUMBER_CONTINUES = ("", ".", "e", "E")
 _DECODER = json.JSONDecoder()
 ROWS_OR_COCO = "an array of objects, one per row, or COCO annotations"
@@ -30,7 +30,7 @@ class JsonStream:
         self._text, self._at, self._start, self._before, self._at_end = "", 0, 0, 0, False
 
     def peek(self) -> str:
-        """Return the next character that is not blank, but do not read past it. Return an empty string at the end."""
+        """Return the next character that is not white space, without consuming it, or an empty string at the end."""
         while True:
             self._at = _WHITE_SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
             if self._at < len(self._text):

@@ -59,7 +59,8 @@ def open_table(source: object, named: Collection[str], form: DelimitedFormat = D
 
     Args:
         source: A path, several paths, a glob, `-` for standard input, or a table in memory.
-        named: Columns that the user names. Standard input is a table, not a list of paths, if its header contains one.
+        named: Columns that the user names. If the first line of standard input contains one of these names, the input
+            is read as a table, not as a list of paths.
         form: The format of delimited text, by default from the file name.
     """
     path = os.fspath(source) if isinstance(source, str | os.PathLike) else None
@@ -175,7 +176,10 @@ def _read_standard_input(data: bytes, named: Collection[str], form: DelimitedFor
 
 
 def check_column(location: str, name: str, column: pa.ChunkedArray) -> None:
-    """Raise an error for invalid values, such as invalid UTF-8, which pyarrow does not detect."""
+    """Raise an error if a column contains invalid UTF-8, other invalid values, or times that Parquet cannot store.
+
+    pyarrow does not check these values when it reads a table.
+    """
     try:
         column.validate(full=True)
     except pa.ArrowInvalid as error:

@@ -1,4 +1,4 @@
-"""Convert the values of columns to payloads of fields: strings, class numbers or, if the field ends in npy, arrays.
+"""Convert column values to field payloads: strings, class numbers or, if the field name ends in npy, NumPy arrays.
 
 Columns may contain nulls, which `missing_positions` finds.
 """
@@ -233,7 +233,7 @@ def renumber_columns(
     Args:
         classes: Class names by column. The dict is updated to the new class names.
         fields: Pairs of field and column.
-        requested_fields: The fields to which a fixed class list applies. If empty, it applies to all.
+        requested_fields: The fields to renumber. If empty, or if `class_lists` grows, renumber all fields.
         class_lists: Existing class lists. If None, no column changes.
     """
     if class_lists is None:

@@ -1,6 +1,6 @@
 """Convert the rows of Arrow tables to JSON, and values to text.
 
-Only the sizes of the strings are kept in memory. Strings are created again when shards are written.
+To save memory, `ArrowStrings` does not store the strings, but creates them from the table each time they are read.
 
 The JSON of a row is `json.dumps(row, ensure_ascii=False, separators=(",", ":"))`, with names in the order of columns.
 Some values have no JSON type:
@@ -51,6 +51,7 @@ class ArrowStrings:
 
     Attributes:
         render: Function that creates the strings in a slice or at given positions, each followed by NUL.
+        step: Maximum number of strings to create at once.
         positions: The positions of the selected strings, or None for all strings.
         size: The payload size, if all strings are encoded payloads of one size (see `decode_inline_payload`).
     """
@@ -69,7 +70,7 @@ class ArrowStrings:
         return replace(self, positions=positions if self.positions is None else self.positions[positions])
 
     def lengths(self) -> NDArray[np.int64]:
-        """Return the size of each payload after decoding."""
+        """Return the length of each string in bytes. For encoded payloads, return the size of the decoded payload."""
         if self.size is not None:
             return np.full(len(self), self.size, np.int64)
         lengths, done = np.empty(len(self), np.int64), 0
@@ -240,7 +241,7 @@ def _escape_json(array: pa.Array) -> pa.Array:
 
 
 def number_type(kind: pa.DataType) -> NumberType | None:
-    """Return the number type for an Arrow type, or None if its values are not numbers."""
+    """Return `int64` for Arrow types of integers and booleans, `float` for floats and decimals, or None for others."""
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         return "int64"
     return "float" if pa.types.is_floating(kind) or pa.types.is_decimal(kind) else None

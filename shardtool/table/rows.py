@@ -159,7 +159,8 @@ def collect_rows(
 ) -> dict[str, pa.Array]:
     """Return the columns `names` with one value per group of rows.
 
-    In `requested` columns (or `all`), this value is a list. In others, the rows of a group must not differ.
+    In the columns `requested` (or in all columns, for `all`), this value is the list of the group's values. In other
+    columns, all rows of a group must have the same value.
     """
     listed = names if [*requested] == [ALL_COLUMNS] else requested
     if unknown := [name for name in listed if name not in names]:
