@@ -226,7 +226,10 @@ class DownloadClient:
         await self._session.close()
 
     async def get(self, url: str, number: int, limits: DownloadLimits) -> bytes:
-        """Download the file of URL `number`. If too much is in memory, `limits` makes the download wait."""
+        """Download a file. `number` is the position of `url` in the list of URLs.
+
+        The download waits while `limits` allow no more requests or no more bytes in memory.
+        """
         try:
             with PausableTimeout(self._options.max_time_s) as clock:
                 return await self._download_with_retries(_parse_url(url), Download(number, clock), limits)

@@ -46,9 +46,11 @@ class HttpFetcher:
         self._thread.start()
 
     def start(self, urls: Sequence[str], samples: int = 0, on_wait: Callable[[], object] = int) -> None:
-        """Cancel the downloads of the previous URLs, and start to download new ones.
+        """Cancel the downloads of the previous URLs, and start to download `urls`.
 
-        While `take` waits, it calls `on_wait` repeatedly.
+        Args:
+            samples: Number of samples in the shard, for progress reports.
+            on_wait: Function that `take` calls repeatedly while it waits.
         """
         if self._urls:
             self._report_progress(len(self._urls))

@@ -1,1 +1,1 @@
-"""Pack a source into a dataset. This code runs in the parent process."""
+"""Pack a source into a dataset. This package runs in the parent process, and `shardtool.write` runs in the workers."""

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def read_taken_keys(run: Run, listing: Listing, outputs: Sequence[Output]) -> PackedStrings:
-    """Return the keys in the existing datasets. Exclude the last append if this run resumes it."""
+    """Return the keys that the existing datasets contain. If this run resumes the last append, ignore its shards."""
     keys = []
     for output in outputs:
         if (old := output.destination.old) is not None:
@@ -51,9 +51,11 @@ def read_taken_keys(run: Run, listing: Listing, outputs: Sequence[Output]) -> Pa
 
 
 def prepare_append(listed: Listed) -> Listed:
-    """Raise an error if a dataset already contains a key of the new samples.
+    """Check that the new samples can be appended to their datasets, and return `listed` for the append.
 
-    If an earlier run has already appended the same samples to a dataset, its destination gets a `FinishedAppend`.
+    Raise an error if a dataset already contains a key of the new samples, or if keys in the dataset end at another dot.
+    If an earlier run has already appended the same samples to a dataset, replace `append` of the destination by a
+    `FinishedAppend`.
     """
     listed = _drop_label_columns(listed)
     new_keys, entries, outputs = list[PackedStrings](), listed.entries, list[Output]()
@@ -84,7 +86,10 @@ def prepare_append(listed: Listed) -> Listed:
 
 
 def _drop_label_columns(listed: Listed) -> Listed:
-    """Drop label columns that the dataset lacks, because a query on them would miss the old samples."""
+    """Drop metadata columns of labels and numbers that the sidecars of the existing dataset lack.
+
+    Otherwise, queries on such a column would not find existing samples, which have the values only as fields.
+    """
     entries = listed.entries
     old_datasets = [output.destination.old for output in listed.outputs if output.destination.old]
     labels = {*entries.values.numbers, *entries.values.classes}.difference(listed.run.options.columns_from)

@@ -1,6 +1,6 @@
 """Compare a planned run with an earlier run that wrote the same dataset.
 
-An unfinished run has no dataset file, so its sidecars are compared.
+If the earlier run did not finish, there is no dataset file. The sidecars of its shards are then compared.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ _MAX_CHECKED_SHARDS = 8
 
 
 def count_earlier_shards(output: Destination) -> int | None:
-    """Return the number of shards of the earlier run, or None if it filled one shard after the other.
+    """Return the number of shards of the earlier run that this run resumes, if samples were assigned to shards by hash.
 
-    An unfinished run does not record how it assigned samples, so its shard count is always returned.
+    Return None if there is no such run, or if the earlier run filled one shard after the other. An unfinished run does
+    not record how it assigned samples, so always return its number of shards.
     """
     if not output.resumes or output.appends:
         return None

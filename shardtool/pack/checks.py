@@ -94,7 +94,7 @@ def check_metadata_size(output: PlannedOutput) -> None:
     if excess[largest] > 0:
         samples = build_shard_samples(plan, largest)
         paths = samples.paths if plan.entries.source_paths else b""
-        # like the real checksums, pseudorandom bytes cannot be compressed
+        # The checksums are not known yet. Use pseudorandom bytes, which compress as badly as checksums.
         crcs = shake_128(b"").digest(2 * len(samples.content.codes))
         index = sidecar_write.written_index(plan.format, samples.content, plan.metadata(largest), crcs, (), paths)
         name, size = to_output_name(output.shard_name(largest)), int(plan.sizes[largest])
@@ -102,7 +102,7 @@ def check_metadata_size(output: PlannedOutput) -> None:
 
 
 def check_content_fingerprint(packed: Packed) -> None:
-    """Raise an error if the written samples differ from the source."""
+    """Raise an error if the source has a fingerprint, and the written samples have a different fingerprint."""
     listing, totals = packed.planned.listed.listing, [output.totals for output in packed.outputs]
     if listing.digest is not None and not any(output_totals.skipped for output_totals in totals):
         actual = sum(output_totals.digest for output_totals in totals)

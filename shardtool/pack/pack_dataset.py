@@ -74,7 +74,7 @@ def pack_dataset(
             _export_missing_indexes(listed)
             return make_result(Planned(listed, ()), ())
         spool = get_spool(run, listed.outputs)
-        # Workers cannot read payloads in the memory of this process, so these are written to a temporary file.
+        # Workers cannot read payloads in the memory of this process, so write these payloads to a temporary file.
         if listed.has_payloads_in_memory:
             listed = _write_binary_spool(lock_outputs(listed, spool, stack), stack)
             planned = plan_shards(listed)

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 def make_shard_work(plan: Plan, shard: int, work: TransformWork) -> TransformWork:
-    """Return `work` for one shard, with the metadata columns that the condition of the transform needs."""
+    """Return `work` for one shard, with the metadata columns that the query of the transform needs."""
     where = work.transform.where
     if where is None or (metadata := plan.metadata(shard)) is None:
         return work

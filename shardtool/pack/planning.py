@@ -77,7 +77,7 @@ def plan_shards(listed: Listed) -> Planned:
     return planned
 
 
-_MAX_URL_SAMPLES = 10_000  # maximum samples per shard if the user set no limit, because the sizes are unknown
+_MAX_URL_SAMPLES = 10_000  # maximum samples per shard of URLs if the user set no limit, because the sizes are unknown
 
 
 def _make_bounds(listed: Listed, output: Output) -> ShardBounds:

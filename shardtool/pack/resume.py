@@ -128,7 +128,7 @@ def _parse_line(line: dict[str, Any]) -> JournalLine | None:
 def choose_action(
     planned: ShardPlan, output: Destination, line: JournalLine | None
 ) -> tuple[ShardAction, shard_index.ShardIndex | None]:
-    """Return the action for a planned shard, and the index of a kept shard of transformed samples.
+    """Return the action for a planned shard. To keep a shard of transformed samples, also return the shard's index.
 
     `line` is the line of the shard in the journal, or None.
     """

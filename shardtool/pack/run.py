@@ -52,7 +52,10 @@ class Run:
 
     Attributes:
         names: A shard pattern or shard names. They contain `{split}` if there are splits.
+        started: The time when the run started, in seconds since 1970.
+        dry: Whether the run only plans the shards.
         shuffle: The options of `reshard`, or None for `create`.
+        expected: The dataset that the new shards must equal, or None if they may have any content.
     """
 
     names: tuple[str, ...]
@@ -164,7 +167,12 @@ class PlannedOutput(Output):
 
 
 class PackedOutput(NamedTuple):
-    """A dataset whose shards are published but whose dataset file is not."""
+    """A dataset whose shards are published but whose dataset file is not.
+
+    Attributes:
+        kept: Number of shards that an earlier run wrote.
+        dropped: Number of samples for which the user's function returned nothing.
+    """
 
     planned: PlannedOutput
     publication: Publication
@@ -198,6 +206,7 @@ class Listed:
 
     Attributes:
         transform: The transform, whose `where` is the part of the query that workers evaluate.
+        dots: Whether the first or the last dot of a member name ends the key.
         identity: A string that identifies the transform, or "" without a transform.
         finished: Existing datasets for which the run has no new samples.
     """

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 _BUFFERS_BYTES = 2 * BUFFER_SIZE + MAX_GAP_BYTES
-_TARGET_RUN_BYTES = 2**20  # per write to the spool: less causes seeks, more is not faster
+_TARGET_RUN_BYTES = 2**20  # bytes of each write to the spool: smaller writes cause seeks, larger writes are not faster
 _MIN_REGION_BYTES, _MAX_REGION_BYTES = 4 * 2**20, 2**30
 _CHUNK_ROWS = 2**20
 
@@ -175,7 +175,7 @@ class _ScatterPass:
         self._rows, self._file_ends = _sort_by_file(entries, rows)
         row_bucket = row_bucket[self._rows]
         if len(sizes) < 2**16:
-            # sort 16-bit numbers, which is several times faster
+            # NumPy sorts 16-bit numbers several times faster
             row_bucket = row_bucket.astype(np.uint16)
         self._offset = _assign_offsets(entries, self._rows[np.argsort(row_bucket, kind="stable")])
         ends = np.cumsum(sizes)
@@ -271,7 +271,7 @@ def _make_spooled_spans(
 MAX_PROBES = 64
 _MIN_PROBES = 12
 _MAX_PROBE_S = 1.0
-_DROPPED_OUTLIERS = 8  # slowest reads, which other programs may have delayed
+_DROPPED_OUTLIERS = 8  # number of slowest reads to ignore, because other programs may have delayed them
 _MAX_PROBE_BYTES = 2**20
 _SEQUENCE_BYTES = 4 * 2**20
 _READ_STEP_BYTES = 2**18

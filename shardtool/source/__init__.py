@@ -1,1 +1,1 @@
-"""Sources of samples."""
+"""Sources of samples: folders, archives, manifests and datasets."""

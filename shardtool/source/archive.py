@@ -1,4 +1,4 @@
-"""A zip or tar archive as a source. Packing it gives the same samples as packing the extracted files.
+"""A zip or tar archive as a source. Packing the archive gives the same samples as packing the extracted files.
 
 Workers read members from the archive. Only members of a compressed tar are first copied to a temporary file.
 """
@@ -67,7 +67,7 @@ def _link_problem() -> tuple[SkipCode, str]:
 
 def _zip_members(file: ShardFile | CompressedFile) -> Iterator[_ArchiveMember]:
     ranges = array("q")
-    with ShardFile(file.path) as header_file:  # a second reader, so that neither seeks back and forth
+    with ShardFile(file.path) as header_file:  # a second reader, so that neither reader seeks back and forth
         for member in zip_read.iter_zip_members(file.read, file.size, file.path):
             problem, start = _zip_problem(member), member.offset + len(member.name)
             if not problem:
@@ -103,7 +103,7 @@ def _tar_members(file: ShardFile | CompressedFile) -> Iterator[_ArchiveMember]:
 
 
 class ArchiveSource(FolderSource):
-    """The files of an archive."""
+    """The files in an archive, or in one folder of the archive."""
 
     def __init__(self, path: str, folder: str, options: CreateOptions) -> None:
         self._path, self._folder, self._options = path, os.fsencode(folder), options

@@ -117,7 +117,7 @@ def drop_duplicate_samples(
     read_existing_keys: Callable[[], PackedStrings | None],
 ) -> Listing:
     """If `drop_duplicates` is set, keep only the first sample of each group of duplicates."""
-    # A plan file was written without duplicates.
+    # If the samples are from a plan file, duplicates were dropped before the plan file was written.
     if not options.drop_duplicates or getattr(options, "plan", None) is not None:
         return listed
     entries, exists = listed.entries, np.zeros(len(listed.entries), np.bool_)

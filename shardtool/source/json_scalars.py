@@ -1,4 +1,6 @@
-"""Read the strings, numbers and booleans at the top level of JSON payloads. A payload may be one number or string.
+"""Read the scalars of JSON payloads: the strings, numbers, booleans and nulls at the top level of an object.
+
+A payload may also be a single number or string.
 
 Workers import neither NumPy nor pyarrow.
 """
@@ -39,6 +41,7 @@ class JsonScalars(NamedTuple):
         lines: A line with a JSON object for each payload. The object is empty if the payload cannot be read.
         kinds: For each name, the number of values of each type.
         long: For each name, the number of strings that exceed `MAX_TEXT_LENGTH` and are ignored.
+        failed: The index, reason code and message of each payload that cannot be read.
     """
 
     lines: bytes
@@ -54,7 +57,7 @@ def read_scalars(task: tuple[str, FileReads | SpanReads]) -> JsonScalars:
 
 
 def parse_scalars(field: str, payloads: Iterable[bytes | _ReadProblem]) -> JsonScalars:
-    """Return the scalars of payloads. If a payload could not be read, its item in `payloads` is the problem."""
+    """Return the scalars of payloads. A payload that could not be read is given as a reason code and a message."""
     lines, kinds, long = [], dict[str, Counter[str]](), Counter[str]()
     failed = list[tuple[int, SkipCode, str]]()
     for index, data in enumerate(payloads):

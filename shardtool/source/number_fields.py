@@ -78,7 +78,10 @@ def find_number_fields(
 ) -> NumberFields:
     """Find the fields that contain numbers, and read the numbers as strings in workers.
 
-    `run` is `Pool.map`. A damaged number raises an error, unless `salvage` records it in `NumberTexts.damaged`.
+    Args:
+        is_wanted: Function that returns whether to inspect a field.
+        run: `Pool.map`.
+        salvage: Whether to record damaged numbers in `NumberTexts.damaged`. Otherwise, they raise an error.
     """
     for part in parts:
         _check_kinds(part, is_wanted, to_format)

@@ -36,6 +36,9 @@ class NumberField(NamedTuple):
     Attributes:
         number: The type of the numbers. In a tar shard, the type of number that the strings may represent.
         stored: Whether the shard stores numbers rather than strings.
+        offsets: int64, the offset of each value in the shard.
+        lengths: int64, the length of each value in bytes.
+        crcs: int64, the expected CRC-32C of each value, or -1 if unknown.
     """
 
     field: str
@@ -62,6 +65,8 @@ class NumberTexts:
         data: The strings in order, each followed by NUL. Empty if `changed` is above 0.
         changed: The number of strings that would change if they were stored as numbers.
         rounded: How many of the `changed` strings represent numbers.
+        first_changed: The index of the first of the `changed` strings, or -1.
+        damaged: The indexes of damaged values, whose strings are empty.
     """
 
     data: bytes = b""

@@ -47,7 +47,10 @@ class SpanReads(NamedTuple):
 def payload_tasks(
     entries: SampleTable, rows: Rows, *, reads: int = 1, max_files: int = FILES_PER_TASK
 ) -> list[tuple[Rows, FileReads | SpanReads]]:
-    """Divide `rows` into tasks of at most `max_files` files. Each task comes with its positions in `rows`."""
+    """Divide the payloads of `rows` into tasks. Return each task with the positions of its payloads in `rows`.
+
+    A task contains at most `max_files` FILE and LINK rows, or all SPAN rows of one shard or archive.
+    """
     import numpy as np
 
     kinds = entries.rows.kind[rows]

@@ -1,4 +1,4 @@
-"""The run that a dataset file records. Its options are used to list the source again.
+"""The run that a dataset file records. `verify` and `diff` use the options of the run to list the source again.
 
 Dataset files are untrusted. Only recorded options in `REPEATABLE_OPTIONS` are used. Recorded code, paths and URLs are
 never used.
@@ -289,8 +289,8 @@ def has_appended_sources(file: DatasetFile) -> bool:
 class RecordedSource:
     """The current source of a recorded run.
 
-    `datasets` are the datasets that the run created, or some of its splits. If the run's table cannot
-    be joined, `run.without_table` replaces `run`.
+    `datasets` are all or some of the datasets (one for each split) that the run created. If the run's table cannot be
+    joined, `run.without_table` replaces `run`.
     """
 
     def __init__(

@@ -46,6 +46,7 @@ class ScanItem(NamedTuple):
         names: Sorted file names, with a NUL byte instead of the dot between stem and field. None means the whole folder
             with its subfolders.
         changed_ns: The latest change of the folder or a folder above it.
+        links: The elements of `names` that are symbolic links.
     """
 
     prefix: bytes

@@ -158,9 +158,9 @@ _SORT_CHUNK_FILES = 2**16
 def resolve_folder(
     known: dict[bytes, Property], folder: bytes, derive: Callable[[Property, bytes], Property]
 ) -> Property:
-    """Return a property of a folder. `derive` computes the property from the parent's property and the path.
+    """Return a property of a folder. `derive` computes the property from the parent folder's property and the path.
 
-    `known` caches the properties. A folder path is empty or ends in a slash.
+    `known` caches the properties of folders. A folder path is empty or ends in a slash.
     """
     unresolved = []
     while folder not in known:
@@ -203,7 +203,7 @@ class FileCollector:
         return parent + split[0], split[1]
 
     def add(self, name: tuple[bytes, bytes], size: int, second: int, third: int) -> None:
-        """Add a file. `name` is its key and field. `in_order` returns the three numbers."""
+        """Add a file. `name` is the key and field that `split` returned. `in_order` returns the three numbers again."""
         self._names += b"%b\0%b\0" % name
         self._starts.append(len(self._names))
         self._numbers.extend((size, second, third))

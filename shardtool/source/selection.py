@@ -1,4 +1,4 @@
-"""Select fields, columns and samples."""
+"""Apply the options that select fields, columns and samples of a source."""
 
 from __future__ import annotations
 

@@ -252,8 +252,8 @@ def list_datasets(  # noqa: PLR0913 - keyword options
 ) -> Listing:
     """Return the samples of datasets.
 
-    `Listing.recorded` contains the option `--dots last` if a dataset has it, or if the last component of a key contains
-    a dot.
+    `Listing.recorded` contains the option `--dots last` if a dataset was written with this option, or if the last
+    component of a key contains a dot.
 
     Args:
         only: The fields to pack and check, or empty for all fields.

@@ -49,7 +49,7 @@ class TableHead(NamedTuple):
 class Match(NamedTuple):
     """The options with which `create` packs a table and the files that it lists.
 
-    The table is the source (`as_source`), or is joined to a folder.
+    If `as_source` is true, the table is the source. Otherwise, the source is a folder, and the table is joined.
     """
 
     options: dict[str, object]

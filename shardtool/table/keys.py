@@ -26,7 +26,7 @@ _CONTROL_BYTES = bytes([*range(32), 127, 0xC2])
 
 
 def is_key_type(kind: pa.DataType) -> bool:
-    """Return whether a column of this type can contain keys. The values of floats need the check `inexact_positions`."""
+    """Return whether a column of this type can contain keys. For floats, `inexact_positions` must check the values."""
     numbers = pa.types.is_integer(kind) or pa.types.is_floating(kind)
     return is_text_type(kind) or bool(numbers or (pa.types.is_decimal(kind) and kind.scale == 0))
 
@@ -54,7 +54,10 @@ def iter_row_numbers(rows: NDArray[np.int64]) -> Iterator[pa.Array]:
 
 
 def gather_keys(chunks: Iterable[pa.Array]) -> tuple[PackedStrings, NDArray[np.int64]]:
-    """Concatenate chunks of keys. Return the keys, or no keys if any key is invalid, and the positions of invalid keys."""
+    """Concatenate chunks of keys. Return the keys and the positions of invalid keys.
+
+    If any key is invalid, return no keys.
+    """
     parts, bad_chunks, before = [], [np.zeros(0, np.int64)], 0
     for chunk in chunks:
         lengths = arrow.byte_lengths(chunk)

@@ -7,8 +7,8 @@
 - Values that may be labels or measurements are never blended. Modes 1, P, PA, I;16, I and F, GIFs, and the fields in
   `masks` are resampled with NEAREST. These images keep their mode in their own format and in PNG.
 - Other images are resampled with LANCZOS, weighted by alpha.
-- `encode` to jpg or webp converts to a photograph. Palettes become colours, white becomes 255 for any bit depth, and
-  jpg replaces transparency by white. Other conversions are refused (`image-depth`).
+- `encode` to jpg or webp converts to 8 bits per colour. Palettes become colours, white becomes 255 for any bit depth,
+  and jpg replaces transparency by white. Images without a defined white, such as floats, are refused (`image-depth`).
 - An image with several frames or pages cannot be changed (`animated-image`).
 - The same build of Pillow and its codecs always returns the same bytes.
 
@@ -78,7 +78,7 @@ _DEFAULT_QUALITY = 90
 # A JPEG is decoded at 1/2, 1/4 or 1/8 if the result is at least this many times the target size. For eight photographs,
 # the PSNR compared to LANCZOS on all pixels is at least 43 dB. JPEG quality 90 alone has 29 to 38 dB.
 _DRAFT_GAP = 2.0
-_REDUCING_GAP = 3.0  # Pillow first averages blocks of pixels, but keeps at least this many times the target size
+_REDUCING_GAP = 3.0  # Pillow first averages blocks of pixels, down to at least this many times the target size
 
 
 logging.getLogger("PIL").addHandler(logging.NullHandler())  # do not print Pillow's warnings about damaged TIFFs

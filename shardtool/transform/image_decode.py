@@ -138,7 +138,7 @@ class OpenedImage:
         image: Pillow's image. A PNG whose EXIF may follow the pixels is already decoded.
         turn: EXIF orientation to apply after decoding; Pillow itself applies the orientation of a TIFF.
         deep: Whether Pillow keeps only the upper eight bits of each value.
-        white: The largest possible value, which is white, or 0 if there is none.
+        white: The largest possible value, which is white, or 0 if white is not defined.
     """
 
     def __init__(self, data: bytes | memoryview, max_pixels: int, max_bytes: int | None = None) -> None:

@@ -54,6 +54,7 @@ class JpegHeader(NamedTuple):
     """The header fields of an upright JPEG.
 
     Attributes:
+        height_offset: Position in the file of the two bytes with the height.
         block_rows: Pixel rows per row of blocks.
         is_supported: Whether simplejpeg decodes the JPEG: eight bits, and one or three colours.
         is_cropped: Whether `crop_jpeg_rows` reduced `height`, so that the data contain more rows.

@@ -54,7 +54,10 @@ class Transformer:
     def change_fields(
         self, fields: Mapping[str, Payload], checksum_field: str
     ) -> tuple[Mapping[str, Payload], tuple[object, ...]]:
-        """Change the images of a sample. Return its fields and the values of `Transform.measured_columns`."""
+        """Change the images of a sample. Return its fields and the values of `Transform.measured_columns`.
+
+        For columns of checksums, the payload of `checksum_field` is hashed.
+        """
         values: dict[str, object] = dict.fromkeys(self._measured_columns)
         for name in values.keys() - {*PROBED_COLUMNS, *ORIGINAL_COLUMNS, EXIF_COLUMN}:
             values[name] = hashlib.new(name, fields[checksum_field], usedforsecurity=False).hexdigest()

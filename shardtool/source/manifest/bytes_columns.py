@@ -53,7 +53,10 @@ def _has_paths(kind: pa.DataType) -> bool:
 
 
 class BytesColumns:
-    """The columns of payloads. `rows` contains the ascending numbers of the selected rows, or is None for all rows."""
+    """Reads columns of payloads.
+
+    In all methods, `rows` contains the ascending numbers of the selected rows, or is None for all rows.
+    """
 
     def __init__(self, table: Table, names: list[str]) -> None:
         self._table, self._names = table, names

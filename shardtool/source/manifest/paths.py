@@ -192,7 +192,7 @@ class PathEndings:
         return taken
 
     def take(self, rows: NDArray[np.int64]) -> PathEndings:
-        """Return the endings of the given rows. `stems` of the result would yield all paths."""
+        """Return the endings of the given rows. Do not call `stems` of the result, which yields all paths."""
         taken = copy(self)
         taken.codes = self.codes[rows]
         return taken
@@ -211,10 +211,10 @@ class PathEndings:
 def row_paths(
     samples: int, columns: Sequence[pa.Array], roles: NDArray[np.int64], endings: NDArray[np.uint16] | None
 ) -> ArrowStrings:
-    """Return the paths of all rows of samples. Each array in `columns` has one path per sample.
+    """Return the paths of all rows of samples, sample by sample. Each array in `columns` has one path per sample.
 
-    `endings` contains the extension number of each sample, or is None if all are 0. For extension e, the path of row r
-    is in column `roles[e, r]`. The column number -1 means an empty path.
+    `endings` contains the extension number of each sample, or is None if all are 0. If a sample has the extension
+    number e, the path of the sample's row r is in `columns[roles[e, r]]`. The column number -1 means an empty path.
     """
     count = samples * roles.shape[1]
 

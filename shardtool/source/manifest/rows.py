@@ -44,6 +44,7 @@ class FieldLayout(NamedTuple):
     Attributes:
         code: uint16[extensions, fields], indices into `fields`.
         column: int64[extensions, fields], the index of the column of each field.
+        endings: uint16[samples], the extension number of each sample, or None if all samples have the same extension.
     """
 
     fields: tuple[str, ...]
@@ -82,7 +83,11 @@ class FieldLayout(NamedTuple):
 
 
 def arrange_fields(endings: PathEndings | None, names_of_others: Sequence[str]) -> FieldLayout:
-    """Return the order of the fields. `endings` has the fields of the first column, `names_of_others` all others."""
+    """Return the order of the fields.
+
+    `endings` defines the field of the first column. `names_of_others` are the fields of the other columns, or of all
+    columns if `endings` is None.
+    """
     names = [] if endings is None else endings.names
     fields = tuple(sorted({*names, *names_of_others}, key=to_bytes))
     number = {name: index for index, name in enumerate(fields)}
