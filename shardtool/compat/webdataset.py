@@ -2,7 +2,7 @@
 
 Shardtool's guarantees require some differences. `maxsize` limits the finished file. Existing output needs
 `overwrite=True` or `resume=True`. Keys must be unique. After an exception in the `with` block, no dataset file is
-published. Tar headers are those of other shardtool datasets.
+published. Tar headers have the same values as in other shardtool datasets.
 
 Source: webdataset 1.0.2, `webdataset/writer.py`; for the encoders, `make_handlers` and `encode_based_on_extension1`.
 """

@@ -1,8 +1,8 @@
 """Run tasks in worker processes on this machine.
 
-A parent with a single thread forks the workers, which takes 5 ms. The command line therefore starts workers before
-heavy imports. A parent with several threads starts new Python processes instead. The pools of the standard library are
-not suitable (docs/decisions/002-own-worker-pool.md).
+A parent with a single thread forks the workers, which takes 5 ms. A parent with several threads starts new Python
+processes instead, which takes longer. Some imports, such as NumPy, start threads, so the command line starts the
+workers first. The pools of the standard library are not suitable (docs/decisions/002-own-worker-pool.md).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 _SILENT_WORKER_S = 10.0
-_SIGNAL_GRACE_S = 0.2  # time for a signal to the process group, which killed a worker, to reach this process
+_SIGNAL_GRACE_S = 0.2  # if a signal to the process group killed a worker, this process soon gets the signal, too
 
 
 def usable_cores() -> int:

@@ -1,6 +1,7 @@
 """A pool that runs tasks on a Ray cluster (docs/decisions/018-ray.md).
 
-Tasks are submitted as slots become free. Sample data never passes through this process or Ray's object store.
+A slot is one CPU core of the cluster. Tasks are submitted as slots become free. Sample data never passes through this
+process or Ray's object store.
 """
 
 from __future__ import annotations
@@ -212,7 +213,7 @@ class RayPool(Pool):
         """
         own_id = ray.get_runtime_context().get_node_id()
         path = next((node["RayletSocketName"] for node in ray.nodes() if node["NodeID"] == own_id), "")
-        # abstract socket names exist only on Linux
+        # SO_PEERCRED and pidfd_open exist only on Linux; elsewhere, the raylet is not watched
         with suppress(OSError, AttributeError), socket.socket(socket.AF_UNIX) as raylet:
             raylet.connect(path)
             (pid,) = struct.unpack("i8x", raylet.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))

@@ -1,6 +1,7 @@
 """Receive and run tasks in a worker process.
 
-Messages are pickles. Each message starts with the length of the pickle (4 bytes, little-endian).
+A worker receives tasks through one pipe, and sends results through another. Messages are pickles. Each message starts
+with the length of the pickle (4 bytes, little-endian).
 
 A third pipe, the lifeline, stops a worker whose parent dies during a task. The pipe then closes, and the kernel sends
 SIGIO, which terminates the worker.

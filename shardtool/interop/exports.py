@@ -126,7 +126,10 @@ def shard_stems(name: str) -> list[str]:
 
 
 def detect_export(name: str, head: bytes, size: int) -> str:
-    """Return the name of the export that wrote a file, or "". `head` is the first `PROBE_BYTES` bytes."""
+    """Return the name of the export format that matches a file's name and first bytes, or "" if none matches.
+
+    `head` contains the first `PROBE_BYTES` bytes of the file.
+    """
     for export in EXPORTS.values():
         if export.suffix and name.endswith(export.suffix) and export.shard_index.has_format(head, size):
             return export.name

@@ -57,7 +57,10 @@ class ShardIndexFile(NamedTuple):
     difference: Callable[[bytes, IndexedShard], str] = lambda _, __: _OTHER_OFFSETS
 
     def compare(self, data: bytes, shard: IndexedShard, *, has_hashes: bool) -> str:
-        """Return what `difference` returns, or "" if `encode` returns the same bytes."""
+        """Describe how the index file with the content `data` differs from its shard. Return "" if it is equivalent.
+
+        `has_hashes` means that `encode` needs the hashes of the shard, which may be unknown.
+        """
         try:
             is_same = not has_hashes and self.encode(shard) == data
             return "" if is_same else self.difference(data, shard)

@@ -27,7 +27,11 @@ _SHA256_BYTES = 32
 
 
 class ShardHashTask(NamedTuple):
-    """A shard to hash. `starts` and `stops` are the int64 offsets of ascending payloads that do not overlap."""
+    """A shard to hash.
+
+    `starts` and `stops` contain the offsets of the payloads (the bytes of each field) as int64. The payloads must be in
+    ascending order, without overlaps.
+    """
 
     path: str
     size: int

@@ -307,7 +307,7 @@ def update_exports(
 ) -> None:
     """Update the existing indexes after an append. If an index cannot be updated, add a note.
 
-    Formats in `written` are up to date. Formats that contain hashes of payloads are not updated.
+    `written` contains the formats that this run has already updated. Formats with hashes of payloads are not updated.
     """
     for name in find_existing_exports(folder, old):
         export = exports.EXPORTS[name]

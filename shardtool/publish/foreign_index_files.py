@@ -45,7 +45,7 @@ def read_foreign_index(path: str, export_name: str, shard: indexed_shard.Indexed
     limit = shard.limit()
     try:
         data, size = files.read_head(path, limit)
-    except (OSError, AccessRefused):  # for a missing object, a store that denies listing denies access
+    except (OSError, AccessRefused):  # a store that denies listing also denies access to a missing object
         data, size = b"", 0
     return data, f"{size:,} bytes" if size > limit else exports.describe_index_difference(export_name, data, shard)
 
@@ -165,7 +165,9 @@ def _write_new(folder: OutputFolder, path: str, data: bytes) -> bool:
 
 
 class StaleIndexes:
-    """The index files of other tools in an output folder.
+    """Finds and deletes index files of other tools that do not match the shards in an output folder.
+
+    `compare` and the `mark` methods mark files. `remove_marked` deletes the marked files.
 
     Args:
         pattern: The shard pattern, or None to ignore all index files.

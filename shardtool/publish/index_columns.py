@@ -44,7 +44,7 @@ def add_columns(
     """Add the values of fields as columns to the sidecars. Return the column names and the numbers of changed sidecars.
 
     Raises:
-        SampleFailed: A payload is not a JSON object, a number or a short text.
+        SampleFailed: The value of a field is not a JSON object, a number or a short text.
         OutputExists: A sidecar is a symbolic link, or has one of the columns with other values. Nothing was changed.
     """
     path = folder.full_path(name)

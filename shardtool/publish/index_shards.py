@@ -77,7 +77,7 @@ class _Indexer:
         self.unrecognised: list[tuple[int, str]] = []
         self.differing: list[str] = []
         self.lost: set[str] = set()
-        self.incomplete: dict[str, set[str]] = {}  # names of new sidecars, and their columns that only the source has
+        self.incomplete: dict[str, set[str]] = {}  # by new sidecar: columns of the old dataset that the sidecar lacks
         self.entries: dict[int, ShardEntry] = {}
         self.kinds: dict[int, Mapping[str, FeatureType]] = {}
         self.lists: set[str] = set()
@@ -86,7 +86,8 @@ class _Indexer:
 
     @cached_property
     def totals(self) -> DatasetTotals:
-        # Start the workers first, because this property imports NumPy.
+        # Use this property only after the workers have started. It imports NumPy, which starts threads, and a process
+        # with several threads cannot fork workers.
         from shardtool.entries.sample_table import FieldValues
 
         return DatasetTotals(FieldValues())

@@ -266,12 +266,15 @@ _PartPlan = tuple["RunPart | str", str, "RunRecord | None"]
 
 
 def get_part_plan(record: PartRecord) -> _PartPlan:
-    """Return what `describe_other_plan` compares for a part."""
+    """Return the part, its plan fingerprint and its run record, for `describe_other_plan`."""
     return record.part, record.plan, None if record.dataset is None else record.dataset.made
 
 
 def describe_other_plan(parts: Sequence[_PartPlan]) -> tuple[str, str]:
-    """Describe the parts with an unusual plan, and the usual plan, for an error. Return "", "" if all are equal."""
+    """Describe the parts whose plan differs from the most common plan, and this plan, for an error message.
+
+    Return two empty strings if all plans are equal.
+    """
     ((plan, count),) = Counter(plan for _, plan, _ in parts).most_common(1)
     others = [part_plan for part_plan in parts if part_plan[1] != plan]
     if not others:

@@ -124,7 +124,7 @@ def _parse_record(data: bytes, pattern: ShardPattern, part: RunPart | str, where
         raise TypeError("invalid list of skipped samples")
     if not isinstance(dataset, str):
         raise TypeError("invalid dataset file")
-    # keys and paths stay encoded, because the list is sorted by bytes
+    # do not decode keys and paths, because the list of skipped samples is sorted by their encoded form
     skipped = tuple(Skipped(*row) for row in rows)
     file = parse_dataset(dataset.encode(), where) if dataset else None
     if file is not None:
@@ -170,7 +170,7 @@ def _read_old_writer_part(folder: OutputFolder, pattern: ShardPattern, tag: str)
 
 
 def find_run_parts(pattern: ShardPattern, names: Iterable[str]) -> tuple[list[RunPart], list[RunPart]]:
-    """Return the parts with a record, and the parts with a lock file (running or interrupted)."""
+    """Return the parts with a record (finished), and the parts with a lock file (running or interrupted)."""
     name_pattern = re.compile(rf"\.{re.escape(pattern.base)}\.{_TAG_PATTERN}({re.escape(_LOCK_SUFFIX)}|)", re.ASCII)
     finished: list[RunPart] = []
     started: list[RunPart] = []

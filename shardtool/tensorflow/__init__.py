@@ -42,8 +42,8 @@ _COMPRESSION_TYPES = {"": "", "gzip": "GZIP"}
 class TFRecordShards(NamedTuple):
     """TFRecord shards that TensorFlow can read.
 
-    `size` is the bytes of all shards or, without a dataset file, of all payloads. `packing` is TensorFlow's name of the
-    compression, or "".
+    `size` is the number of bytes in all shards. For a dataset without a dataset file, only the bytes of fields count.
+    `packing` is TensorFlow's name of the compression, or "".
     """
 
     paths: tuple[str, ...]
@@ -54,7 +54,7 @@ class TFRecordShards(NamedTuple):
     packing: str = ""
 
     def buffer(self, shuffle: bool | int) -> int:  # noqa: FBT001 - the public option
-        """Return the number of samples in the shuffle buffer."""
+        """Return the number of samples in the shuffle buffer, for the option `shuffle` of `tf_dataset`."""
         if shuffle is not True:
             return max(1, int(shuffle))
         return max(1, min(_MAX_BUFFER_SAMPLES, self.samples, _SHUFFLE_BUFFER_BYTES * self.samples // max(1, self.size)))
@@ -167,7 +167,7 @@ def _new_keras_sequence() -> Any:
 
 
 def import_library(module: str) -> Any:
-    """Import an optional library, or a module that needs one."""
+    """Import an optional library, or a module that needs one. Raise InvalidRequest if it is not installed."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:

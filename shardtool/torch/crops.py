@@ -1,8 +1,8 @@
 """Decoders that return a crop of an image, uint8 [size, size, 3] in RGB.
 
 In a baseline JPEG, rows below the crop are not decoded, because the decoder gets a header with a reduced height. If the
-crop is at least twice as large as `size`, a JPEG is decoded at 1/2, 1/4 or 1/8. Other images and rotated JPEGs are
-decoded completely. Damage below the crop is not detected.
+crop is at least twice as large as `size`, a JPEG is decoded at 1/2, 1/4 or 1/8 of its size. Other images and rotated
+JPEGs are decoded completely. Damage below the crop is not detected.
 
 Source: ITU T.81, B.1.1.3 and B.2.2 (markers, frame header).
 """
@@ -119,8 +119,8 @@ class RandomResizedCrop(_Crop):
     """Decodes a random part of an image and resizes it.
 
     Area and aspect ratio are random, as in torchvision. If ten random boxes do not fit into the image, the crop is the
-    largest centred part with an allowed ratio. Resizing is bilinear, with antialiasing. The crop depends only on the
-    seed and the position in the epoch, so all fields of a sample get the same crop.
+    largest centred part with an allowed ratio. Resizing is bilinear, with antialiasing. In a stream, the crop depends
+    only on the seed, the epoch and the position in the epoch, so all fields of a sample get the same crop.
 
     Attributes:
         scale: Minimum and maximum share of the area.

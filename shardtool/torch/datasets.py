@@ -50,9 +50,10 @@ _DIVIDING_CALLERS = {"IterableDatasetShard", "DataLoaderDispatcher"}
 
 
 class _ErrorFromText(type):
-    """Metaclass of error classes that PyTorch can create from a string.
+    """Metaclass of the error classes that `_picklable_errors` creates.
 
-    The metaclass is registered with copyreg, because these classes cannot be pickled by name.
+    PyTorch recreates an error of a worker in the parent process, by calling the error class with a string. These
+    classes accept a string. They cannot be pickled by name, so the metaclass is registered with copyreg.
     """
 
     @classmethod
@@ -69,7 +70,7 @@ copyreg.pickle(_ErrorFromText, lambda kind: (_ErrorFromText.of, kind.__bases__))
 
 @contextmanager
 def _picklable_errors() -> Iterator[None]:
-    """Preserve the errors of a worker. PyTorch sends only the class and the text of an error to the parent process."""
+    """Preserve the errors of a worker, although PyTorch sends only their class and text to the parent process."""
     try:
         yield
     except PlainError as error:
@@ -97,7 +98,7 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
     """Samples by number, for a `DataLoader` with any sampler. A batch is read in file order.
 
     Attributes:
-        dataset: A dataset or mix, whose stages run first. Numbers of a mix are positions of an unshuffled epoch.
+        dataset: A dataset or mix, whose stages run first. The numbers of a mix are positions in an unshuffled epoch.
         decode: True to decode all fields by name, decoders by field, or None to decode nothing.
         transform: Function that is called with each sample after all other stages.
         labels: Labels by sample key, which are added as the field `label`.
@@ -146,7 +147,7 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 
     @cached_property
     def targets(self) -> list[Any]:
-        """The label of each sample, from `labels`, or from the sidecars, where a missing label is None.
+        """The label of each sample, from `labels` if given, else from the sidecars (None if a sidecar has no label).
 
         Raises:
             InvalidRequest: The sidecars have no label column, or several.
@@ -179,15 +180,15 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: ignore[misc]
     """Samples as a stream, for a `DataLoader` with the same `batch_size` and any number of workers.
 
-    Each pass reads the current epoch. A complete pass moves to the next epoch. Workers read ahead, so a pass that you
-    stop during its last batches may count as complete. `set_epoch` also works with persistent workers. A state can be
-    loaded with any number of ranks and workers.
+    A pass is one iteration over the `DataLoader`, and reads the current epoch. A complete pass moves to the next epoch.
+    Workers read ahead, so a pass that you stop during its last batches may count as complete. `set_epoch` also works
+    with persistent workers. A saved state can be loaded by a run with another number of ranks and workers.
     """
 
     _tallies: SharedBlocks = field(init=False, repr=False, default_factory=SharedBlocks)
     _pass_start: SharedPassStart = field(init=False, repr=False)
     _passes: int = field(init=False, repr=False, default=0)
-    # the group of the last pass (see `SharedPassStart.record_worker_start`)
+    # three numbers that identify the last pass (see `SharedPassStart.record_worker_start`)
     _group: tuple[int, int, int] = field(init=False, repr=False, default=(0, 0, 0))
     _drop_last: torch.Tensor = field(init=False, repr=False, default_factory=lambda: torch.zeros(1).share_memory_())
     _resumed: WorkerState | None = field(init=False, repr=False, default=None)
@@ -233,7 +234,7 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
 
     @property
     def skipped(self) -> SkippedSamples:
-        """Counts of skipped samples. While workers run, counts can be too low by 1/16."""
+        """Counts of skipped samples. While workers run, the counts can be too low by up to 1/16."""
         total = SkipCounter.total(self._tallies)
         return max(total, self._reading.skipped if self._reading else total, key=lambda counter: counter.samples)
 

@@ -38,7 +38,7 @@ _MAX_PIXEL_VALUE = 255.0
 class Normalize:
     """Normalises the images of a batch on their device, with the options of `Prefetcher`.
 
-    The result is computed in 32 bits and rounded once to `dtype`. `images` is the number of normalised tensors.
+    The result is computed in 32 bits and rounded once to `dtype`. `images` counts the tensors normalised so far.
     """
 
     mean: ChannelValues | None
@@ -108,7 +108,7 @@ TensorFunction = Callable[[torch.Tensor], torch.Tensor]
 
 
 def change_tensors(batch: Any, change: TensorFunction) -> Any:
-    """Return `batch` with each tensor changed. Numeric arrays become tensors."""
+    """Return a copy of `batch` in which `change` has replaced each tensor. Numeric arrays are first made tensors."""
     if isinstance(batch, torch.Tensor):
         return change(batch)
     if isinstance(batch, np.ndarray):

@@ -1,7 +1,8 @@
 """The options of `Loader` and `StreamDataset`, and the state that workers and their parent share during a pass.
 
-Workers read ahead of training. The state of any worker and the number of returned batches determine the state of the
-stream.
+Workers read ahead, so their positions are later than the position of the training loop. The state of the stream is
+therefore computed from the start of the pass, which is in the state of each worker, and the number of batches that the
+training loop has received.
 """
 
 from __future__ import annotations
@@ -182,6 +183,9 @@ class WorkerState:
     """The progress of one worker in a pass.
 
     Attributes:
+        start: State of the stream at the start of the pass.
+        end: Position at which the pass ends.
+        position: Position after the last sample that this worker has read.
         left_out: Number of samples that were skipped and not replaced.
     """
 
@@ -300,12 +304,13 @@ _STARTED, _FINISHED = 1, 2
 class SharedPassStart:
     """The epoch and position at which a pass starts, in shared memory.
 
-    The first worker of a pass sets both. If all workers finished the last pass, the next epoch starts.
+    The first worker of a pass sets both. If all workers finished the previous pass, the new pass reads the next epoch.
+    Otherwise, it reads the same epoch from its start.
     """
 
     def __init__(self, blocks: SharedBlocks) -> None:
         self._blocks = blocks
-        # epoch, position, and the three numbers of the group
+        # epoch, position, and the three numbers of the group (see `record_worker_start`)
         self._now = torch.zeros(5, dtype=torch.int64).share_memory_()
         self._workers = torch.zeros(_MAX_WORKERS, dtype=torch.uint8).share_memory_()
 
@@ -329,8 +334,8 @@ class SharedPassStart:
     def record_worker_start(self, worker: int, group: Sequence[int], resumed: Mapping[str, int] | None) -> None:
         """Record that a worker starts a pass over the stream. The first worker to start sets the epoch and position.
 
-        `group` identifies the pass by the seed, the number of workers, and how many passes this worker has started. If
-        `resumed` is given, the pass continues from this state.
+        `group` identifies the pass. It contains the base seed of the DataLoader, the number of passes that this worker
+        has started, and the number of workers. If `resumed` is given, the pass continues from this state.
         """
         with self._blocks.locked():
             if self._now[2:].tolist() != [*group] or self._workers[worker]:

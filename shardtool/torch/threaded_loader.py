@@ -1,8 +1,8 @@
 """Read, decode and collate batches for training in threads, in order.
 
 One thread reads shards ahead. Another thread passes chunks of samples to decoder threads, which run the stages, write
-the results into the rows of a batch (`BatchRows`), and collate full batches. PyTorch reuses pinned memory only after
-all copies from it have finished.
+the results into the rows of a batch (`BatchRows`), and collate full batches. Each batch gets its own memory. PyTorch
+reuses the pinned memory of a batch only after all copies from the batch have finished.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SKIPPED = object()
 
 @dataclass(eq=False, repr=False)
 class Loader(StreamOptions):
-    """Yields batches of a dataset that threads read, decode and collate, without worker processes or pickling.
+    """Yields batches of a dataset. Threads read, decode and collate the samples, without worker processes or pickling.
 
     Threads run in parallel while they read files and while Pillow or NumPy work. A `transform` in pure Python holds the
     interpreter lock, so it is faster in a DataLoader.

@@ -122,7 +122,7 @@ class MetadataColumns:
         return True
 
     def table(self, rows: Sequence[Row]) -> pa.Table | None:
-        """Return the metadata of a shard as a table with all columns so far, or None without columns."""
+        """Return the metadata of a shard as a table with all columns so far, or None if there are no columns."""
         names = dict.fromkeys(chain(self.schema.names, *rows))
         if not names:
             return None

@@ -1,7 +1,8 @@
 """The dataset of a writer. Each full shard is published immediately, and the dataset file at the end.
 
-A sidecar records the number of shards and all columns of the dataset. Until the writer finishes and updates the
-sidecars, each counts one further shard, so that `verify` reports the dataset as incomplete.
+Each sidecar records the number of shards in the dataset. A sidecar that is published with its shard records one shard
+more than exist, so that `verify` reports the dataset as incomplete. At the end, the writer corrects this number in all
+sidecars, and adds the metadata columns that later shards introduced.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ class JournalEntry:
     Attributes:
         rounded: For each field, the number of floats that TFRecord rounds to 32 bits.
         skipped: Key, code and message of the samples skipped since the previous shard.
-        version: The version of the shard in a store, or "". A resumed writer does not read a shard that still has this
-            version.
+        version: The version of the shard in a store, or "". If the shard still has this version, a resumed writer does
+            not read it again to verify its checksum.
     """
 
     shard: str
@@ -237,7 +238,7 @@ class WriterOutput:
         self.totals.digest += digest
 
     def finish(self, encoder: SampleEncoder, record: Mapping[str, object]) -> None:
-        """Update the sidecars and publish the dataset file, and add `record` to its run record."""
+        """Update the sidecars, and publish the dataset file with `record` in its run record."""
         self.totals.schema = self._update_sidecars()
         self.totals.values = FieldValues(types=encoder.types)
         self._remove_old_part_file()

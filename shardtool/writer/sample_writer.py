@@ -202,8 +202,8 @@ class ShardBuilder:
         """Complete the file and sync it to disk.
 
         Returns:
-            The staged file, its index, its content with sorted fields, the CRC-32C of each field as uint32, and the
-            plan fingerprint.
+            The staged file, its index, its content with fields sorted by name, the CRC-32C of each payload as uint32,
+            and the plan fingerprint.
         """
         table = columns.table(self.rows)
         self._records.flush()

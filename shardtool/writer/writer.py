@@ -38,7 +38,7 @@ class ShardWriter(SampleWriter):
     """Writes samples into shards, with sidecars and a dataset file, as `create` does for the same samples.
 
     Use a writer in a `with` block, in one thread. If the block raises an exception, no dataset file is written. Full
-    shards are kept, and another writer can continue after them with `resume=True`.
+    shards are kept (except with `overwrite`), and another writer can continue after them with `resume=True`.
 
     Args:
         pattern: A shard pattern such as `out-{000000..}.tar`. Its extension selects tar or TFRecord.

@@ -1,4 +1,4 @@
-"""`Cache` keeps whole shards on a fast disk. `CacheWriter` adds shards with the samples of a sampler."""
+"""`Cache` keeps whole shards on a fast disk. `CacheWriter` adds new samples to a cache, as shards."""
 
 from __future__ import annotations
 
@@ -312,12 +312,12 @@ class Cache:
         self, part: int | str = 0, *, format: ShardFormat = "tar", max_size: int | str | None = None,  # noqa: A002
         max_count: int | None = None,
     ) -> CacheWriter:  # fmt: skip
-        """Return a writer that adds new shards to this cache, for a sampler.
+        """Return a writer that adds new samples to this cache, as shards.
 
         In a forked process, this first releases the parent's leases, because the writer would wait for them forever.
 
         Args:
-            part: Part of the shard names, different for each writer.
+            part: A number or name that becomes part of the shard names. Each writer needs its own.
             max_size: Maximum bytes per shard, or None for a fiftieth of the cache, at most 256 MB.
             max_count: Maximum samples per shard.
 
@@ -335,7 +335,7 @@ class Cache:
         return CacheWriter(self._space, options, partial(self._note, "wait"), self._counter)
 
     def refresh(self, max_bytes: int | str | None = None) -> CacheShards:
-        """Return the paths of the finished shards that samplers wrote, oldest first.
+        """Return the paths of the finished shards that writers have added, oldest first.
 
         The shards are kept until the next `refresh`, or until the result is closed.
 

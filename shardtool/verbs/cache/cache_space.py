@@ -34,18 +34,18 @@ def lock_reservation(folder: Folder, name: str) -> FileLock | None:
 
 
 class Backoff:
-    """Makes increasing pauses, up to a total wait."""
+    """Pauses repeatedly, each time longer, until a total time has passed."""
 
     def __init__(self, max_wait_s: float | None = None) -> None:
         self._max_wait_s, self._pause_s = MAX_WAIT_S if max_wait_s is None else max_wait_s, _MIN_PAUSE_S
         self.restart()
 
     def restart(self) -> None:
-        """Restart the total wait, because there was progress."""
+        """Restart the total time, because there was progress."""
         self._end_s = time.monotonic() + self._max_wait_s
 
     def wait(self) -> bool:
-        """Pause and return True, or return False if the total wait is over."""
+        """Pause and return True, or return False if the total time has passed."""
         if time.monotonic() > self._end_s:
             return False
         time.sleep(self._pause_s)
@@ -210,7 +210,7 @@ class CacheSpace(NamedTuple):
         """Return the shards in the order in which the policy evicts them."""
         if self.policy == "oldest":
             return sorted(shards, key=lambda shard: (shard.added_ns, shard.name))
-        # evict shards last that no process has read yet
+        # shards that no process has read yet are evicted last
         return sorted(shards, key=lambda shard: (shard.never_used, shard.used_ns, shard.added_ns, shard.name))
 
     def lock_exclusively(self, path: str) -> FileLock | None:

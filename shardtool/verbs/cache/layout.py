@@ -52,8 +52,8 @@ COUNTS_FILE_NAME = re.compile(r"\d{1,10}-[0-9a-f]{8}")
 def original_file(shard: StoredShard) -> OriginalFile:
     """Return a shard's path, size and checksum, and the name of its copy.
 
-    The name contains a hash of the shard's name, size and checksum or, without a sidecar, of the path, size and
-    modification time or object version.
+    The name of the copy contains a hash. If the sidecar records a checksum, the hash covers the shard's name, size and
+    checksum. Otherwise, it covers the path, the size, and the modification time (or the object version of a URL).
     """
     try:
         facts = parse_facts(load_sidecar(shard.sidecar), shard.sidecar)
@@ -89,6 +89,8 @@ class CachedFile(NamedTuple):
 
     Attributes:
         size: Bytes of the shard and its sidecar.
+        added_ns: When the shard was added, in nanoseconds since 1970.
+        used_ns: When the shard was last leased, in nanoseconds since 1970.
         sidecar: Name of the sidecar, or "" for a copy, which has no sidecar.
     """
 
@@ -166,7 +168,8 @@ def add_reservation(
 ) -> None:
     """Add the reservation of `owner`, the name of a copy or writer, to `contents`.
 
-    If the process of `owner` has exited, delete the reservation and the unfinished files instead.
+    If the process that made the reservation has exited, delete the reservation and its `unfinished` files instead. The
+    reservation at `ignored_path` is neither added nor deleted.
     """
     path = os.path.join(folder, f"{RESERVATION_PREFIX}{owner}")
     if path == ignored_path:

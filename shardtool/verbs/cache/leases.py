@@ -72,7 +72,8 @@ def copy_and_lease(space: CacheSpace, original: OriginalFile) -> tuple[FileLock,
     """Copy a shard, or wait while another process copies it.
 
     Returns:
-        A lease on the copy, and the number of evicted shards, or None if another process made the copy.
+        A lease on the copy, and the number of shards that were evicted for it. If another process made the copy, None
+        instead of this number.
 
     Raises:
         NotCopiedWarning: There is no space, or the process that copies the shard makes no progress.
@@ -111,7 +112,7 @@ def _copy_shard(
     staged = copy_verified(folder, original)
     try:
         lock = take_lock(staged.path, shared=True)
-        with space.locked():  # a scan by another process must see either the old or the new name
+        with space.locked():  # while the file is renamed, other processes must not scan the folder
             folder.publish(staged)
     except BaseException:
         folder.discard_staged([original.name])

@@ -142,8 +142,8 @@ def _remove_shards(
 ) -> CacheChange:
     """Delete shards that are not in use. The folder's lock must be held.
 
-    `shards` maps each shard to its damage, or "", and the inode of the damaged file, or None. A file that now has
-    another inode is kept.
+    `shards` maps each shard to its damage, or "", and the inode of the damaged file, or None. If the file now has
+    another inode, another process has replaced the damaged shard, so the file is kept.
     """
     removed, held, size = {}, {}, 0
     for shard, (reason, inode) in shards.items():
