@@ -68,7 +68,7 @@ class PlainError(Exception):
 
             vars(self).update(json.loads(fields[-1]), detail=_EMBEDDED_FIELDS.sub("", where).rstrip())
             return
-        if not found:  # `where` is a traceback that ends with the message
+        if not found:  # PyTorch passes only a traceback, which ends with the message
             where, found, detail = where.strip().partition("\n")[0], where.strip().rpartition("\n")[2], where
         self.where = redact_secrets(printable(where))
         self.found = redact_secrets(printable(found))
@@ -89,16 +89,16 @@ class PlainError(Exception):
         return _rebuild_error, (type(self), vars(self))
 
     def embed_in_text(self) -> None:
-        """Append the attributes to the message as JSON, from which the constructor restores the error.
+        """Append the attributes to the message as JSON. The constructor restores the error from this JSON.
 
-        A worker of a PyTorch `DataLoader` sends only the message of an error to the main process.
+        A worker of a PyTorch `DataLoader` sends the main process only the text of an error, not its attributes.
         """
         import json
 
         self.detail = "\n".join([*filter(None, [self.detail]), f"shardtool-error: {json.dumps(vars(self))}"])
 
     def to_json(self) -> dict[str, object]:
-        """Return the error as `--json` prints it."""
+        """Return the error as a dict, which `--json` prints."""
         names = ("code", "exit_code", "where", "found", "expected", "remedy", *(["detail"] if self.detail else []))
         return {name: getattr(self, name) for name in names}
 
@@ -255,7 +255,7 @@ def raising_machine_errors(where: str) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether memory ran out, which Python and pyarrow report with several classes."""
+    """Return whether an exception means that memory ran out. Python and pyarrow use several classes for this."""
     if isinstance(error, ImportError):
         return any(text in str(error).lower() for text in _LOADER_MEMORY_ERRORS)
     if isinstance(error, RuntimeError):
@@ -291,9 +291,9 @@ def explaining_missing_cwd() -> Iterator[None]:
 
 
 def format_list(items: list[str], max_shown: int = 5, *, total: int | None = None) -> str:
-    """Join the first distinct items with counts of repeated items, for example `a, b (3 times) and 5 more`.
+    """Join the first `max_shown` distinct items with commas, for example `a, b (3 times) and 5 more`.
 
-    `total` is the number of all items if `items` contains only some of them.
+    If `items` contains only some of the items, `total` is the number of all items.
     """
     counts = Counter(items)
     shown = [*counts.items()][:max_shown]

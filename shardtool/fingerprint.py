@@ -1,7 +1,7 @@
 """Compute CRC-32C checksums in hardware, and the content fingerprint.
 
-`crc32c(data, crc=0)` continues a checksum `crc` of the bytes before `data`. Only the extension module of the package
-`crc32c` is loaded, because importing the whole package takes 50 ms.
+In `crc32c(data, crc=0)`, `crc` is the checksum of the bytes before `data`, and the result covers both. Only the
+extension module of the package `crc32c` is loaded, because importing the whole package takes 50 ms.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def content_digest(
 ) -> int:
     """Return the fingerprint of samples, which is the sum of their BLAKE2b hashes modulo 2^256.
 
-    The sum does not depend on the order of the samples or on the shards. The hash of a sample covers these bytes:
+    The sum does not depend on the order of the samples, or on which shards contain them. The hash of a sample covers:
 
     1. the key and the field names, each followed by NUL
     2. the lengths of the fields

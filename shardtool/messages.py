@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from shlex import quote
 
-# `options_class` adds options whose command-line form differs: other names, values with commas, and keys of other
-# options, such as `fetch timeout={}`.
+# `options_class` adds the options whose command-line form does not follow from their Python names: options with another
+# name, options whose values are joined by commas, and options that are keys of another option (`fetch timeout={}`).
 CLI_NAMES: dict[str, str] = {}
 COMMA_OPTIONS: set[str] = set()
 PARENT_FORMS: dict[str, str] = {}
@@ -65,7 +65,7 @@ def call_text(verb: str, **options: object) -> str:
 
 
 def export_text(form: str) -> str:
-    """Return `export energon` or `--export energon` if `form` is `energon`."""
+    """Return the option for an export, for example `export energon` or `--export energon`."""
     return choose_text(f"export {form}", f"--export {form}")
 
 
@@ -79,13 +79,16 @@ def export_call_text(dataset_file: str, forms: Sequence[str], *, overwrite: bool
 
 
 def recreate_hint() -> str:
-    """Return the advice for a missing or invalid sidecar: resume the run that wrote it, or use `index`."""
+    """Return advice to recreate a sidecar or dataset file: resume the run that wrote the file, or use `index`."""
     resume = flag_text("resume")
     return f"Run the original command with {resume}, or `shardtool index`, to recreate the file."
 
 
 def quote_for_shell(word: str) -> str:
-    """Quote a word for a shell, with double quotes if the word contains a single quote and double quotes are safe."""
+    """Quote a word for a shell.
+
+    Double quotes are used if the word contains a single quote, and nothing that shells expand inside double quotes.
+    """
     return f'"{word}"' if "'" in word and not _UNSAFE_IN_DOUBLE_QUOTES.search(word) else quote(word)
 
 

@@ -58,7 +58,7 @@ def is_utf8(name: bytes) -> bool:
 def name_problem(name: bytes) -> str:
     """Return why a key or field name is invalid, or "".
 
-    Control characters are invalid because terminals, line-based indexes and extraction would change them.
+    Control characters are invalid, because terminals and line-based index files do not show or store them unchanged.
     """
     if len(name) > MAX_NAME_BYTES:
         return f"more than {MAX_NAME_BYTES:,} bytes"
@@ -126,7 +126,7 @@ def split_name(name: bytes, dots: Dots) -> tuple[bytes, bytes] | None:
 
 
 def resolve_source_path(path: bytes, folders: Mapping[bytes, bytes]) -> bytes:
-    """If `folders` contains the first component of a path, replace this component by its folder."""
+    """Replace the first component of a path by its folder in `folders`. Return other paths unchanged."""
     first, _, rest = path.partition(b"/")
     return folders[first] + rest if first in folders else path
 

@@ -1,4 +1,4 @@
-"""Shard patterns, which define the names of a dataset's shards and of the files next to them, and shard names.
+"""Parse shard patterns and shard names. A pattern defines the names of a dataset's shards and other files.
 
 `parse_pattern` accepts `out-{000000..000999}.tar`, `out-<000000..000999>.tar`, `out-%06d.tar`, the open range
 `out-{000000..}.tar`, and lists of names in one folder or URL. The file extension selects the format and compression.
@@ -94,7 +94,7 @@ MAX_EXPANDED_NAMES = 10**6  # limits the memory for the names
 _MAX_FILE_NAME_BYTES = 240  # file systems allow 255 bytes, and temporary names are longer than final names
 _MAX_DIGITS = 18
 _UNPARSED_RANGE = re.compile(r"[{}<>*?]|%\d*[disux]", re.ASCII)
-# An unsupported range in brackets, such as [000..999].
+# A range in brackets, such as [000..999]. It is not supported, so the error suggests braces.
 _BRACKET_RANGE = re.compile(r"\[(\d+)(?:\.\.+|-)(\d*)\]", re.ASCII)
 OUTPUT_EXAMPLE = "a pattern such as out-{000000..}.tar, out-<000000..000999>.tar or out-%06d.tar"
 
@@ -164,7 +164,7 @@ class ShardPattern:
         return os.path.join(self.folder, f"{self.prefix}{{{first}..{last}}}{self.suffix}")
 
     def shares_sidecar_name(self, name: str) -> bool:
-        """Return whether the shard `name` differs from a shard of this dataset only in its file extension."""
+        """Return whether the shard `name` has the sidecar name of a shard of this dataset, but another extension."""
         ending, own = file_ending(name), file_ending(self.shard(0))
         return ending in WRITABLE_FORMATS and ending != own and self.owns(name.removesuffix(ending) + own)
 
@@ -199,7 +199,10 @@ def sidecar_name(shard: str) -> str:
 
 
 def replacement_plan_name(base: str) -> str:
-    """Return the name of the plan that the next run needs to finish an interrupted replacement of shards."""
+    """Return the name of the new dataset file while a run replaces shards.
+
+    If this run is interrupted, the next run reads the file to finish the replacement.
+    """
     return f".{base}.replacing"
 
 
@@ -268,7 +271,7 @@ def _parse_range(folder: str, name: str, ranges: list[re.Match[str]]) -> ShardPa
     match = ranges[0]
     prefix, suffix = name[: match.start()], name[match.end() :]
     if extra := _UNPARSED_RANGE.search(prefix) or _UNPARSED_RANGE.search(suffix):
-        where = os.path.join(folder, name)  # a complete URL, because errors redact no partial URLs
+        where = os.path.join(folder, name)  # the complete URL, because errors remove secrets only from complete URLs
         found = f"a range and {extra[0]!r}" if extra[0] in "*?" else "more than one range"
         raise InvalidRequest(where, found, expected="one range, in the file name")
     start, last = match[1] or match[3], match[2] or match[4]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from shardtool.values import FeatureType, NumberType
 
-# The location of a payload: a file, a link, text in the plan, bytes in a shard or temporary file, or a URL.
+# Where a payload is: in a file, behind a link, as text in the plan, in a shard, archive or temporary file, or at a URL.
 FILE, LINK, INLINE, SPAN, URL = 0, 1, 2, 3, 4
 ENCODED_PAYLOAD_MARK = b"\xff"
 
@@ -28,8 +28,8 @@ class SpanFile(NamedTuple):
 
     Attributes:
         mtime_ns: Modification time when the run was planned, or -1 for a temporary file.
-        form: `tar` or `zip` for an archive, otherwise empty. In a zip, payloads are decompressed, and the offset of a
-            payload is the offset of its member header.
+        form: `tar` or `zip` for an archive, otherwise empty. Payloads in a zip are decompressed when they are read.
+            Their offsets are the offsets of their member headers.
     """
 
     path: bytes
@@ -49,7 +49,7 @@ class ShardContent:
         counts: uint16, number of fields.
         codes: uint16, index of the field name in `fields`.
         sizes: int64, payload bytes in the source.
-        stored_sizes: int64, payload bytes in the shard. They differ from `sizes` for the fields in `numbers`.
+        stored_sizes: int64, payload bytes in the shard. Only fields in `numbers` can differ from `sizes`.
         inline: The text of an INLINE field (see `decode_inline_payload`), or an empty string, each followed by NUL.
         is_list: uint8. 1 means that the payload is the value list of a TFRecord feature, and not one value.
         numbers: Number type of each code whose payloads are stored as numbers.
@@ -75,9 +75,9 @@ class ShardSpans(NamedTuple):
         file_codes: uint32 per field, index into `files`.
         offsets: int64 per field, in bytes.
         crcs: int64 per field, expected CRC-32C of the payload, or -1 if unknown. Empty if all are unknown.
-        runs: uint32, exclusive end of each range of fields that one call reads. The payloads of a range have the same
-            distances in the file as in a tar shard.
-        regions: int64, start and exclusive end of each region of the first file that is read as a whole, ascending.
+        runs: uint32, exclusive end of each range of fields whose payloads one call reads. This is possible because
+            the gaps between these payloads are as large as in the new tar shard.
+        regions: int64, start and exclusive end of regions in `files[0]`, ascending. Each region is read with one call.
     """
 
     files: tuple[SpanFile, ...] = ()
@@ -97,7 +97,9 @@ class ShardSamples:
         kinds: uint8 per field, `FILE`, `LINK`, `INLINE`, `SPAN` or `URL`.
         mtimes: int64 per field, modification time in nanoseconds when the run was planned.
         paths: The path or URL of each field, followed by NUL. If `paths` is empty, each path is key + "." + field.
-        changed_ns: The latest ctime of all files and folders when the source was listed.
+        folders: The folder of each name that can be the first component of a path (see `resolve_source_path`).
+        changed_ns: The latest ctime of the source files and their folders when the source was listed, in nanoseconds.
+            If ctimes are not reliable, it is in the future.
     """
 
     content: ShardContent

@@ -1,6 +1,7 @@
-"""Stop the threads of a generator, even if the garbage collector closes it.
+"""Stop the threads of a generator, even if the garbage collector closes the generator.
 
-Arguments with an underscore keep values that Python may delete from modules at interpreter exit.
+The default values of arguments with an underscore remain available at interpreter exit, when Python may have deleted
+the same values from their modules.
 """
 
 from __future__ import annotations

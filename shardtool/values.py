@@ -29,7 +29,7 @@ OnDuplicate = Literal["error", "rename", "first", "last"]
 HashName = Literal["sha256", "md5", "sha512"]
 ReadMethod = Literal["auto", "gather", "scatter"]
 Target = Literal["webdataset", "wids", "dali", "energon", "huggingface"]
-# Indexes of other tools, which are the keys of `EXPORTS`.
+# Names of the indexes that can be exported for other tools. They are the keys of `EXPORTS`.
 EXPORT_NAMES = ("dali-webdataset", "energon", "huggingface", "timm", "open-clip", "wids", "dali-tfrecord", "tfrecord")
 NumberType = Literal["int64", "float"]
 FeatureType = Literal["bytes", "int64", "float"]
@@ -43,9 +43,9 @@ def number_fields(types: Mapping[str, str]) -> dict[str, NumberType]:
 
 
 def common_type(kinds: Iterable[ValueType | None]) -> ValueType | None:
-    """Return the common type of values whose types are `kinds`. Booleans and integers together are `int64`.
+    """Return the common type of values whose types are `kinds`.
 
-    Return None for other mixtures and unknown types.
+    The common type of booleans and integers is `int64`. For other mixtures and unknown types, return None.
     """
     types = {*kinds}
     if len(types) > 1:
