@@ -49,10 +49,10 @@ def copy_verified(
     *,
     keep_mtime: bool = False,
 ) -> DurableFile:
-    """Copy a file, and verify its size and checksum. A local copy is staged, not published.
+    """Copy a file to `folder`, and verify its size and checksum. In a local folder, the copy is not yet published.
 
     The last block is written only after the checksum matches, because a store shows an object once the last byte has
-    arrived. `keep_mtime` applies only to local files.
+    arrived. `keep_mtime` keeps the modification time of a local file.
     """
     keeps = keep_mtime and not is_url(original.path)
     mtime_ns = os.stat(original.path).st_mtime_ns if keeps else time.time_ns()
@@ -67,7 +67,7 @@ def copy_verified(
             report_bytes(len(block))
         original.check(size, crc)
 
-    # try twice, because a network file system may return wrong bytes on the first read only
+    # Try again after an error, because a network file system may return wrong bytes once.
     with suppress(CorruptShard):
         return folder.write(original.name, fill, original.size, mtime_ns)[1]
     return folder.write(original.name, fill, original.size, mtime_ns)[1]
@@ -78,8 +78,8 @@ def copy_inside_store(
 ) -> DurableFile | None:
     """Ask a store to copy one of its objects, and verify the copy.
 
-    Return None if the two locations do not allow such a copy, or the copy is wrong. A wrong copy is visible until this
-    function deletes it.
+    Return None if the checksum of the object is unknown, if the store cannot copy between the two locations, or if the
+    copy is wrong. A wrong copy is visible until this function deletes it.
 
     Raises:
         NotCopied: The store failed to copy the object, or refused.
@@ -101,9 +101,9 @@ def copy_inside_store(
 
 
 def publish_staged(folder: OutputFolder, staged: Sequence[OriginalFile]) -> None:
-    """Rename each staged file from its `path` to its `name`. An interrupted call can be repeated.
+    """Rename each staged file from its `path` to its `name`. If a call is interrupted, the caller can repeat the call.
 
-    A store copies the file, then deletes the original.
+    Stores cannot rename objects, so the objects are copied and the originals are then deleted.
     """
     if isinstance(folder, Folder):
         folder.publish(*(DurableFile(file.name, file.path) for file in staged))

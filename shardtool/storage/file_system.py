@@ -55,7 +55,7 @@ def check_replaceable(path: str | bytes, folder: int | None = None) -> None:
 
 
 def check_entries(full_path: Callable[[str], str], entries: Mapping[str, EntryInfo]) -> None:
-    """Raise `OutputExists` if a file must not replace one of the entries."""
+    """Raise `OutputExists` if one of the entries is a folder, device, FIFO or socket, or a link to one."""
     for name in sorted(entries):
         _check_kind(full_path(name), entries[name].special)
 
@@ -99,7 +99,10 @@ def check_target(path: str, *, overwrite: bool, magic: bytes, marker: bytes, opt
 
 
 def special_kind(path: str | bytes, mode: int, folder: int | None = None) -> str:
-    """Return the type of an entry, such as `a link to a folder`, if a file must not replace it, else ""."""
+    """Return the type of an entry that a file must not replace, such as `a link to a folder`.
+
+    Return "" for regular files, links to regular files, and dangling links.
+    """
     if not stat.S_ISLNK(mode):
         return _SPECIAL_KINDS.get(stat.S_IFMT(mode), "")
     try:

@@ -59,7 +59,7 @@ _exclusive_locks: dict[int, FileLock] = {}
 def take_lock(path: str, *, shared: bool = False, create: bool = False) -> FileLock | None:
     """Acquire a lock on a regular file. Return None if another process holds a conflicting lock.
 
-    Open the path again if the file was deleted meanwhile, because a lock on a deleted file has no effect.
+    If the file was deleted before it was locked, open the path again, because a lock on a deleted file excludes no one.
 
     Raises:
         FileNotFoundError: The file does not exist, and `create` is false.

@@ -1,7 +1,7 @@
 """Split and join local paths and addresses.
 
-A location is a local path or an address such as `s3://bucket/key`, as a string. The path of a source file is bytes: the
-root of the source, as returned by `source_root`, followed by a relative path.
+A location is a string: a local path, or an address such as `s3://bucket/key`. The path of a source file is bytes: the
+result of `source_root`, followed by the path of the file relative to the source.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ INHERITED_VARIABLES = (
     store_options.ANONYMOUS_VARIABLE,
     store_options.STORE_OPTIONS_VARIABLE,
     RETRY_FOR,
-)  # environment variables that options set and Ray workers receive; none of the values is secret
+)  # environment variables that options set; Ray workers receive them, so none of them may contain a secret
 
 
 def join(folder: str, name: str) -> str:

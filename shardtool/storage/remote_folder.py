@@ -1,7 +1,8 @@
 """An output folder in an object store.
 
-One PUT request writes a shard, which is then visible. Small files stay in memory until they are published. With
-`has_staging`, each file is first written as the object `.NAME.part`, and the store copies this object to publish it.
+A shard is written with one PUT request, and is visible once the request has succeeded. Small files stay in memory
+until they are published. With `has_staging`, each file is first written as the object `.NAME.part`. To publish the
+file, the store copies this object.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ class RemoteFolder:
     def find_entries(self, names: Iterable[str]) -> dict[str, EntryInfo]:
         """Return the entries in `names` that exist, by name.
 
-        Their times never match a recorded time, because an object's time does not prove that the object is unchanged.
+        The times of the entries are 0 or whole seconds, so they do not match a recorded time in nanoseconds. A matching
+        time would not prove that an object is unchanged.
         """
         requested = [*names]
         if len(requested) > 1:
@@ -86,7 +88,8 @@ class RemoteFolder:
     ) -> tuple[Result, DurableFile]:
         """Let `fill` write an object of `size` bytes.
 
-        If `size` is None, the bytes are first written to a local file. If the upload fails, `fill` is called again.
+        If `size` is None, or `fill` writes fewer bytes, the bytes are first written to a local file. If an upload
+        fails, `fill` is called again.
         """
         if size is not None:
             with suppress(TruncatedUpload):

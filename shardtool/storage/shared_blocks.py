@@ -2,8 +2,8 @@
 
 All blocks are in one unnamed temporary file in TMPDIR (docs/decisions/015-shared-indexes.md).
 
-The file starts with the offset of the free space, followed by the offset and size of each block. A block is visible
-once its offset is written.
+The file starts with a header: the offset of the free space, then the offset and size of each block. A block is visible
+to other processes once its offset is written to the header.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class SharedBlocks:
             _fork_hooks.add(self)
 
     def after_fork(self) -> None:
-        """Open the file again in a child, because `flock` does not exclude processes that share an open file."""
+        """Open the file again in a child. A parent and a child that share an open file also share its `flock` lock."""
         fd = None if self._origin is None else _FileOrigin(os.getpid(), self._origin.fd, self._origin.identity).open()
         if self._is_open():
             os.close(self._fd)
@@ -181,7 +181,7 @@ class SharedBlocks:
                 return None
             os.pwrite(fd, _END.pack(end), 0)
             if end > os.fstat(fd).st_size:
-                os.ftruncate(fd, 2 * end)  # doubling the size saves mappings, and the sparse file needs no more space
+                os.ftruncate(fd, 2 * end)  # the unused half is sparse, and saves later calls of mmap
             return start
 
     @contextmanager

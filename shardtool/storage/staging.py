@@ -62,7 +62,7 @@ class Sink(Protocol):
 
 
 class StagedFile(AbstractContextManager["StagedFile"]):
-    """A file with a temporary name. `finish` completes it. `abandon`, or an error in the `with` block, deletes it."""
+    """A file with a temporary name. It is complete after `finish`. An error in the `with` block deletes the file."""
 
     _make_error: Callable[[str, OSError], OutputExists | OutputFailed]
 
@@ -101,7 +101,7 @@ class StagedFile(AbstractContextManager["StagedFile"]):
             if mtime_ns is not None:
                 os.utime(self._fd, ns=(mtime_ns, mtime_ns))
             os.fsync(self._fd)
-            fd, self._fd = self._fd, -1  # closing this descriptor number again could close another file
+            fd, self._fd = self._fd, -1  # do not close it twice: the number may then belong to another file
             os.close(fd)
         return DurableFile(self._name, self.path)
 
@@ -247,7 +247,7 @@ class Folder:
         return read_small(staged_path(self, name))
 
     def version(self, name: str) -> str:  # noqa: ARG002 - file systems have no versions
-        """Return a string that changes with the content of a file, or ""."""
+        """Return a string that changes with the content of a file, or "" if the folder has no such string."""
         return ""
 
     def md5(self, name: str) -> str | None:  # noqa: ARG002 - file systems store no checksum
@@ -334,7 +334,7 @@ class NamedFiles(Protocol):
 
 
 def staged_path(folder: NamedFiles, name: str) -> str:
-    """Return the path of a file before it is published."""
+    """Return the temporary path of the file `name` before it is published."""
     return folder.full_path(f".{name}{_attempt_suffix}.part")
 
 

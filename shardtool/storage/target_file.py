@@ -42,7 +42,7 @@ class TargetFile(RawIOBase):
         return self._file.size
 
     def written(self) -> IO[bytes]:
-        """Return a file object that reads the bytes written so far. Close it before you write more."""
+        """Return a file object that reads the bytes written so far. The caller must close it before writing more."""
         return os.fdopen(os.dup(self._file.fileno()), "rb")
 
 

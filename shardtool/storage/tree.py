@@ -28,9 +28,9 @@ ExistingFile = Literal["error", "overwrite", "keep", "finish"]
 
 
 def are_safe_paths(paths: bytes, longest: int) -> bool:
-    """Check NUL-separated paths with one search. `longest` is the length of the longest path in bytes.
+    """Return whether all NUL-separated paths are safe to create. `longest` is the length of the longest path in bytes.
 
-    If the result is False, check each path with `path_problem`.
+    This check is fast but strict. If it returns False, check each path with `path_problem`.
     """
     return longest <= _MAX_NAME_BYTES and not _UNSAFE_PART.search(paths)
 
@@ -69,8 +69,8 @@ class FolderTree:
         If writing fails, the file is deleted.
 
         Args:
-            if_exists: `keep` keeps a file with the same bytes and raises an error for others. `finish` also completes a
-                file that contains only the start of `data`.
+            if_exists: `keep` keeps a file with the same bytes, and raises an error for a file with other bytes.
+                `finish` also replaces a file that contains only the start of `data`.
         """
         if (b"\0" in path or not are_safe_paths(path, len(path))) and (problem := path_problem(path)):
             raise InvalidRequest(os.fsdecode(path), problem)
@@ -91,7 +91,7 @@ class FolderTree:
                     raise
                 file_system.unlink_file(name, parent)
                 _write_file(parent, name, blocks())
-        except OutputExists as error:  # it names only the last part of the path
+        except OutputExists as error:  # replace its location, which is only the last part of the path
             error.where = self.full_path(path)
             raise
         except OSError as error:

@@ -67,7 +67,7 @@ def list_objects(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
 def _list_below(address: str, store: Any, prefix: str) -> Iterator[BucketEntry]:
     """Yield all objects below a prefix. After a failure, continue after the last object that is not empty.
 
-    The listing cannot continue after an empty object, because obstore strips the slash at the end of its key.
+    The key of an empty object may end with a slash, which obstore strips. A listing cannot continue after such a key.
     """
     attempts, last_key, yielded = RetryState(address), "", set[str]()
     while True:
@@ -124,9 +124,9 @@ def put_object(address: str, data: bytes, expected: str | None = None, *, use_st
 
 
 def object_version(address: str, headers: Mapping[str, str]) -> str:
-    """Return the version in response headers, as `put_object` expects it, or "".
+    """Return the version of an object from response headers, for the argument `expected` of `put_object`, or "".
 
-    Google's version is the generation, because Google accepts no ETag as the condition of a write.
+    For Google, this is the generation, because Google does not accept an ETag as the condition of a write.
     """
     return headers.get("x-goog-generation" if address.startswith("gs:") else "ETag", "")
 
@@ -156,7 +156,7 @@ def _bucket_entry(meta: Any) -> BucketEntry:
 
 
 def version_number(etag: str) -> int:
-    """Convert an ETag to a 63-bit number, the same for a listing and a response. Return 0 for an empty ETag."""
+    """Convert an ETag from a listing or a response to a 63-bit number. Return 0 for an empty ETag."""
     tag = etag.removeprefix("W/").strip('"')  # in listings, Azure writes ETags without quotes
     return int.from_bytes(blake2b(tag.encode(), digest_size=8).digest(), "little") >> 1 if tag else 0
 

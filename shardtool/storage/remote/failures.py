@@ -118,7 +118,7 @@ def _generic_error(address: str, message: str, *, lists: bool) -> Exception:
         expected = "the credentials of the cloud's own tools"
         return AccessRefused(where, found, expected=expected, remedy=_CREDENTIALS_ADVICE)
     match = _STATUS_TEXT.search(message)
-    # A request that deletes many objects gets an error code for each object, but no status.
+    # Compare the code too: if one request deletes many objects, a failed object has an error code but no status.
     if match or error_code(body) == "AccessDenied":
         status = int(match[1] or match[2]) if match else HTTPStatus.FORBIDDEN.value
         if status == HTTPStatus.NOT_FOUND:
@@ -138,7 +138,7 @@ def _untrusted_error(where: str, server: str, reason: str) -> StoreFailed:
 
 @contextmanager
 def write_conflicts(address: str) -> Iterator[None]:
-    """Convert errors of a write to `OutputFailed` if the bucket is missing or another write conflicts."""
+    """Raise `OutputFailed` if a write in the `with` block fails because of a missing bucket or a conflicting write."""
     where = display_address(address)
     try:
         yield

@@ -6,7 +6,7 @@ handshakes and proxies cannot be interrupted.
 obstore signs URLs but not headers, so this module signs requests to S3 that have headers. It also signs Azure URLs
 for the whole container, because obstore signs the encoded name but Azure expects the plain name.
 
-Source: Microsoft, "Create a service SAS", version 2020-12-06 of the string to sign.
+Source: Microsoft, "Create a service SAS", the string to sign for version 2020-12-06 and later.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class PacedSocket(io.RawIOBase):
     Methods raise `TransientError` if the server is too slow, and `OSError` if the connection is lost.
 
     Args:
-        first_wait_s: Maximum seconds to wait for the first byte.
+        first_wait_s: Maximum seconds to wait for the first byte. After this time, methods raise `TimeoutError`.
     """
 
     def __init__(self, sock: socket.socket, peer: str, first_wait_s: float | None = None) -> None:
@@ -136,7 +136,7 @@ def _pool_classes() -> dict[str, type[urllib3.HTTPConnectionPool]]:
         def __init__(self, peer: str, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
             super().__init__(sock, *args, **kwargs)
             self._paced, self._socket_file = PacedSocket(sock, peer), self.fp
-            self._paced.max_bytes = _MAX_HEADER_BYTES  # limit a proxy's response to CONNECT, which has only headers
+            self._paced.max_bytes = _MAX_HEADER_BYTES  # for headers; a reply to CONNECT has no body
             self.fp = io.BufferedReader(self._paced)
 
         def begin(self) -> None:
@@ -273,7 +273,7 @@ def _make_sas(account: str, secret: str, container: str, permissions: str, base:
     })  # fmt: skip
 
 
-# Held during a fork, because the child would abort if obstore is computing an RSA signature for Google.
+# Held during a fork, because the child aborts if obstore is computing an RSA signature for Google during the fork.
 _SIGNING_LOCK = threading.Lock()
 
 

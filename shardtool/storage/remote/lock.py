@@ -1,7 +1,8 @@
-"""Lock a dataset in an object store. A lock is an object that names its holder, who renews it.
+"""Lock a dataset in an object store. A lock is an object that names the process that holds the lock.
 
-Conditional writes create locks and take them over. A lock can be taken over if its holder has exited on this machine,
-or has not renewed the lock for `LEASE_S` by the store's clock (docs/decisions/019-writing-to-stores.md).
+The holder renews the lock regularly. Another process can take over the lock if the holder has exited on this machine,
+or has not renewed the lock for `LEASE_S` seconds by the store's clock. Locks are created and taken over with
+conditional writes (docs/decisions/019-writing-to-stores.md).
 
 A process creates its lock before it checks for conflicting locks. At least one of two conflicting processes therefore
 finds the other lock.
@@ -70,7 +71,7 @@ class LockHolder(NamedTuple):
         return cls(who, since, token_hex(8), _machine_id(), os.getpid(), _process_start(os.getpid()))
 
     def encode(self, renewals: int = 0) -> bytes:
-        """Return the content of the lock. Each renewal changes it, because stores derive versions from the content."""
+        """Return the content of the lock, with `renewals`, because an object's version may depend on its content."""
         return json.dumps({"shardtool lock": 1, **self._asdict(), "renewals": renewals}).encode() + b"\n"
 
     def has_exited(self) -> bool:
@@ -114,7 +115,7 @@ class _ExistingLock(NamedTuple):
 
 
 class Lease:
-    """A lock that a thread renews until `release`. If the lock was lost, `lost` is the error to raise."""
+    """A lock that a thread renews until `release`. After the lock is lost, `lost` is the error that `check` raises."""
 
     def __init__(self, address: str, holder: LockHolder, version: str) -> None:
         self._address, self._holder, self._version = address, holder, version
@@ -186,7 +187,7 @@ class Lease:
 
 @contextmanager
 def hold_lock(folder: str, base: str, *, shared: bool = False) -> Iterator[None]:
-    """Hold the lock of the dataset `base` during the `with` block. Several runs can hold `shared` locks."""
+    """Hold the lock of the dataset `base` during the `with` block. Several runs can hold `shared` locks together."""
     if os.environ.get(UNLOCKED_VARIABLE, "").lower() in ("1", "true"):
         yield
         return

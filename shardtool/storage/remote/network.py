@@ -92,9 +92,9 @@ def without_user(url: str) -> str:
 
 
 def is_same_server(url: str, other: str) -> bool:
-    """Return whether a request redirected from `url` to `other` may send the same headers.
+    """Return whether a request that is redirected from `url` to `other` may send the same headers.
 
-    This requires the same server, or a change from http to https on the same host.
+    Both URLs must have the same server, or `other` must change http to https on the same host.
     """
     first, second = urlsplit(url), urlsplit(other)
     ports = [(part.scheme, part.port or _DEFAULT_PORTS[part.scheme]) for part in (first, second)]
@@ -137,7 +137,7 @@ def _read_certificates(name: str, path: str) -> str:
 
 
 def tls_context() -> ssl.SSLContext:
-    """Return the TLS settings for all connections. By default, urllib3 loads the certificates for each connection."""
+    """Return a TLS context for all connections. Without it, urllib3 would load the certificates per connection."""
     from urllib3.util.ssl_ import create_urllib3_context
 
     context = create_urllib3_context()

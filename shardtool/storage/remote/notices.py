@@ -14,7 +14,7 @@ class RequestRetry(NamedTuple):
 
     Attributes:
         where: Address without secrets.
-        wait_s: Total seconds that all `requests` wait.
+        wait_s: Seconds until the retry, added up over all `requests`.
     """
 
     where: str
@@ -60,7 +60,7 @@ class FetchProgress(NamedTuple):
 
 
 def emit(event: object) -> None:
-    """Pass an event to the listener, and count retries."""
+    """Pass an event to the listener. Count the event if it is a retry."""
     if isinstance(event, RequestRetry):
         _totals[0] += event.requests
         _totals[1] += event.wait_s

@@ -38,7 +38,7 @@ def request_threads() -> ThreadPoolExecutor:
 
 
 def caller_threads() -> ThreadPoolExecutor:
-    """Return the thread pool for tasks that may wait for requests, but not for each other."""
+    """Return the thread pool for tasks that may wait for `request_threads`, but not for tasks in this pool."""
     return _thread_pool("shardtool-callers", os.getpid())
 
 
@@ -64,7 +64,7 @@ def imap_requests(
 ) -> Generator[Result]:
     """Yield `call(item)` for each item, in order, with at most `at_once` parallel calls.
 
-    The threads exit after the iteration, so that a later fork cannot copy a lock that they hold.
+    The threads exit after the iteration. Otherwise, a later fork could copy a lock that one of them holds.
     """
     from concurrent.futures import ThreadPoolExecutor
 

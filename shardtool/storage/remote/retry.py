@@ -36,10 +36,11 @@ class RetryPolicy(NamedTuple):
 
     Attributes:
         tries: Maximum attempts if the server has not responded to any request, because the endpoint may be wrong.
-        first_wait_s: Maximum wait before the first retry. It doubles with each further retry.
+        first_wait_s: Maximum wait before the first retry. This maximum doubles with each further retry.
         max_wait_s: Maximum wait, unless the server requests more.
         max_total_s: No retry starts after this many seconds without progress.
-        first_answer_s: Limit for `max_total_s` while the server has not responded to any request.
+        first_answer_s: Replaces `max_total_s`, if lower, while the server has not responded to any request.
+        notice_s: If there is no response after this many seconds, the user gets a notice.
         min_bytes_per_s: Minimum speed, measured over `speed_window_s` seconds of waiting.
     """
 
@@ -66,6 +67,8 @@ class TransientError(Exception):
 
     Attributes:
         wait_s: Seconds to wait as requested by the server, or None.
+        answered: Whether the server responded, although the request failed.
+        stalled_s: Seconds without progress before the failure.
     """
 
     def __init__(
@@ -119,7 +122,7 @@ def check_cancelled() -> None:
 
 
 def in_thread(call: Callable[[], Result]) -> Result:
-    """Run an uninterruptible call in another thread. On `RequestCancelled`, leave the thread running."""
+    """Run an uninterruptible call in another thread. After `RequestCancelled`, the thread continues to run."""
     from concurrent.futures import Future, wait
 
     check_cancelled()
@@ -157,8 +160,8 @@ def pause(seconds: float) -> None:
 class RetryState:
     """Counts the attempts of one request, and the time without progress.
 
-    This time includes all attempts, because a server may repeatedly send a little data and stall. It decreases while
-    data arrives.
+    When data arrives, the time without progress decreases but is not reset, because a server may repeatedly send a
+    little data and stall.
     """
 
     def __init__(self, address: str) -> None:

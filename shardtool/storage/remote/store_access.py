@@ -84,8 +84,8 @@ def is_anonymous(scheme: str, environment: Mapping[str, str] = os.environ) -> bo
 def source_address_for(address: str, endpoint: str | None) -> str:
     """Return the address of a source, with a marker if the source has its own server or credentials.
 
-    For such a source, variables with the prefix `SHARDTOOL_SOURCE_` replace those without the prefix. The endpoint of
-    other stores is not used, nor are their credentials if the source has its own.
+    For such a source, variables with the prefix `SHARDTOOL_SOURCE_` replace the variables without the prefix. The
+    endpoint of other stores is ignored. The credentials of other stores are ignored if the source has its own.
     """
     prefixed = [name for name, value in os.environ.items() if name.startswith(SOURCE_PREFIX) and value]
     source_variables = {name.removeprefix(SOURCE_PREFIX) for name in prefixed}
@@ -247,7 +247,7 @@ def _make_s3_store(
 
 
 def key_pair(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the S3 key pair of an environment, under obstore's names."""
+    """Return the S3 key pair in environment variables, under the names that obstore expects."""
     key, secret, token = map(environment.get, _KEY_PAIR_VARIABLES)
     return {"access_key_id": key, "secret_access_key": secret, "token": token, "expires_at": None}
 
@@ -272,7 +272,7 @@ def _aws_session(bucket: str, environment: Mapping[str, str]) -> Any:
         with _aws_errors(profile or "default"):
             session = boto3.Session(profile_name=None if profile == os.environ.get("AWS_PROFILE") else profile)
             if (keys := session.get_credentials()) is not None:
-                keys.get_frozen_credentials()  # called inside `_aws_errors`, because obstore would report other errors
+                keys.get_frozen_credentials()  # called here, so that `_aws_errors` and not obstore reports an error
                 return session
     has_credentials = any(map(environment.get, _AWS_CREDENTIAL_VARIABLES))
     if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true" and not has_credentials:

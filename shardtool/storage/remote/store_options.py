@@ -101,7 +101,7 @@ def _options_for(scheme: str, keys: Iterable[str] = tuple(_STORE_OPTIONS)) -> di
 
 
 def client_config(scheme: str) -> dict[str, str]:
-    """Return the store options for S3, under their names in obstore's configuration."""
+    """Return the store options that obstore's configuration supports, under its names. Only S3 has such options."""
     keys = [key for key in _VARIABLES if key != _STORAGE_CLASS]
     options = _options_for(scheme, keys) if scheme == "s3" else {}
     return {_VARIABLES[key].removeprefix("AWS_").lower(): value for key, value in options.items()}
@@ -117,7 +117,7 @@ def put_arguments(address: str, *, use_storage_class: bool) -> dict[str, Any]:
 
 
 def object_headers(address: str) -> dict[str, str]:
-    """Return the store options as headers. Raise `InvalidRequest` for an unsupported option."""
+    """Return the store options as request headers. Raise `InvalidRequest` if the store does not support an option."""
     scheme, headers = parse_address(address).scheme, {}
     for key, value in _options_for(scheme).items():
         if header := getattr(_STORE_OPTIONS[key], scheme, ""):
@@ -137,7 +137,7 @@ _RESERVED_HEADERS = {
 }  # fmt: skip
 StorageOptions = Mapping[str, Any]  # options by name, or a dict of options for each address prefix
 
-SPAWN_VARIABLE = "SHARDTOOL_CALL_OPTIONS"  # set only for spawned workers, which delete it
+SPAWN_VARIABLE = "SHARDTOOL_CALL_OPTIONS"  # set only for spawned workers, which delete it when they start
 VARIABLES = {  # environment variables, by scheme and storage option
     "s3": {
         "endpoint": ENDPOINT_VARIABLE, "region": "AWS_REGION", "profile": "AWS_PROFILE",

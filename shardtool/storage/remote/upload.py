@@ -39,7 +39,7 @@ Result = TypeVar("Result")
 
 MAX_PUT_BYTES = 5 * 10**9
 _HTTPS_PORT = 443
-_CONTINUE_TIMEOUT_S = 1  # wait this long for the reply to `Expect: 100-continue`, which may never come
+_CONTINUE_TIMEOUT_S = 1  # then send the body, because some servers do not reply to `Expect: 100-continue`
 _MAX_REFUSAL_BYTES = 2**18
 _STATUS_LINE = re.compile(rb"^HTTP/1\.[01] (\d{3})\b")
 
@@ -171,7 +171,7 @@ class Upload(AbstractContextManager["Upload"]):
     def _compare(self, headers: Mapping[str, str]) -> None:
         if etag_md5(headers) == self._md5.hexdigest():
             return
-        with suppress(OSError):  # retry if the object is missing or was replaced
+        with suppress(OSError):  # a missing or replaced object causes a retry below
             if files.read_crc(self._address) == (self._size, self._crc):
                 return
         raise retry.TransientError("the store's copy differs from the data sent")
