@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 FORMAT_VERSION = 1
 RUN_VERIFY = "Run `shardtool verify` to list all damage."
-# either mark identifies a dataset file, because the other may be damaged
+# A file with one of these marks is a dataset file. The other mark may be damaged.
 _DATASET_FILE_MARKS = (b'  "shardtool": {\n    "format_version": ', b'  "checksum": "crc32c:')
 _WIDS_HEAD = b'{\n  "__kind__": "wids-shard-index'
 _APPENDS_MARK = b'\n    "appends": ['
@@ -98,7 +98,7 @@ class DatasetFile:
     Attributes:
         fields: Number of samples with each field.
         skipped: Number of rows in `out.skipped`.
-        made: The runs that created the dataset and appended samples.
+        made: A record of the runs that created the dataset and appended samples.
         fingerprint: The content fingerprint, or "" if unknown.
         skipped_crc: CRC-32C of `out.skipped`, or None if this file does not exist.
         types: Original types of values that are stored as text. For TFRecord, also the types of numeric fields.
@@ -137,7 +137,7 @@ class DatasetFile:
         return to_local_name(self.name) + SKIPPED_SUFFIX
 
     def part(self, names: Sequence[str]) -> DatasetFile:
-        """Return a dataset file for only the named shards."""
+        """Return the content of a dataset file that lists only the shards `names`, in this order."""
         indexes = {shard.name: index for index, shard in enumerate(self.shards)}
         selected = [indexes[name] for name in names]
         if selected == [*range(len(self.shards))]:
@@ -200,14 +200,14 @@ class DatasetFile:
         return body + b'%08x"\n}\n' % crc32c(body)
 
     def feature_texts(self) -> dict[str, str]:
-        """Return the argument `features` of `tf.io.parse_single_example`: Python source by feature name."""
+        """Return the argument `features` for `tf.io.parse_single_example`, as a dict from name to Python source."""
         return {name: feature.encode() for name, feature in self.features.items()}
 
 
 def merge_value_types(parts: Sequence[tuple[Mapping[str, ValueType], Collection[str]]]) -> dict[str, ValueType]:
     """Return the common value type of each field across several groups of shards.
 
-    `parts` contains the value types and field names of each group. If a group has no field names, they are unknown.
+    `parts` contains the value types and field names of each group. An empty list of names means that they are unknown.
     """
     names = sorted({name for types, _ in parts for name in types}, key=to_bytes)
     common = {
@@ -217,7 +217,7 @@ def merge_value_types(parts: Sequence[tuple[Mapping[str, ValueType], Collection[
 
 
 def parse_shard_names(data: bytes) -> list[str] | None:
-    """Return the readable shard names in a dataset file, which may be damaged, or None for other files."""
+    """Return the shard names in a dataset file, or None for other files. If it is damaged, return readable names."""
     if not any(mark in data for mark in _DATASET_FILE_MARKS) and not _is_rewritten(data):
         return None
     if (names := _parse_urls(data)) is None:
@@ -236,7 +236,7 @@ def parse_listed_shards(data: bytes, path: str) -> tuple[list[str], bool]:
     """Return the local paths of the shards in a dataset file or wids index, and whether shardtool wrote the file.
 
     Raises:
-        CorruptShard: The file is neither, or a path leads out of the file's folder.
+        CorruptShard: The file is not a dataset file or wids index, or a path leads out of the file's folder.
     """
     is_own, names = True, parse_shard_names(data)
     if names is None:  # in a wids index of another tool, a name with a colon is a URL
@@ -255,9 +255,9 @@ def _is_local_shard(name: str, url_mark: str) -> bool:
 
 
 def parse_local_shards(data: bytes) -> tuple[list[str], str]:
-    """Return the shards that a dataset file lists in its own folder, and the shard pattern.
+    """Return the names of the shards that a dataset file lists in its own folder, and the shard pattern.
 
-    If the file is damaged, return what is readable.
+    If the file is damaged, return the readable names. If the pattern is unreadable, return "".
     """
     match, pattern = _PATTERN_LINE.search(data), ""
     with suppress(ValueError):

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 JSON_RANK, _NO_RANK = 3, 4
 _CONTENT_RANKS = {"image": 0, "audio": 0, "video": 0, "array": 0, "text": 1, "bytes": 2, "pickle": 2, "json": JSON_RANK}
-# odd, so that multiplication loses no information
+# odd, so that multiplication modulo 2^64 maps no two numbers to the same result
 _HASH_MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)
 
 
@@ -46,7 +46,7 @@ class Content(NamedTuple):
     """The fields that are compared to find duplicates.
 
     Attributes:
-        rows: Row numbers of these fields in the shard's index or the table.
+        rows: Row numbers of these fields in a shard's index or in a sample table.
         owners: The sample number of each of `rows`, in ascending order.
         ranks: uint8[samples], the `content_rank` of the content. Samples with different ranks are never duplicates.
     """
@@ -63,7 +63,7 @@ class Content(NamedTuple):
     def ids(self, sizes: Rows, crcs: NDArray[np.integer] | None) -> NDArray[np.uint64]:
         """Return a hash of each sample's content, or 0 for a sample without content. Duplicates have equal hashes.
 
-        `sizes` and `crcs` contain a value for each of `rows`. If `crcs` is None, the hash covers only sizes.
+        `sizes` and `crcs` are the payload sizes and CRC-32C of `rows`. Without `crcs`, the hash covers only sizes.
         """
         mixed = sizes.astype(np.uint64) * _HASH_MULTIPLIERS[0]
         if crcs is not None:
@@ -78,7 +78,7 @@ class Content(NamedTuple):
     def groups(self, digests: NDArray[np.bytes_]) -> list[list[int]]:
         """Return groups of duplicates as lists of sample numbers, in any order.
 
-        `digests` has one digest for each of `rows`, or b"" if the payload cannot be read.
+        `digests` contains the payload digest of each of `rows`, or b"" if the payload cannot be read.
         """
         starts = self._starts()
         ends, samples, combined = np.append(starts[1:], len(digests)), self.owners[starts], digests[starts]
@@ -116,12 +116,12 @@ def find_content(
 
 
 def content_rank(field: str) -> int:
-    """Return a field's rank. The fields with a sample's lowest rank are the sample's content."""
+    """Return the rank of a field's content type. A sample's content consists of its fields with the lowest rank."""
     return _CONTENT_RANKS.get(content_type(field), _NO_RANK)
 
 
 def repeated(ids: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Return a mask of the ids from `Content.ids` that occur more than once."""
+    """Return a mask of the `ids` that occur more than once. The id 0 (no content) does not count."""
     order = np.argsort(ids, kind="stable")
     same = (ids[order][1:] == ids[order][:-1]) & (ids[order][1:] != 0)
     is_repeated = np.zeros(len(ids), np.bool_)
@@ -152,7 +152,7 @@ def index_content(index: ShardIndex, labels: Collection[str]) -> Content:
 
 
 def sample_digests(path: str, index: ShardIndex, content: Content, samples: Sequence[int]) -> list[bytes]:
-    """Read the content of the given samples. Return a digest for each, or b"" if the content cannot be read."""
+    """Read the content of these samples. Return a digest for each sample, or b"" if its content cannot be read."""
     sides = (np.searchsorted(content.owners, samples, side).tolist() for side in ("left", "right"))
     rows = [content.rows[start:end].tolist() for start, end in zip(*sides, strict=True)]
     digests: dict[int, bytes] = {}

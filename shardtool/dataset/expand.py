@@ -46,7 +46,7 @@ _RANGE_PATTERN = re.compile(r"[^{}<>,*?%\[\]]*\{\d{1,18}\.\.\d{0,18}\}[^{}<>,*?%
 def expand_datasets(dataset: DatasetLike) -> list[DatasetLike]:
     """Split an argument that names several datasets into arguments of `find_dataset`. Some datasets may not exist.
 
-    In a list, the names of shards together form one dataset. Shards of other datasets in the list are excluded from it.
+    In a list, the shards together form one dataset, without the shards that belong to another dataset in the list.
     """
     if dataset and isinstance(dataset, (str, os.PathLike)):
         datasets = _expand_name(os.fspath(dataset))
@@ -69,7 +69,7 @@ def expand_datasets(dataset: DatasetLike) -> list[DatasetLike]:
 
 
 def splits_in(folder: str, made: RunRecord) -> dict[str, DatasetFile]:
-    """Find the other splits that the run `made` wrote to a folder. Return their dataset files by file name."""
+    """Find the other splits in a folder from the run with the record `made`. Return dataset files by file name."""
     names = [name for name in list_folder_names(folder or ".") if name.endswith(DATASET_SUFFIX)] if made.split else []
     return _splits_of_run(made, {name: join(folder, name) for name in names})
 
@@ -167,7 +167,7 @@ def _unlisted_shards(folder: str, files: list[str], shards: list[str]) -> list[s
 
 
 def datasets_by_split(text: str) -> dict[str, list[DatasetLike]]:
-    """Return all datasets that match a pattern with `{split}`, by split. They may belong to several runs."""
+    """Return all datasets that match a pattern with `{split}`, by split. They may come from several runs."""
     if is_web(text):
         problem = "{split} on the web, where folders cannot be listed"
         raise InvalidRequest(text, problem, expected="the name of one dataset")

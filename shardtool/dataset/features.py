@@ -31,7 +31,7 @@ class TfFeature:
         return "" if self.kind == "bytes" else -1
 
     def encode(self) -> str:
-        """Return the Python source of the object that TensorFlow's parser expects."""
+        """Return Python source that creates this feature for TensorFlow's parser."""
         if self.is_list:
             return f"tf.io.VarLenFeature({_TF_KINDS[self.kind]})"
         default = f", default_value={json.dumps(self.default)}" if self.is_optional else ""

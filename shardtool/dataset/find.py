@@ -1,7 +1,7 @@
 """Find the shards of one dataset that a user names by its dataset file, a pattern, a glob, a folder, or shards.
 
-A range or glob also matches names in a dataset file of the same folder, because missing shards must be reported. On
-the web, a range needs an end, because web servers cannot list files. No dataset file can cause reads outside its
+A range or glob also matches the shard names in a dataset file of the same folder, so that missing shards are reported.
+On the web, a range needs an end, because web servers cannot list files. No dataset file can cause reads outside its
 folder.
 """
 
@@ -145,7 +145,7 @@ def natural_key(name: str) -> list[tuple[int, str]]:
 
 def _from_names(names: list[str], text: str = "") -> StoredDataset:
     sidecars = {sidecar_path(name, None) for name in names}
-    # a glob for shards such as `train-00000-of-01024` may also match their sidecars
+    # A glob such as `train-*` matches the shard `train-00000-of-01024`, but also its sidecar.
     names = [name for name in names if name not in sidecars] or names
     sizes = [*plain_sizes(names)]
     for name in names:
@@ -343,7 +343,7 @@ def _read_dataset_file(path: str, *, listed: bool = False) -> bytes | None:
 
 
 def default_dataset_names(shards: list[str]) -> Iterator[str]:
-    """Yield the default names of a dataset file for these shards."""
+    """Yield the names that a dataset file of these shards has by default."""
     with suppress(InvalidRequest):
         yield parse_pattern(shards).dataset_file
     if len(shards) == 1 and (match := _NUMBERED_NAME.fullmatch(shards[0])):
@@ -352,7 +352,10 @@ def default_dataset_names(shards: list[str]) -> Iterator[str]:
 
 
 def find_damaged_file(dataset: StoredDataset) -> str | None:
-    """Return the path of the dataset file with a default name for the shards, if this file is damaged."""
+    """Return the path of a damaged dataset file of the shards, or None.
+
+    Only dataset files with a default name for these shards are checked.
+    """
     if dataset.dataset_file is not None:
         return None
     for name in default_dataset_names([base_name(path) for path in dataset.paths]):
@@ -371,7 +374,8 @@ def check_not_damaged(dataset: StoredDataset) -> None:
 def _find_dataset_file(
     folder: str, existing: set[str], default_names: Iterable[str], select: Callable[[Iterable[str]], list[str]]
 ) -> tuple[str | None, list[str], str]:
-    # The best match lists all existing shards. The next has a default name, and lists some shards or is damaged.
+    # The best dataset file lists all existing shards. Otherwise, use a file with a default name that lists some of the
+    # existing shards, or whose list is unreadable.
     default_names, candidates = [*default_names], list[tuple[str, list[str], str]]()
     other_names = [] if is_url(folder) else list_folder_names(folder)
     for name in dict.fromkeys((*default_names, *(name for name in other_names if name.endswith(DATASET_SUFFIX)))):

@@ -95,7 +95,7 @@ def feature_numbers(data: bytes, kind: str, count: int | None = None) -> list[in
 
 
 def label_name(data: bytes, kind: str, classes: list[str] | None) -> tuple[str, int | float | None]:
-    """Return the text to display for a label, such as its class name, and the label's number or None."""
+    """Return the text to display for a label, such as a class name, and the number of the label, or None."""
     value = parse_value(data, kind)
     if isinstance(value, int) and classes is not None and 0 <= value < len(classes):
         return str(classes[value]), value
@@ -121,7 +121,8 @@ def image_info(data: bytes) -> tuple[int, int, str] | str:
 def duration_s(data: bytes, length: int) -> float | None:
     """Return the duration in the headers of WAV, FLAC, MP3, Ogg or MP4, or None if it is unknown.
 
-    `data` needs only the first few thousand of all `length` bytes, except for Ogg and some MP4 files.
+    `data` is the start of the file, and `length` is the file size. A few thousand bytes are enough, except for Ogg and
+    some MP4 files.
 
     Source: RFC 2361 (WAV), RFC 9639 (FLAC), ISO/IEC 11172-3 and 13818-3 (MP3) with LAME's first frame, RFC 3533, RFC
     7845 and Xiph's Vorbis I (Ogg), ISO/IEC 14496-12 (MP4).
@@ -193,7 +194,7 @@ def _mp3_seconds(data: bytes, length: int) -> float:
     is_layer_3 = head >> 21 == 2**11 - 1 and head >> 17 & 3 == 1
     if not is_layer_3 or halved is None or rate == len(_SAMPLE_RATES) or not 0 < kilobits <= len(_KILOBITS[0]):
         return 0.0
-    # the first frame may contain the number of frames, after "Xing" or "Info"
+    # after "Xing" or "Info", the first frame may contain the number of frames
     frames_tag = max(data.find(mark, size, size + 48) for mark in (b"Xing", b"Info"))
     if frames_tag >= 0 and data[frames_tag + 7] & 1:
         frames = int.from_bytes(data[frames_tag + 8 : frames_tag + 12], "big")

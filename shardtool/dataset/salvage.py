@@ -93,7 +93,8 @@ def salvage_records(
                 previous, offset = record.offset, record.end
                 yield record
         except CorruptShard as error:
-            # The length of the previous record may be wrong, so also search inside the previous record.
+            # The caller appends records with damaged data to `lost`. If the previous record is one of them, its length
+            # may be wrong, so search inside this record, too.
             continues_loss = bool(lost) and lost[-1].start == previous < offset == lost[-1].end and shard.size >= 0
             try:
                 end = tfrecord_read.next_record(

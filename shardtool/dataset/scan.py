@@ -40,7 +40,7 @@ def interleaved_samples(keys: Sequence[bytes], fields: Sequence[frozenset[int]])
     """Find samples whose members are not adjacent. Return the indexes of the first two groups of each such sample.
 
     A group is a range of adjacent members with the same key. `keys` and `fields` have one item per group. If two groups
-    with the same key have a common field, these are duplicate keys, not interleaved samples, and the list is empty.
+    with the same key have a common field, the shard has duplicate keys. The returned list is then empty.
     """
     first: dict[bytes, int] = {}
     interleaved: dict[bytes, tuple[int, int]] = {}
@@ -61,7 +61,7 @@ _FILE_SUFFIX = re.compile(rb"(?<=[^/])\.[A-Za-z0-9]{1,8}$")
 _RECORD_SUFFIX = re.compile(r"\.tfrecords?|\.(?:gz|bz2|xz|zst)$", re.IGNORECASE)
 _MAX_KEY_BYTES = 2**20  # a longer `__key__` is treated as an attack
 _NO_END = 2**63
-# memory limits, because a compressed shard can expand to a thousand times its size
+# limits for the memory of a scan, because a compressed shard can expand to a thousand times its size
 _BYTES_PER_FIELD, _BYTES_PER_SAMPLE, _BYTES_PER_NAME = 48, 128, 256
 _BASE_MEMORY_BYTES = 2**27
 _MEMORY_PER_BYTE = 8
@@ -102,7 +102,7 @@ class UnrecognisedMember(NamedTuple):
 
 
 class FeatureConflict(NamedTuple):
-    """The first sample in which a feature has another type than before, or has several values or none."""
+    """The first sample in which a feature has another type than in earlier samples, several values, or no value."""
 
     sample: int
     kind: FeatureType
@@ -124,7 +124,8 @@ class ShardScan:
         text_crcs: CRC-32C of each such text.
         unrecognised: Members that belong to no sample, such as folders.
         ambiguous_headers: Offset and problem of each header that tar readers interpret differently.
-        conflicts: For TFRecord, the first `FeatureConflict` of each feature, by code. A type conflict takes precedence.
+        conflicts: For TFRecord, the first `FeatureConflict` of each feature, by code. The first conflict of types takes
+            precedence over conflicts in the number of values.
         list_rows: For TFRecord, row numbers of the fields whose payload is a whole list (see `ExampleFeature.is_list`).
         lost: If the task has `salvage`, the ranges that could not be read.
         incomplete: If the task has `salvage`, offset, key and problem of each excluded sample.
@@ -167,7 +168,7 @@ class ShardScan:
         return code
 
     def list_features(self) -> Iterator[str]:
-        """Yield the TFRecord features without type conflict that have several values, or none, in a sample."""
+        """Yield the TFRecord features that have one type, but in some sample no value or several values."""
         for code, conflict in self.conflicts.items():
             if conflict.kind == self.kinds[code]:
                 yield index_text(self.names[code])

@@ -37,7 +37,7 @@ _MAX_XZ_MEMORY_BYTES = 2**27  # half is enough for files of `xz -9`; a malicious
 
 
 class ShardFile:
-    """An open shard that is not compressed. A read fetches more bytes than requested, to save requests for headers."""
+    """An open shard that is not compressed. `read` fetches more bytes than requested, to save later small reads."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -187,7 +187,7 @@ class CompressedFile:
 
         self.path, self.size = path, -1
         packing = packing or detect_kind(path).compression
-        with ShardFile(path) as shard:  # does not block on a FIFO
+        with ShardFile(path) as shard:  # opening a FIFO this way does not block
             self.packed_size, self._file = shard.size, shard.stream()
         self._stream: Any
         try:
@@ -218,7 +218,7 @@ class CompressedFile:
                 self._held.close()
 
     def hold(self, offset: int, length: int) -> IO[bytes]:
-        """Copy bytes to a temporary file, and return the file. `read` can return them again until the next `hold`."""
+        """Copy bytes to a temporary file, and return the file. Until the next `hold`, `read` can return these bytes."""
         from tempfile import TemporaryFile, gettempdir
 
         position, end = offset, offset + length
@@ -261,7 +261,7 @@ class CompressedFile:
         return self._window[position : position + length]
 
     def _decompress(self, length: int) -> bytes:
-        # Damage loses the bytes of a whole step. The step size is constant, so that `length` does not affect the loss.
+        # If the data is damaged, all bytes of a step are lost. Constant steps lose the same bytes for any `length`.
         if self._failed is not None:
             raise self._failed
         parts, size = [], 0
@@ -287,7 +287,7 @@ def open_error(path: str, error: OSError, remedy: str = "") -> CorruptShard:
 
 
 def describe_missing(path: str) -> tuple[str, str]:
-    """Return why a shard is missing, and advice (or "" if there is none)."""
+    """Return why a shard is missing, and advice or ""."""
     if is_url(path):
         return "no such object", ""
     if (target := dangling_target(path)) is not None:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from shardtool.storage.shared_blocks import SharedBlocks
     from shardtool.values import FeatureType
 
-    # `for_reading` converts them to int32 for shards below 2 GiB
+    # `for_reading` converts these arrays to int32 for shards below 2 GiB
     Offsets = NDArray[np.int64]
 
 
@@ -50,7 +50,8 @@ _NO_FACTS = ShardFacts("", -1, None, "")
 _ALIGNMENT_BYTES = 8
 # replaces NUL in the keys of other tools; no UTF-8 text contains this byte
 _NUL_SUBSTITUTE = b"\xff"
-_MAX_DECODED_PER_KEY = 8  # a block with fewer keys per requested key is decoded as a whole, because this is faster
+# If the range from the first to the last requested key has fewer keys per requested key, decoding all of it is faster.
+_MAX_DECODED_PER_KEY = 8
 _OFFSET_COLUMNS = ("key_offsets", "starts", "sizes", "firsts", "offsets", "lengths")
 
 
@@ -160,7 +161,7 @@ class ShardIndex:
         return pa.Table.from_arrays(table_columns, schema=pa.schema(schema))
 
     def keys_of(self, rows: NDArray[np.int64]) -> list[str]:
-        """Return the keys of the samples `rows`, which must be ascending."""
+        """Return the keys of the samples with the numbers `rows`, which must be ascending."""
         starts, ends, keys = self.key_offsets[rows].tolist(), self.key_offsets[rows + 1].tolist(), self.keys
         if starts and rows[-1] - rows[0] < _MAX_DECODED_PER_KEY * len(rows):
             block_start = starts[0]
@@ -196,14 +197,14 @@ class ShardIndex:
         return -1
 
     def field_counts(self, rows: NDArray[np.int64]) -> list[int]:
-        """Return, for each of `names`, how many samples in `rows` have the field."""
+        """Return, for each of `names`, how many of the samples with the numbers `rows` have the field."""
         counts = self.counts[rows]
         field_rows = np.repeat(self.firsts[rows] - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
         result: list[int] = np.bincount(self.codes[field_rows], minlength=len(self.names)).tolist()
         return result
 
     def tally(self) -> ShardTally:
-        """Return the counts that the dataset file records for the shard."""
+        """Return the first and last key and the counts that the dataset file records for the shard."""
         first, last = (self.keys_of(np.array([0, len(self) - 1]))) if len(self) else ("", "")
         fields: Counter[str] = Counter()
         for name, count in zip(self.names, np.bincount(self.codes, minlength=len(self.names)).tolist(), strict=True):
@@ -260,7 +261,7 @@ class ShardIndex:
         return columns if self.crcs is None else {**columns, "crcs": self.crcs}
 
     def packed(self) -> list[tuple[int, bytes | memoryview]]:
-        """Return the parts of the index to write to a memory block (see `unpacked`), each with its offset there."""
+        """Return the parts of the index to write to a memory block, each with its offset in the block."""
         columns = self._columns()
         layout = {name: (column.dtype.str, len(column)) for name, column in columns.items()}
         header = json.dumps([self.names, self.kinds, layout]).encode()
@@ -333,6 +334,7 @@ class IndexDifference(NamedTuple):
     Attributes:
         what: What differs, such as `samples` (the number of samples) or `checksum`.
         sample: Number of the sample, from 0, or -1 if `what` is `samples`.
+        row: Number of the field, from 0 in the shard, or -1 if the difference is not in a field.
     """
 
     what: str
@@ -345,8 +347,9 @@ class IndexDifference(NamedTuple):
 def compare_indexes(first: ShardIndex, second: ShardIndex) -> Iterator[IndexDifference]:
     """Compare two indexes of a shard.
 
-    Yield a difference in the number of samples, then the first difference in any other column. If only checksums
-    differ, yield all differences.
+    Yield a difference in the number of samples, then the first difference in keys, offsets, sizes or fields. If neither
+    the keys nor these columns differ, yield all differences in checksums. If the scan of `second` stopped early, its
+    last sample is not compared.
     """
     samples = min(len(first), len(second))
     if second.error is not None:

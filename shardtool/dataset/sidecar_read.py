@@ -1,6 +1,7 @@
 """Read sidecars, which are untrusted.
 
-A sidecar is rejected if the memory for its pages (see `parquet_bounds`) is too much for the sizes of sidecar and shard.
+The sizes of sidecar and shard limit the memory that the sidecar's pages may need (see `parquet_bounds`). A sidecar that
+needs more is rejected before it is decoded.
 
 Source: docs/format.md, "Sidecar"; docs/decisions/012-bounded-sidecars.md.
 """
@@ -55,7 +56,7 @@ _INDEX_SLACK_BYTES = 2**24
 _METADATA_SLACK_BYTES = 2**25
 _MAX_BYTES_PER_BYTE = 64  # limit of decoded bytes per byte of sidecar; for metadata, per byte of sidecar and shard
 _VERSION_KEY = f"{METADATA_PREFIX}format_version"
-_ARROW_SCHEMA_KEY = "ARROW:schema"  # refused, because it changes how pyarrow decodes columns
+_ARROW_SCHEMA_KEY = "ARROW:schema"  # a sidecar with this key is rejected: the key changes how pyarrow decodes columns
 _MAX_ERROR_LENGTH = 300
 
 
@@ -90,7 +91,10 @@ def parse_sidecar(data: bytes, where: str, size: int | None, *, metadata: bool =
 
 
 def has_small_metadata(data: bytes, metadata: pa.Table, size: int) -> bool:
-    """Return whether readers will accept the amount of metadata in a sidecar, without decoding the sidecar."""
+    """Return whether readers will surely accept the amount of metadata in a sidecar.
+
+    The sidecar is not decoded, so the result is False if the metadata has dictionary-encoded columns.
+    """
     if any(pt.is_dictionary(column.type) for column in metadata.columns):
         return False
     leaves = leaf_memory(data, parse_footer(data))

@@ -48,8 +48,9 @@ class TransformFacts(NamedTuple):
     Attributes:
         content: The content fingerprint of the shard.
         consumed: Number of processed source samples.
-        dropped: Number of samples that `--map` dropped.
-        left_out: The skipped samples. Empty if the next run tries them again.
+        dropped: Number of source samples that `--map` dropped.
+        skipped: Number of skipped source samples.
+        left_out: The skipped samples, if a later run must not try them again. Otherwise empty.
     """
 
     content: int
@@ -79,7 +80,7 @@ class ShardFacts(NamedTuple):
 
 
 class ShardTally(NamedTuple):
-    """What a dataset file records about a shard's samples. `fields` is the number of samples by field."""
+    """What a dataset file records about a shard's samples. `fields` maps each field to its number of samples."""
 
     samples: int
     first_key: str

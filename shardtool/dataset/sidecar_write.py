@@ -105,7 +105,7 @@ def encode_sidecar(index: ShardIndex, shard: ShardFacts) -> tuple[bytes, dict[st
 
 
 def _check_readable(data: bytes, shard: ShardFacts) -> None:
-    # readers reject a sidecar in which many samples share a long string
+    # Readers may reject a sidecar in which many samples share a long string, so fail now.
     try:
         parse_sidecar(data, sidecar_name(shard.name), shard.size)
     except CorruptShard as error:
@@ -132,7 +132,7 @@ def encode_sidecar_table(table: pa.Table, shard: ShardFacts, version: int = FORM
         facts |= {"dropped": f"{made.dropped}", "skipped": f"{made.skipped}"}
         if made.left_out:
             facts["left_out"] = pack_rows(made.left_out)
-        # these facts do not follow from `plan`, so protect them by a checksum
+        # `plan` does not determine these facts, so add a checksum.
         facts["check"] = f"{crc32c(' '.join(facts.values()).encode()):08x}"
     metadata_columns = table.column_names[len(SIDECAR_SCHEMA) :]
     if version > 1:

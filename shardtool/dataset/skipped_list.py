@@ -69,7 +69,10 @@ def merge_skipped(old: Sequence[Skipped], new: Iterable[Skipped]) -> list[Skippe
 
 
 def merge_new_rows(rows: Sequence[Skipped], dataset: DatasetFile, new: Sequence[Skipped], where: str) -> list[Skipped]:
-    """Merge new rows into the list of a dataset, unless an interrupted run has already done this."""
+    """Merge new rows into a dataset's list of skipped samples.
+
+    An interrupted run may already have merged the rows. They are then not added again.
+    """
     try:
         check_skipped_file(encode_skipped(rows), dataset, where)
     except CorruptShard:
@@ -79,7 +82,7 @@ def merge_new_rows(rows: Sequence[Skipped], dataset: DatasetFile, new: Sequence[
 
 
 def unmerge_skipped(rows: Iterable[Skipped], newer: Iterable[Skipped]) -> list[Skipped]:
-    """Undo `merge_skipped`: remove the rows `newer` from a list, and return the older rows."""
+    """Undo `merge_skipped`: return the rows without the rows in `newer`."""
     remaining = Counter(merge_skipped((), newer))
     older = []
     for row in rows:

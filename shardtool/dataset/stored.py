@@ -1,4 +1,4 @@
-"""A finished dataset and its shards. Files are read again for each call."""
+"""A dataset in storage, and its shards. Each call reads the files again."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class StoredShard:
     """A shard on disk, in a store or on the web.
 
     Attributes:
-        dots: Whether keys end at the first or last dot of member names.
+        dots: Whether keys end at the `first` or `last` dot of member names.
         index_folder: The folder of the sidecar, or None for the folder of the shard.
     """
 
@@ -220,7 +220,10 @@ def sidecar_path(shard: str, folder: str | None) -> str:
 
 
 def recorded_dots(dataset: StoredDataset) -> Dots:
-    """Return `last` if a key in the sidecars has a dot after its last slash, except a leading dot, else `first`."""
+    """Find out from the keys in the sidecars whether keys end at the first or last dot of member names.
+
+    Return `last` if the file name in a key contains a dot, apart from a leading dot. Otherwise, return `first`.
+    """
     from shardtool.dataset.sidecar_read import parse_sidecar
 
     sidecars = [shard.sidecar for shard in dataset.shards]

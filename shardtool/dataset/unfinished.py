@@ -1,6 +1,6 @@
 """Detect shards of an unfinished run by their sidecars, which record how many shards the run planned.
 
-A dataset file for the existing shards of an interrupted run would hide the missing shards.
+If `index` wrote a dataset file for the shards of an interrupted run, the missing shards would not be noticed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ ALL_SHARDS = "all shards of the run, and their dataset file"
 def describe_unfinished(facts: Iterable[ShardFacts | None], sibling_facts: Iterable[ShardFacts] = ()) -> Iterator[str]:
     """Yield a description of each run that planned more shards than exist.
 
-    `facts` has the facts of each shard's sidecar, or None if the sidecar is missing or invalid.
+    `facts` has the facts of each shard's sidecar, or None if the sidecar is missing or invalid. `sibling_facts` has the
+    facts of other shards in the folder, which may come from the same runs.
     """
     counts: Counter[str] = Counter()
     planned: dict[str, int] = {}
