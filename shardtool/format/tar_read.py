@@ -3,8 +3,8 @@
 If GNU tar, bsdtar and `tarfile` read a header differently, this module follows the majority and reports the difference.
 In contrast to `tarfile`, damage or an early end of the file raises `CorruptShard`.
 
-After damage, `next_header` searches for a block with the checksum of a header. A payload may be another tar with its
-own headers. Such a nested header is accepted only if the damaged header has no valid size.
+After damage, `next_header` searches for a block with a valid header checksum. The search may find a header inside a
+payload that is another tar. Such a nested header is accepted only if the damaged header has no valid size.
 
 Source: POSIX.1-2017, pax; GNU tar manual, "Basic Tar Format"; docs/format.md, "Tar shards".
 """
@@ -21,7 +21,7 @@ from shardtool.format.tar_write import HEADER_TAIL, TAR_BLOCK_BYTES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    Read = Callable[[int, int], bytes | memoryview]  # arguments: offset and length; shorter only at the end
+    Read = Callable[[int, int], bytes | memoryview]  # (offset, length); fewer bytes only at the end of the file
     Note = Callable[[int, str], None]
 
 
@@ -107,7 +107,7 @@ def iter_members(read: Read, where: str, note: Note = _ignore_note, offset: int 
 
 
 def is_tar_start(start: bytes) -> bool:
-    """Return whether the first 512 bytes of a file are a tar header."""
+    """Return whether the first 512 bytes of a file, `start`, are a tar header."""
     try:
         return len(start) >= TAR_BLOCK_BYTES and any(start) and _parse_size(start[:TAR_BLOCK_BYTES], 0, "") >= 0
     except CorruptShard:
@@ -357,7 +357,7 @@ def _search_header(read: Read, offset: int, first: int, end: int | None) -> int 
 
 
 def _leads_to(read: Read, offset: int, end: int) -> bool:
-    # false for a header in a nested tar, because no member of a nested tar ends exactly at `end`
+    # A header in a nested tar leads to False, because no member of the nested tar ends exactly at `end`.
     try:
         for member in iter_members(read, "", offset=offset):
             if member.end >= end:
@@ -389,5 +389,5 @@ def damaged_name(block: bytes) -> bytes:
 
 
 def may_lack_name(name: bytes) -> bool:
-    """Return whether `name` may be a short form of a name in a lost extended header."""
+    """Return whether `name` may be a shortened name, whose full form was in an extended header that is now lost."""
     return len(name) >= 99 or b"?" in name  # noqa: PLR2004 - the field has 100 bytes; tools replace non-ASCII by ?

@@ -76,8 +76,8 @@ class ExampleFeature(NamedTuple):
 def iter_records(read: Read, where: str, hold: Hold | None = None, offset: int = 0) -> Iterator[TFRecord]:
     """Yield the records of a shard without checking their data (see `check_record_crc`).
 
-    If `read` is sequential, `hold(offset, size)` must make `read` return the bytes of a large record again, until the
-    next call of `hold`.
+    Pass `hold` if `read` can only read forward. `hold(offset, size)` must keep the bytes of a large record, so that
+    `read` can return these bytes again until the next call of `hold`.
 
     Raises:
         CorruptShard: A length does not match its checksum, or the file ends too early.
@@ -191,7 +191,7 @@ def _parse_any_feature(data: Data, at: int, end: int, start: int, features: list
 
 
 def decode_numbers(data: bytes | memoryview, kind: str) -> list[int] | list[float]:
-    """Return the numbers in an encoded list, packed or not. Raise `ValueError` if the list is invalid."""
+    """Return the numbers in an encoded int64_list or float_list, packed or not. Raise `ValueError` if it is invalid."""
     try:
         if kind == "float":
             spans = [*_value_spans(data)]

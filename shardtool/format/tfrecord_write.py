@@ -49,7 +49,7 @@ def mask_crc(crc: int) -> int:
 class FeatureHead:
     """Computes the bytes before each payload of one field.
 
-    `kind` is a number type, or None for bytes. If `is_list`, payloads are whole lists, including tags and lengths.
+    `kind` is the type of the feature, or None for bytes. If `is_list`, payloads are whole lists with tags and lengths.
     """
 
     __slots__ = ("_name", "_tag", "_value")

@@ -1,6 +1,6 @@
 """Parse zip archives.
 
-It supports stored and deflated members, zip64 and data descriptors. Encrypted members and members with other
+Stored and deflated members, zip64 and data descriptors are supported. Encrypted members and members with other
 compression methods are listed but not read. Split archives are refused. Members that are not in the central directory
 are ignored.
 

@@ -1,4 +1,4 @@
-"""Base class of the packers, which read payloads, fill a buffer, skip samples and report progress.
+"""Base class of the packers. A packer writes the samples of a planned shard.
 
 Payloads are read into a buffer, which is written when it is full. A sample larger than the buffer is written in blocks.
 If such a sample must be skipped after its first block, the shard is packed from scratch.
@@ -64,6 +64,8 @@ def no_report(*_: object) -> None:
 class Packer:
     """Writes one shard. Subclasses write the headers and padding of their format.
 
+    A row is one field of one sample. Rows are numbered from 0 in the order of the planned samples.
+
     Args:
         put: Writes bytes of the shard.
         report: Called regularly with the numbers of new samples and bytes.
@@ -77,7 +79,7 @@ class Packer:
         self.size = self.crc = 0
         self.record_crc = 0
         self.field_crcs = array("I")
-        # see `compute_content_fingerprint`
+        # the argument of `compute_content_fingerprint`
         self.single_numbers = array("Q")
         self.reported = (0, 0, time.monotonic())
         samples, self.content = task.samples, task.samples.content
@@ -95,8 +97,8 @@ class Packer:
         self.offsets = array("q", samples.spans.offsets).tolist()
         self.expected = array("q", samples.spans.crcs).tolist()
         self.spans = SpanReader(self.files, samples.spans.regions, has_crcs=min(self.expected, default=-1) >= 0)
-        # A file whose ctime is later than the listing has changed. If the time of the listing is unknown (links,
-        # several file systems, a clock that is ahead), compare the ctimes before and after reading instead.
+        # A file whose ctime is later than all ctimes in the listing has changed since then. If these ctimes are not
+        # reliable (links, several file systems, a clock that is ahead), compare ctimes before and after reading.
         if samples.changed_ns < time.time_ns():
             read, self.max_ctime_ns = read_file, samples.changed_ns
         else:
@@ -212,7 +214,7 @@ class Packer:
             raise read_error(self.path_of(row, name), error) from None
 
     def _check_read(self, path: bytes, row: int, payload: memoryview, read: Read) -> None:
-        """Raise an error if a file differs from the plan. If only its ctime is too new, first read it again."""
+        """Raise an error if a file differs from the plan. If only its ctime is too new, read the file again first."""
         size, mtime_ns, (size_read, info) = self.sizes[row], self.mtimes[row], read
         if (size_read, info.st_size, info.st_mtime_ns) == (size, size, mtime_ns):
             if info.st_ctime_ns <= self.max_ctime_ns:
@@ -250,7 +252,7 @@ class Packer:
             expected = "a file that does not change during the run" if failed.code == "changed" else ""
             remedy = f"Fix the sample and run again with {flag_text('resume')}, {skip_advice}"
             raise SampleFailed(location, failed.message, expected=expected, remedy=remedy, detail=failed.detail)
-        # the output must not contain folders of this machine
+        # The output will list `path`, so remove the folders of this machine.
         for file in self.files:
             if failed.path == file.path or failed.path.startswith(file.path + b":"):
                 path = to_text(file.path.rpartition(b"/")[2] + failed.path[len(file.path) :])
@@ -278,11 +280,11 @@ class Packer:
         self.write(data)
 
     def extra_progress(self) -> tuple[int, ...]:
-        """Return additional arguments for the next progress report."""
+        """Return additional arguments for `report`."""
         return ()
 
     def report_progress(self, samples: int) -> None:
-        """Report that `samples` samples are finished, unless the last report was recent."""
+        """Report that `samples` samples are finished. Do nothing if the last report was recent."""
         done_samples, done_bytes, when = self.reported
         now = time.monotonic()
         if now - when > _REPORT_INTERVAL_S or samples == len(self.keys):

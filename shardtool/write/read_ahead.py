@@ -1,4 +1,4 @@
-"""Read the files of a shard in advance, in threads. This is faster if opening a file is slow, for example on NFS."""
+"""Read the source files of a shard in advance, in threads. This helps if opening a file is slow, for example on NFS."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class ReadAhead:
     """Reads files in advance, in threads.
 
     The caller must request the files in the order of `files`, but may skip some. Files that were read but not yet
-    requested use at most `memory` bytes. Files are not kept if they are larger than half of `memory`, differ from the
-    plan, or changed after `max_ctime_ns`.
+    requested use at most `memory` bytes. Files larger than half of `memory` are not read in advance. A file that
+    differs from the plan, or changed after `max_ctime_ns`, is discarded, and the caller must read it.
     """
 
     def __init__(

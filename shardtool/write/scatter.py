@@ -1,4 +1,4 @@
-"""Copy the payloads of one source file into the spool of a shuffle. This code runs in workers."""
+"""Copy payloads from one source file to the spool, the temporary file of a shuffle. This code runs in workers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,11 @@ class ScatterTask(NamedTuple):
 
     Attributes:
         is_compressed: If true, `offsets` are offsets in the decompressed bytes.
+        offsets: int64, the offset of each payload in the source file.
+        sizes: int64, the size of each payload in bytes.
         targets: int64, the offset of each payload in the spool.
+        expected: int64, the CRC-32C of each payload, or -1 if unknown.
+        room: Bytes of memory for payloads.
         stop: Whether to stop copying after a payload with a wrong checksum.
     """
 
@@ -53,7 +57,7 @@ class ScatterResult(NamedTuple):
     """The result of a `ScatterTask`.
 
     Attributes:
-        wrong: Index and CRC-32C of each payload whose CRC-32C is not the expected one.
+        wrong: Index and CRC-32C of each payload whose CRC-32C differs from `ScatterTask.expected`.
         failed: Code and message if the file cannot be read. The copied payloads are then invalid.
     """
 
@@ -62,7 +66,7 @@ class ScatterResult(NamedTuple):
 
 
 def scatter_rows(task: ScatterTask, report: Callable[[int, int], None]) -> ScatterResult:
-    """Copy the payloads of a task."""
+    """Copy the payloads of a task to the spool. `report` is called with the numbers of new samples (0) and bytes."""
     with closing(SpoolFile(task.spool)) as spool:
         try:
             has_crcs = min(array("q", task.expected), default=-1) >= 0

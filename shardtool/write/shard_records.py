@@ -1,4 +1,4 @@
-"""Encode samples as records of a shard, and collect the content of its index."""
+"""Encode samples as records of a shard, and collect the content of the shard's index."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def encode_record(
 
 
 class ShardRecords:
-    """Collects the records of a shard and writes many of them at once."""
+    """Collects the records of a shard, and writes many records with one call."""
 
     def __init__(self, write: Put) -> None:
         self._write = write
@@ -66,7 +66,7 @@ class ShardRecords:
         return len(self.keys)
 
     def add(self, key: bytes, parts: Parts, size: int, fields: list[EncodedField]) -> None:
-        """Add a sample."""
+        """Add a sample. `parts` is its record from `encode_record`, and `size` the size of the record in bytes."""
         self.keys.append(key)
         self._counts.append(len(fields))
         field_codes = self._field_codes

@@ -22,7 +22,7 @@ class SourceFailed(Exception):
 
 
 def describe_change(info: FileInfo, size: int, mtime_ns: int | None, action: str) -> str:
-    """Describe how a file differs from the plan ("" if it matches). If `mtime_ns` is None, the time is not compared."""
+    """Return how a file differs from the plan, or "". If `mtime_ns` is None, only sizes are compared."""
     if info.st_size != size:
         return f"changed while it was {action}: {size:,} bytes in the plan, {info.st_size:,} now"
     if mtime_ns in (None, info.st_mtime_ns):
@@ -44,7 +44,7 @@ class SourceTouched(RestartShard):
 
 
 def read_error(path: bytes, error: OSError) -> SourceFailed:
-    """Return the error for a file that cannot be read. Errors of this machine, such as no memory, are raised."""
+    """Return the error for a file that cannot be read. If the machine is the cause (no memory), raise an error."""
     if is_out_of_memory(error):
         raise error
     raise_if_machine_error(error, printable(path), PROCESS_ERRNOS)

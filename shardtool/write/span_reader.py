@@ -1,6 +1,6 @@
-"""Read byte ranges (spans) of shards, archives and the temporary file of a shuffle (the spool).
+"""Read spans, which are byte ranges in shards, archives and the temporary file of a shuffle (the spool).
 
-One system call reads many consecutive spans, or a whole region of a spool.
+One system call reads many consecutive spans. In a spool, one call reads a whole region, which contains many spans.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class SpanReader:
     """Reads spans of `files`. Files stay open until `close`, or until too many files are open.
 
     Args:
-        regions: Start and end of each region of the first file, as ascending int64 pairs.
+        regions: Start and end of each region of the first file, which is the spool, as ascending int64 pairs.
         has_crcs: Whether every payload has a checksum that the caller verifies. If so, ctimes are not compared.
     """
 
@@ -88,7 +88,7 @@ class SpanReader:
         self._end = self._ahead = 0  # end offset of the last span, and size of the last read in advance
 
     def read(self, file: int, offset: int, into: memoryview) -> None:
-        """Fill `into` with the bytes at an offset of the file with index `file`."""
+        """Fill `into` with the bytes at `offset` of `files[file]`. If they are in a region, read the whole region."""
         if self._regions and not file:
             end = offset + len(into)
             start, stop = self._region

@@ -1,6 +1,7 @@
 """Packers of tar shards.
 
-If a sample fails, the samples of the buffer are packed again one by one.
+If a file cannot be read, the samples in the buffer are packed again one by one, so that only the failed sample is
+skipped.
 """
 
 from __future__ import annotations
@@ -134,7 +135,8 @@ class TarPacker(packer.Packer):
 class SpanTarPacker(TarPacker):
     """Writes samples whose payloads are all in shards, archives or the plan.
 
-    One call reads many payloads and the bytes between them. The tar headers then overwrite these bytes.
+    One call reads many payloads and the bytes between them. The headers of the new tar then overwrite the bytes between
+    the payloads.
     """
 
     def run(self) -> None:

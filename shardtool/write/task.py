@@ -1,6 +1,6 @@
 """The task of packing one shard, its result, and buffers that a worker reuses for all its shards.
 
-If each shard of small files had a new buffer, page faults would take as long as packing.
+With a new buffer for each shard, the page faults would take as long as packing small files.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class TransformWork(NamedTuple):
     """The transform that a task applies to its samples, and the limits of the shard.
 
     Attributes:
-        known: An Arrow stream of the planned metadata columns that the condition needs, or b"".
+        room: Maximum bytes of all records in the shard.
+        known: An Arrow stream of the planned metadata columns that `transform.where` needs, or b"".
     """
 
     transform: Transform
@@ -57,6 +58,7 @@ class TransformedSamples(NamedTuple):
         sources: int64, for each written sample, the index of its source sample.
         consumed: Number of processed source samples. The remaining ones do not fit in this shard.
         dropped: Number of source samples for which the user's function returned no sample.
+        found: The values of the measured columns for each written sample (see `ReadSample`).
     """
 
     content: ShardContent
@@ -146,17 +148,17 @@ def compute_content_fingerprint(
     return content_digest(keys, counts, content.fields, codes=codes, lengths=sizes, crcs=field_crcs)
 
 
-# Larger payloads are copied in blocks, because a buffer larger than the L2 cache takes up to twice the time.
+# Packing takes up to twice the time if the buffer is larger than the L2 cache.
 BUFFER_SIZE = 512 * 1024
 
-MAX_GAP_BYTES = 2**20  # read smaller gaps between payloads too, because seeking takes as long
+MAX_GAP_BYTES = 2**20  # smaller gaps between payloads are read and discarded, because seeking takes as long
 
 _arena = memoryview(b"")
 
 
 @cache
 def get_buffer(use: Literal["shard", "window", "gap"]) -> memoryview:
-    """Return the buffer for `use`. Later calls with the same `use` return the same buffer."""
+    """Return a buffer. Calls with the same `use` return the same buffer."""
     return memoryview(bytearray(MAX_GAP_BYTES if use == "gap" else BUFFER_SIZE))
 
 

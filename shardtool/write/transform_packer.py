@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     Encoded = tuple[Parts, list[EncodedField]]
 
 
-# Maximum batch for which a condition is evaluated (docs/decisions/025-what-is-found.md).
+# Limits of the batch for which `--where` is evaluated at once (docs/decisions/025-what-is-found.md).
 _CONDITION_BATCH_SAMPLES, _CONDITION_BATCH_BYTES = 256, 2**24
 
 _MEDIA_KINDS = ("image", "audio", "video")
@@ -71,7 +71,10 @@ def pack_transformed(task: ShardTask, work: TransformWork, report: Report) -> Sh
 
 
 def measure_samples(task: ShardTask) -> list[int]:
-    """Return the size of each transformed sample's record in bytes: 0 if the sample is excluded, -1 if it failed."""
+    """Return the bytes that each source sample takes in the shard after the transform.
+
+    The value is 0 if the user's options exclude the sample, and -1 if the sample failed.
+    """
     if task.work is None:
         return []
     with closing(_TransformPacker(task, task.work, no_report, no_report)) as measuring:

@@ -35,9 +35,11 @@ _FILES_PER_REPORT = 64
 
 
 class UnpackTask(NamedTuple):
-    """Samples of one shard to extract. `task.samples.paths` contains their file names below `task.folder`.
+    """Samples to extract. `task.samples.paths` contains the paths of the files to write, relative to `task.folder`.
 
-    `packed` means that some shards of the dataset are compressed.
+    Attributes:
+        packed: Whether some shards of the dataset are compressed.
+        existing: What to do with files that already exist.
     """
 
     task: ShardTask
