@@ -71,7 +71,7 @@ def _is_output(name: str) -> bool:
 
 
 def _has_shards(folder: str, start: str = "") -> bool:
-    from shardtool.storage.files import list_folder_names  # not at start-up
+    from shardtool.storage.files import list_folder_names  # imported late, for a fast start
 
     return any(name.startswith(start) and is_shard_name(name) for name in list_folder_names(folder))
 
@@ -127,7 +127,8 @@ def split_destination(names: tuple[str, ...], *missing: str) -> tuple[list[str],
 def split_keys(names: tuple[str, ...]) -> tuple[list[str], list[str]]:
     """Split `DATASET... [KEY...]` into datasets and keys. The first name is a dataset.
 
-    After it, existing paths, URLs, globs, and names of shards or dataset files are datasets. Other names are keys.
+    Each other name is a dataset if it is an existing path, a URL, a glob, or named like a shard or dataset file.
+    Otherwise, it is a key.
     """
 
     def is_dataset(name: str) -> bool:

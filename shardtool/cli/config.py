@@ -42,7 +42,7 @@ _WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # numbers that TOML reads b
 
 
 def read_config(path: str, ctx: click.Context) -> dict[str, Any]:
-    """Read a job file. Return click's parameters by name, with the strings that the user would type as values."""
+    """Read a job file. Return a value for each click parameter that the file sets, in the form of a typed value."""
     options, is_path_argument = _options_by_key(ctx.command), _arguments_by_key(ctx.command)
     params, arguments = dict[str, Any](), dict[str, list[str]]()
     for key, value in _read_toml(path).items():

@@ -39,7 +39,7 @@ _OPTION_PREFIX = re.compile(r"^Option '[^']*' ")
 CONFIG_OPTIONS = ("config", "save_config")  # not allowed in job files
 _MIN_SIMILARITY = 0.75  # this allows one wrong, missing or swapped letter
 _MEANT_WORDS = re.compile(r"--[a-z][a-z-]*|\b(?:OUTPUT|DEST|DIR|SOURCE|DATASET)\b")
-REVOKED_OPTIONS = "shardtool.taken_back"  # context key of the options that `--no-KEY` turns off
+REVOKED_OPTIONS = "shardtool.taken_back"  # key in `Context.meta` of options that `--no-KEY` turns off
 
 
 class Topic(NamedTuple):

@@ -184,7 +184,7 @@ _DEFAULT_COLUMNS, _MIN_COLUMNS, _MAX_COLUMNS = 100, 40, 160
 
 
 def terminal_width(default: int = _DEFAULT_COLUMNS) -> int:
-    """Return the output width: COLUMNS if set, else the terminal's width, else `default`. Limit it to 40 to 160."""
+    """Return the output width: COLUMNS if set, else the terminal's width, else `default`. It is from 40 to 160."""
     # like shutil.get_terminal_size, but shutil imports bz2 and lzma
     columns = os.environ.get("COLUMNS", "")
     if columns.isdecimal() and int(columns):

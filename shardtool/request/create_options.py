@@ -56,9 +56,9 @@ class CreateOptions(SelectingOptions):
         include: Include only files that match: '*.jpg', 'train/*'.
         exclude: Exclude files and folders that match this pattern.
         hidden: Include hidden files (names that start with a dot, Thumbs.db and similar).
-        complete: Fail if a sample lacks a file in one of the folders, or skip it (`on_error`).
+        complete: Fail if a folder lacks a file of a sample, or skip the sample (`on_error`).
         symlinks: Symbolic links to follow: only those inside the source, all, or none.
-        dots: End the key at the first dot of the file name (WebDataset) or the last.
+        dots: End the key at the first dot of the file name (WebDataset), or at the last.
         key_pattern: Regular expression whose first group is the key: '(.+)_mask'. The pattern is matched against the
             whole path without the extension. The rest of the file name becomes a part of the field name: mask.png.
         label_from_folder: Add a field cls with the class number of the top folder.

@@ -1,6 +1,7 @@
 """`doctor`: check, step by step, which operations a folder, store or server allows, and suggest fixes.
 
-The write check creates one small file or object under an unused name and deletes it, or reports its name if this fails.
+The write check creates one small file or object under an unused name, and then deletes it. If the deletion fails, the
+check reports the name.
 """
 
 from __future__ import annotations
@@ -274,7 +275,7 @@ def _has_conditional_get(place: str, version: str) -> str:
 
 
 def _check_folder(path: str, steps: _Steps) -> None:
-    open_folder(path)  # checks the address
+    open_folder(path)  # raises an error if the address is invalid
     existing, parent = path, paths.folder_of(path.rstrip("/"))
     while existing and not os.path.lexists(existing):
         existing = paths.folder_of(existing.rstrip("/"))

@@ -56,7 +56,7 @@ def copy(dataset: DatasetLike, where: str | os.PathLike[str], options: CopyOptio
 
     Raises:
         InvalidRequest: The dataset does not exist, or the request is invalid.
-        CorruptShard: A file is missing, or differs from the dataset file. It was not copied.
+        CorruptShard: A file is missing, or its size or checksum differs from the dataset file. It was not copied.
         OutputExists: The destination contains another dataset, or another run is writing there.
         OutputFailed: A file cannot be written.
         StoreFailed: A store or server keeps failing.

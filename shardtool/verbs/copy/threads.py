@@ -79,7 +79,7 @@ class ThreadCount:
         self._progress = self._finished = 0
 
     def note(self, size: int, finished: int, now: float) -> None:
-        """Record copied bytes and finished tasks."""
+        """Record copied bytes and finished tasks, and adapt `limit`."""
         self._progress += size + finished  # count tasks, too, because a task may copy no bytes
         self._finished += finished
         elapsed_s = now - self._started

@@ -107,7 +107,7 @@ class FieldTally:
     """The statistics of a field over all shards.
 
     Attributes:
-        counts: Number of payloads by content id, if `unknown` is false.
+        counts: Number of payloads by content id (see `FieldPayloads.content_ids`), if `unknown` is false.
         locations: Shard number and offset of the first payload with each content id.
         unknown: Whether the indexes lack the checksums of some payloads.
         labels: Number of inspected payloads by label, which is a pair of name and class number.
@@ -140,7 +140,7 @@ class FieldTally:
 
 
 def shard_random_numbers(seed: int, number: int, count: int) -> NDArray[np.float64]:
-    """Return a random number for each sample of shard `number`."""
+    """Return a random number for each sample of shard `number`. Equal arguments always return the same numbers."""
     return np.random.default_rng([seed % 2**64, number]).random(count)
 
 
@@ -186,7 +186,10 @@ class DatasetOverview:
         return len(self.counts) < len(self.dataset.shards)
 
     def read(self) -> Iterator[tuple[StoredShard, ShardIndex, dict[str, FieldPayloads]]]:
-        """Yield each shard, its index, and its payloads by field. Skip some shards if there are too many samples."""
+        """Yield each shard, its index, and its payloads by field.
+
+        If there are more than `MAX_READ_SAMPLES` samples, skip some shards, unless the option `full` is set.
+        """
         file, step = self.dataset.file, 1
         if file is not None:
             samples = sum(shard.samples for shard in file.shards)

@@ -30,7 +30,10 @@ class _Video(NamedTuple):
 
 
 def describe_payload(field: str, data: bytes) -> tuple[str, ...]:
-    """Return lines that describe an array or a video, by the extension of the field. `data` can be only its start."""
+    """Return lines that describe the arrays or the video in a payload, or an empty tuple for other payloads.
+
+    The extension of the field selects the format. `data` can be only the start of the payload.
+    """
     ending = field.rpartition(".")[2].lower()
     try:
         if ending == "npy":

@@ -32,7 +32,7 @@ _MAX_OPENING_SHARE = 0.1
 
 
 class Speed(NamedTuple):
-    """The samples and bytes that were read (before decoding), and the time for reading and decoding."""
+    """Number of samples that were read, their bytes before decoding, and the seconds for reading and decoding."""
 
     samples: int
     bytes: int

@@ -363,7 +363,10 @@ _REPORT_FORMATS = {
 
 
 def check_report_path(dataset: StoredDataset, path: str, *, overwrite: bool, ending: str) -> None:
-    """Raise an error if a report must not be written to a path. A report can replace only a report of the same kind."""
+    """Raise an error unless a report can be written to `path`.
+
+    With `overwrite`, the report can replace an empty file or a report of the same kind.
+    """
     check_target_name(path, f"report{ending}")
     dataset_paths = [dataset.dataset_file, *(name for shard in dataset.shards for name in (shard.path, shard.sidecar))]
     if real_path(path) in {real_path(name) for name in dataset_paths if name}:

@@ -53,7 +53,7 @@ def drawing_size(image: tuple[int, int]) -> tuple[int, int]:
 def find_outlines(
     values: Mapping[str, object], image: tuple[int, int], classes: Mapping[str, Sequence[str]], max_outlines: int
 ) -> list[Outline]:
-    """Return the outlines of the first value that contains boxes.
+    """Return the outlines in the first value that contains boxes or polygons.
 
     Args:
         values: Parsed JSON fields, text fields and metadata columns by name.

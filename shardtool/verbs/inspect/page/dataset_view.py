@@ -165,7 +165,7 @@ class DatasetView(ChosenSamples):
 
     @cached_property
     def labels(self) -> list[LabelSet]:
-        """The values and counts of annotations with class names, then of likely labels."""
+        """A `LabelSet` for each column of annotations with class names, and then for each likely label."""
         overview, sets = self.overview, []
         for name in overview.classes:
             if counts := self.class_counts.get(name.rpartition(".")[0]):
