@@ -78,8 +78,8 @@ def remove(dataset: DatasetLike | Sequence[DatasetLike], options: RemoveOptions,
     Raises:
         InvalidRequest: A dataset or sample does not exist, or no sample would remain. Nothing was changed.
         CorruptShard: A dataset is damaged. Nothing was changed.
-        OutputExists: Another run is writing a dataset or was interrupted, or the folder of a dataset has links or unlisted
-            files that could also contain the samples.
+        OutputExists: Another run is writing a dataset or was interrupted, or a link or an unlisted file in the folder
+            could also contain the samples.
         OutputFailed: A file cannot be written.
     """
     notes, started = Notes(observer), time.monotonic()
