@@ -112,12 +112,12 @@ def append_nuls(array: pa.Array) -> bytes:
 
 
 def text_scalar(value: str) -> pa.Scalar:
-    """Return a large_string scalar."""
+    """Convert a string to an Arrow large_string scalar."""
     return text_array([value])[0]
 
 
 def boolean_array(mask: NDArray[np.bool_]) -> pa.Array:
-    """Return a boolean array."""
+    """Convert a NumPy array of booleans to an Arrow array."""
     bits = np.packbits(mask, bitorder="little")
     return pa.Array.from_buffers(pa.bool_(), len(mask), [None, pa.py_buffer(bits)])
 

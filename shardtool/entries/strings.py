@@ -127,7 +127,7 @@ class PackedStrings:
 def hash_strings(texts: Iterable[bytes], person: bytes = b"", seed: int | None = None) -> NDArray[np.uint64]:
     """Return the 8-byte BLAKE2b hash (RFC 7693) of each string as a number.
 
-    The hash is the same on every machine.
+    The hash is the same on every machine. Different values of `person` or `seed` give independent hashes.
     """
     salt = b"" if seed is None else blake2b(b"%d" % seed, digest_size=16).digest()
     digests = [blake2b(text, digest_size=8, person=person, salt=salt).digest() for text in texts]

@@ -26,8 +26,13 @@ class FetchOptions:
 
     Attributes:
         per_host: Maximum concurrent requests per host. In a task, this is the worker's share of the total.
+        timeout_s: Maximum seconds to wait for a connection or for data.
+        max_time_s: Maximum seconds for a file, including retries.
+        robots: Whether to skip files that an X-Robots-Tag header forbids to use.
         images: Whether files must start with the signature of an image.
         memory: Maximum bytes of downloaded files in memory.
+        max_failed: Maximum share of a shard's samples whose downloads may fail.
+        retry_failed: Whether a resumed run writes shards with failed downloads again.
     """
 
     connections: int = 256

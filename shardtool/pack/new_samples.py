@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from shardtool.entries.sample_table import SampleTable
 
 
-# The mtime of a shard is one minute before its run started. Another minute allows for differences between clocks.
+# A source file has changed if it is newer than its shard's mtime plus this value. The mtime of a shard is one minute
+# before its run started. Another minute allows for differences between clocks.
 _MTIME_SLACK_NS = 120 * 10**9
 _MAX_LISTED_KEYS = 3
 _DATASET_STAYS = "the dataset keeps the old samples"

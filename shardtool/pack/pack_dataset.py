@@ -1,6 +1,7 @@
 """Pack the samples of a source into a dataset, for `create`, `reshard` and `verify --repair`.
 
-Workers are forked before NumPy and pyarrow are imported, because the imports take longer than packing a small source.
+Workers are forked before NumPy and pyarrow are imported. These imports take longer than packing a small source, so
+workers list a folder in the meantime.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Compute keys from paths with a regular expression. For example, `a.png` and `a_mask.png` become one sample.
 
-The pattern must match the whole relative path without its extension. The first group that matches is the key. The rest
+If the pattern matches the whole relative path without its extension, the first group with a match is the key. The rest
 of the file name, without separators at both ends, becomes the start of the field name, for example `mask.png`. If the
-pattern does not match, the key is the path without its extension.
+pattern does not match a path, the key is the path without its extension.
 
 Arrow's RE2 engine matches the pattern, because RE2 takes linear time, even for a pattern from an untrusted dataset
 file.

@@ -130,7 +130,7 @@ _BAD_TOKENS = {
 
 
 def match_rows(table: pa.Table, query: str, classes: ClassNames = _NO_CLASSES) -> NDArray[np.int64]:
-    """Return the numbers of the rows that match `query`, from 0, ascending.
+    """Return the ascending row numbers, counted from 0, of the rows that match `query`.
 
     Args:
         query: Comparisons, combined with `and`, `or` and `not`. Column names with blanks are in backticks.
@@ -153,7 +153,7 @@ def match_partially(
     where = option_text("where")
     try:
         with warnings.catch_warnings():
-            # Ignore warnings about `\d` in quotes, patterns with groups, and division by zero.
+            # Ignore Python's warnings about text such as `\d` in quotes, and NumPy's warnings about division by zero.
             warnings.simplefilter("ignore")
             parsed, table_columns = _parse(query, where, classes), {*table.column_names}
             measured = [(name, kind) for name, kind in later_columns.items() if name not in table_columns]

@@ -160,8 +160,9 @@ def _share_weights(options: SplitOptions) -> tuple[tuple[str, ...], list[int]]:
 def _apportion(sizes: NDArray[np.int64], weights: list[int]) -> NDArray[np.int64]:
     """Return the number of samples of each label in each split, as int64[labels, splits].
 
-    Shares with the largest remainders are rounded up (Hamilton's method). Remainders accumulate over the labels, so
-    that small labels are not all in the largest split.
+    For each label, the shares with the largest remainders are rounded up (Hamilton's method). A split that loses a
+    fraction of a sample by rounding has a larger remainder for the next labels. Otherwise, all samples of small labels
+    would be in the largest split.
     """
     counts, remainder_rows = np.divmod(sizes[:, None] * np.array(weights, np.int64), SHARE_UNIT)
     owed = [0] * len(weights)

@@ -39,6 +39,7 @@ class DuplicateGroups(NamedTuple):
         groups: The samples of each group, sorted by key. Samples that already exist in the output come first. Groups
             are sorted by their first samples.
         sizes: For each group, the content size of one sample in bytes.
+        fields: The fields whose content was compared.
         differ: For each sample, the labels and other fields that differ from the first sample of its group.
     """
 

@@ -159,7 +159,8 @@ def _do_most_match(values: Sequence[bytes], root: bytes, has: Callable[[bytes], 
 def row_packing_options(path: str) -> tuple[dict[str, object], bool]:
     """Return the options that pack the rows of a table, and whether a column names files.
 
-    If no column contains paths or bytes, the first column of text becomes the field txt.
+    If no column contains paths or bytes, the field txt is a column of text: a column with a usual name such as
+    `caption`, or the first column of text.
     """
     head = read_table_head(path)
     rows = head.forms[0][1] if head is not None and head.forms else []

@@ -122,7 +122,7 @@ class DelimitedTable(Table):
             bad_rows.clear()
             with self._open() as stream:
                 options = arrow_csv.ReadOptions(use_threads=invalid_rows is None, block_size=block, column_names=names)
-                # pyarrow would print a traceback for invalid UTF-8. Latin-1 accepts any bytes.
+                # pyarrow prints a traceback if an invalid row is not UTF-8. Latin-1 accepts any bytes.
                 read = stream if invalid_rows is None else pa.transcoding_input_stream(stream, "latin-1", "utf-8")
                 return arrow_csv.read_csv(read, read_options=options, parse_options=parse, convert_options=convert)
 

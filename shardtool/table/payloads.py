@@ -207,7 +207,7 @@ def _unknown_class_positions(column: pa.ChunkedArray, classes: Sequence[str]) ->
 
 
 def check_list_field(name: str, column: str, kind: pa.DataType) -> None:
-    """Raise an error if the field `name` cannot store lists of class numbers. It must end in json."""
+    """Raise an error if the column contains lists of class numbers, but the field `name` does not end in json."""
     if pa.types.is_nested(kind) and name.rpartition(".")[2].lower() != "json":
         found = f"column {column!r} (field {name}) holds lists of class numbers"
         remedy = f"Use {option_text('field', {f'{column}.json': column})}."
