@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 _SILENT_WORKER_S = 10.0
-_SIGNAL_GRACE_S = 0.2  # if a signal to the process group killed a worker, this process soon gets the signal, too
+_SIGNAL_GRACE_S = 0.2  # if a signal killed a worker, wait this long, because this process may get the same signal
 
 
 def usable_cores() -> int:

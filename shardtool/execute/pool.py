@@ -49,7 +49,8 @@ class Pool:
     ) -> Iterator[tuple[int, Result]]:
         """Run a function on tasks, and yield the number and result of each task as it finishes.
 
-        A task is not taken from `tasks` until a worker is free. `progress` is called with the task number and counts.
+        A task is not taken from `tasks` until a worker is free. `progress` is called with the task number, and the
+        numbers of samples and bytes that the task has processed since the last call.
 
         Raises:
             ShardError: Raised by `function`.

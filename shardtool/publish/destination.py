@@ -125,7 +125,7 @@ class Destination:
         return f"{self.pattern.base}{suffix}.spool"
 
     def discard_staged(self) -> None:
-        """Delete staged files, unless they are needed to finish an interrupted exchange."""
+        """Delete staged files, unless they are needed to finish an interrupted exchange (see `Publication`)."""
         if self.expected is not None and self.folder.find_entries([replacement_plan_name(self.pattern.base)]):
             return
         self.folder.discard_staged([name for name in self.folder.staged_names() if self.owns(name)])

@@ -66,7 +66,7 @@ def _match_listed_shards(dataset: DatasetFile, listed: Collection[str]) -> Datas
 
 
 def check_other_shards(export: ExportFormat, target: OutputFolder, others: Iterable[str]) -> None:
-    """Raise an error if a shard in `others` exists. The folder's index lists these shards of other datasets."""
+    """Raise an error if a shard in `others` exists. These are shards of other datasets in the index of the folder."""
     existing_names = {to_output_name(name) for name in target.names()}
     if others := sorted(name for name in others if "/" in name or name in existing_names):
         found = f"an index of other shards: {format_list(others, 3)}"
@@ -126,7 +126,7 @@ class Exporter:
         self._note = notes.add_new
 
     def check(self) -> DatasetFile:
-        """Return the dataset. Raise an error if it cannot have the requested indexes."""
+        """Return the dataset. Raise an error if the requested indexes cannot be written for this dataset."""
         where = self.folder.full_path(self.name)
         if not self.name.endswith(DATASET_SUFFIX):
             raise InvalidRequest(where or "the dataset", "not a dataset file", expected="a name such as out.json")

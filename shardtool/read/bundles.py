@@ -110,7 +110,7 @@ def of_like_length(tokens: int, lengths: Numbers) -> Pieces:
 
 
 def of_one_kind(size: int, kinds: Numbers) -> Pieces:
-    """Make batches of up to `size` samples of the same kind."""
+    """Make batches of up to `size` samples of the same kind, which is the index of an aspect ratio."""
     order = np.argsort(kinds, kind="stable")
     _, firsts, counts = np.unique(kinds[order], return_index=True, return_counts=True)
     begins = (np.arange(len(order)) - np.repeat(firsts, counts)) % size == 0
@@ -163,7 +163,7 @@ class BundleOrder:
 
     @property
     def length(self) -> int:
-        """Number of bundles."""
+        """Number of bundles in the epoch."""
         return self._ends[-1]
 
     def numbers(self, positions: Numbers) -> Numbers:
@@ -247,7 +247,7 @@ class BundleReader:
         return self.order(options).length
 
     def order(self, options: OrderOptions) -> BundleOrder:
-        """Return the order of an epoch."""
+        """Return the order of the bundles in an epoch."""
         for reference in self._orders.valuerefs():
             order = reference()
             if order is not None and order.options == options:
@@ -276,7 +276,7 @@ class BundleReader:
         return reader
 
     def skip_or_raise(self, error: ShardError, number: int, *counts: SkippedSamples, damaged: bool = True) -> None:
-        """Count a skipped bundle, or raise its error."""
+        """Count a skipped bundle, or raise its error. See `SampleReader.skip_or_raise`."""
         self._reader.skip_or_raise(error, self._first_damaged(number), *counts, damaged=damaged)
 
     def read(self, numbers: Numbers, *, on_demand: bool = False) -> Samples:  # noqa: ARG002 - as other readers
@@ -402,9 +402,9 @@ def make_size_batch(aspects: Sequence[float], bundle: Bundle, samples: list[Samp
 
 
 class SizeBatches(Map):
-    """Runs the stages on each sample of a batch, and collates the results.
+    """The stage of `batch(by=...)`. It runs the earlier stages on each sample of a batch, and collates the results.
 
-    If all samples are skipped, the stream reads another batch.
+    If the earlier stages skip all samples of the batch, the stream reads another batch.
     """
 
     def __init__(self, stages: Pipeline, lists: ListFields = ()) -> None:

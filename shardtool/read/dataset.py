@@ -183,14 +183,14 @@ class Dataset(Streamable[SampleT]):
     def __getitem__(self, which: int | str | np.integer | slice | SampleIndexes) -> Any:
         """Return a sample for a number or key, a list of samples for a list or mask, or a view for a slice.
 
-        The stages run on each sample. If a stage skips the only requested sample, an error is raised. If you request
-        several samples, the result omits the skipped ones, and `skipped` counts them.
+        The stages run on each sample. If you request several samples, the result omits those that a stage skips, and
+        `skipped` counts them.
 
         Raises:
             IndexError: A number is out of range.
             UnknownKey: No sample has the key.
             CorruptShard: A shard is missing or damaged.
-            SampleFailed: A stage fails.
+            SampleFailed: A stage fails, or skips the only requested sample.
         """
         if type(which) is int:  # a shortcut, because training loops mostly use plain integers
             plain = self.source.chosen is None and 0 <= which < self.source.length

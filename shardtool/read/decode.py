@@ -35,7 +35,7 @@ _log = logging.getLogger("shardtool")
 ImageType = Literal["numpy", "pil"]
 Named = Literal["numpy", "pil", "mask", "audio", "int", "float", "bool", "text", "json", "npy"]
 Decoder: TypeAlias = "Function | Named | None"
-# fields that are decoded to int, as in webdataset, except for `label`, which may be text
+# fields that are decoded to int, as in webdataset; `label` is not included, because it may contain text
 _INT_FIELDS = frozenset(("cls", "cls2", "index", "inx", "id"))
 _MAX_SHOWN_BYTES = 40
 _NPY_VERSIONS = ((1, 0), (2, 0))
@@ -128,7 +128,8 @@ class Decode:
     def __call__(self, sample: Mapping[str, object], rng: NewRng = seeded_rng) -> dict[str, object]:
         """Return the decoded sample.
 
-        Each decoder gets a generator in the same state, so that an image and its mask get the same random crop.
+        Each decoder with a parameter `rng` gets a random generator in the same state, so that an image and its mask
+        get the same random crop.
         """
         if not isinstance(sample, dict):
             raise InvalidRequest("decode", f"a {type(sample).__name__}", expected="a dict: call decode first")

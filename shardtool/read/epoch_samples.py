@@ -109,7 +109,7 @@ class CatalogSamples:
                 yield shard, range(first, last)
 
     def order(self, options: OrderOptions) -> Order:
-        """Return the order of an epoch."""
+        """Return the order of the samples in an epoch."""
         if self.chosen is None:
             return epoch_order(np.diff(self.catalog.firsts), options)
         if not options.shuffle:
@@ -192,12 +192,12 @@ class MixedSamples:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of the samples and of the mix."""
+        """A hash of the samples, the weights and the length of an epoch."""
         texts = [*(source.fingerprint for source in self.sources), *map(str, self.weights), str(self.length)]
         return blake2b("\n".join(texts).encode(), digest_size=16).hexdigest()
 
     def order(self, options: OrderOptions) -> Order:
-        """Return the order of an epoch."""
+        """Return the order of the samples in an epoch."""
         return Order(self.length, partial(self._numbers_at, options, {}))
 
     def _numbers_at(self, options: OrderOptions, orders: dict[tuple[int, int], Order], positions: Numbers) -> Numbers:

@@ -125,7 +125,7 @@ class IndexStore(LruCache[int, ShardIndex]):
         return ShardIndex.unpacked(block)
 
     def keys(self, numbers: Numbers) -> list[str]:
-        """Return the keys of samples."""
+        """Return the keys of the samples with these numbers."""
         keys = [""] * len(numbers)
         for shard, rows, indexes in self.catalog.group_by_shard(numbers):
             for index, key in zip(indexes.tolist(), self.index(shard).keys_of(rows), strict=True):

@@ -86,8 +86,8 @@ class Order(NamedTuple):
 def epoch_order(counts: Numbers, options: OrderOptions) -> Order:
     """Return the order of an epoch. `counts` is the number of samples in each shard, int64 [shards].
 
-    If `ranks` is set, parts have at least four samples. If a rank would then have no part, all samples are shuffled
-    together.
+    If `ranks` is set, each part has at least four samples. If there are too few samples for one part per rank, all
+    samples are shuffled together.
     """
     length = int(counts.sum())
     if not options.shuffle:

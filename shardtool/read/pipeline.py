@@ -73,7 +73,7 @@ class Map:
         object.__setattr__(self, "draws", has_rng_parameter(self.function))
 
     def __call__(self, sample: object, rng: NewRng = seeded_rng) -> object:
-        """Return the result of the function. If the function has a parameter `rng`, call `rng` to create it."""
+        """Return the result of the function. `rng` creates the generator for a function with a parameter `rng`."""
         return self.function(sample, rng=rng()) if self.draws else self.function(sample)
 
 

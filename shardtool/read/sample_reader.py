@@ -100,7 +100,7 @@ class SampleReader:
         self.set_options(options)
 
     def set_options(self, options: ReadOptions) -> None:
-        """Set the options."""
+        """Set the options, and the attributes that depend on them."""
         lists = self.catalog.lists if options.fields is None else self.catalog.lists & options.fields
         self.options, self._fields = options, options.fields
         if options.storage is not None:

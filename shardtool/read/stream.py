@@ -227,7 +227,7 @@ class Stream(SampleSource[SampleT]):
             self._go_to(replace(self._options, epoch=self.next_epoch(self.stages)), 0)
 
     def next_epoch(self, stages: Pipeline) -> int:
-        """Return the current epoch, or the next one if `stages` make no more output from the rest of this epoch."""
+        """Return the current epoch, or the next one if `stages` yield no more output in the current epoch."""
         remaining = -(-(self.end - self._position - self.share.rank) // self.world_size)
         return self._options.epoch + (self._is_started and stages.count(max(0, remaining)) == 0)
 

@@ -136,7 +136,7 @@ class DirectTransfer:
     """Copies batches to a device, and waits for each copy.
 
     `send` starts the copy. To get the batch, call the returned function once, on the stream that uses the batch.
-    `wait` returns when the last copy has finished, so that its memory can be reused.
+    `wait` returns when the last copy has finished. The loader can then reuse the memory of the batch.
     """
 
     def __init__(self, device: torch.device, change: TensorFunction) -> None:

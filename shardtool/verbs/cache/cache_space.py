@@ -181,7 +181,7 @@ class CacheSpace(NamedTuple):
         return evicted
 
     def excess_bytes(self, contents: layout.CacheContents, size: int) -> int:
-        """Return how many bytes must be freed before `size` bytes can be added."""
+        """Return how many bytes must be freed before `size` bytes can be added. The result can be negative."""
         return max(contents.size + contents.reserved + size - self.max_bytes, size - Folder(self.folder).free_bytes())
 
     def evict(self, shards: Iterable[layout.CachedFile], excess: int) -> int | None:

@@ -177,7 +177,7 @@ def _lease_unpickled(paths: list[str]) -> CacheShards:
 
 
 def lease_written_shards(space: CacheSpace, max_bytes: int | None) -> CacheShards:
-    """Lease the newest shards that samplers wrote, up to `max_bytes` (None for all). The result starts with the oldest.
+    """Lease the newest shards in `written/`, up to `max_bytes` (None for all). The result starts with the oldest.
 
     First evict shards for waiting writers. A shard that is still in use and cannot be evicted is not leased again.
     """
