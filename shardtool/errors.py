@@ -226,7 +226,7 @@ class Interrupted(BaseException):
 
 
 def os_error_text(error: OSError) -> str:
-    """Return the system's message in lower case, such as `no such file or directory`, without Arrow's introduction."""
+    """Return the message of the operating system in lower case, without the text that Arrow adds before the message."""
     return _ARROW_INTRODUCTION.sub("", error.strerror or str(error)).lower()
 
 

@@ -42,7 +42,7 @@ def to_text(name: bytes) -> str:
 
 
 def to_bytes(name: str) -> bytes:
-    """Return the bytes of a name."""
+    """Encode a name as UTF-8. Surrogates from `to_text` become the original bytes."""
     return name.encode("utf-8", "surrogateescape")
 
 
@@ -97,7 +97,7 @@ def list_names(where: str, names: object, expected: str) -> list[str]:
 
 
 def to_output_name(name: str) -> str:
-    """Convert a local file name to text that does not depend on the locale."""
+    """Convert a local file name to text for files of the dataset. The text does not depend on the locale."""
     return to_text(os.fsencode(name))
 
 
@@ -107,7 +107,7 @@ def to_local_name(name: str) -> str:
 
 
 def quote_name(name: bytes) -> str:
-    """Convert a source name to text, with percent-encoding if the name contains `%` or is not UTF-8."""
+    """Convert a name from a source to text. A name that contains `%` or is not UTF-8 is percent-encoded."""
     return quote(name) if b"%" in name or not is_utf8(name) else name.decode()
 
 

@@ -52,8 +52,8 @@ class ShardContent:
         stored_sizes: int64, payload bytes in the shard. Only fields in `numbers` can differ from `sizes`.
         inline: The text of an INLINE field (see `decode_inline_payload`), or an empty string, each followed by NUL.
         is_list: uint8. 1 means that the payload is the value list of a TFRecord feature, and not one value.
-        numbers: Number type of each code whose payloads are stored as numbers.
-        lists: Value type of each code whose payloads are value lists of a TFRecord.
+        numbers: Number type by code, for fields that the shard stores as numbers.
+        lists: Value type by code, for fields whose payloads can be value lists of a TFRecord.
     """
 
     keys: bytes

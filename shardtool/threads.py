@@ -43,7 +43,10 @@ def may_wait(
 def stop_threads(
     pool: ThreadPoolExecutor, futures: Iterable[Future[Any]], *, _may_wait: Callable[[], bool] = may_wait
 ) -> None:
-    """Cancel the futures and wait for the threads. If waiting is not allowed, they stop when `pool` is deleted."""
+    """Cancel the futures and wait for the threads.
+
+    If waiting is not allowed, the threads stop later, when `pool` is deleted.
+    """
     for future in futures:
         future.cancel()
     if _may_wait():

@@ -32,7 +32,7 @@ os.register_at_fork(after_in_child=_run_fork_hooks)
 
 
 class ForkLock:
-    """A thread lock. A forked child replaces the lock, because another thread of the parent may have locked it."""
+    """A thread lock. A forked child creates a new lock, because a thread of the parent may hold the old one."""
 
     def __init__(self) -> None:
         self.after_fork()

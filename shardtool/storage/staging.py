@@ -278,7 +278,7 @@ class Folder:
         """Hold the lock of the dataset `base` during the `with` block.
 
         Args:
-            shared: Allow other shared locks. The lock file is then kept.
+            shared: Allow other shared locks. The lock file is kept at the end, because other runs may still use it.
             continues_replacement: Whether this run continues an interrupted replacement of shards.
 
         Raises:

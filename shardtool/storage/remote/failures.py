@@ -34,7 +34,7 @@ _WRONG_REGION_CODES = ("", "AuthorizationHeaderMalformed", "AuthorizationQueryPa
               "IllegalLocationConstraintException", "PermanentRedirect")  # fmt: skip
 
 
-# The first alternative matches the XML of a store, the second messages from obstore.
+# The first alternative matches the XML from a store, and the second alternative matches a message from obstore.
 _ERROR_CODE = re.compile(rb"<Code>([A-Za-z]{1,60})</Code>|\(code: ([A-Za-z]{1,60})\)")
 _STATUS_TEXT = re.compile(r"(?:status(?: code)?|\(code):? (\d{3})|\b(\d{3}) [A-Z][a-z]+")
 _REGION_ELEMENT = re.compile(rb"<Region>([a-z0-9-]{1,40})</Region>")
@@ -82,7 +82,10 @@ _LIST_ADVICE = "Grant it, or name the dataset file or a closed range of shards, 
 
 @contextmanager
 def obstore_errors(address: str, *, lists: bool = False) -> Iterator[None]:
-    """Convert exceptions from obstore. `lists` is true for requests that list objects."""
+    """Convert exceptions from obstore to errors of this package, `FileNotFoundError` or `FileExistsError`.
+
+    `lists` is true for requests that list objects.
+    """
     from obstore import exceptions
 
     where = display_address(address)
@@ -181,7 +184,10 @@ def _server_name(url: str) -> str:
 
 @contextmanager
 def urllib3_errors(address: str, url: str = "") -> Iterator[None]:
-    """Convert exceptions from urllib3. `url` is the requested URL, or "" after the response has started."""
+    """Convert exceptions from urllib3 to errors of this package.
+
+    `url` is the requested URL, or "" after the response has started.
+    """
     from http.client import HTTPException
 
     from urllib3.connection import BaseSSLError

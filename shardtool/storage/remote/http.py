@@ -447,7 +447,7 @@ def first_response(address: str) -> FirstResponse:
 
 
 def etag_md5(headers: Mapping[str, str]) -> str | None:
-    """Return the MD5 of an object from response headers, or None if there is none."""
+    """Return the MD5 of an object from response headers, or None if the headers contain no MD5."""
     for encoded in (headers.get("Content-MD5", ""), google_hashes(headers).get("md5", "")):
         if encoded:
             try:

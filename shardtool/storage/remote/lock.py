@@ -71,7 +71,10 @@ class LockHolder(NamedTuple):
         return cls(who, since, token_hex(8), _machine_id(), os.getpid(), _process_start(os.getpid()))
 
     def encode(self, renewals: int = 0) -> bytes:
-        """Return the content of the lock, with `renewals`, because an object's version may depend on its content."""
+        """Return the content of the lock.
+
+        `renewals` must increase with each renewal, because the version of an object may depend only on its content.
+        """
         return json.dumps({"shardtool lock": 1, **self._asdict(), "renewals": renewals}).encode() + b"\n"
 
     def has_exited(self) -> bool:

@@ -46,6 +46,9 @@ class FetchProgress(NamedTuple):
     Attributes:
         share: Fraction of the files that are packed.
         host: The slowest host, or "" if packing is slower than downloading.
+        done: Number of files that `host` has already sent.
+        files: Number of files that `host` has to send in total.
+        seconds_per_file: Average time for a file from `host`.
     """
 
     worker: int

@@ -101,7 +101,7 @@ def _options_for(scheme: str, keys: Iterable[str] = tuple(_STORE_OPTIONS)) -> di
 
 
 def client_config(scheme: str) -> dict[str, str]:
-    """Return the store options that obstore's configuration supports, under its names. Only S3 has such options."""
+    """Return the store options for obstore's configuration, under obstore's names. Only S3 has such options."""
     keys = [key for key in _VARIABLES if key != _STORAGE_CLASS]
     options = _options_for(scheme, keys) if scheme == "s3" else {}
     return {_VARIABLES[key].removeprefix("AWS_").lower(): value for key, value in options.items()}
