@@ -104,8 +104,8 @@ class DatasetFile:
         types: Original types of values that are stored as text. For TFRecord, also the types of numeric fields.
         appends: For each append, the index in `shards` of the first shard that it added. Ascending.
         shards_folder: Subfolder that contains the shards, such as `train/tars`, or "" if they are next to the file.
-        part_of: If `shards` is a subset of the dataset's shards, the number of all shards, else 0. In a subset,
-            `field_bytes`, `skipped` and `fingerprint` are 0 or "".
+        part_of: If `shards` is a subset of the dataset's shards, the number of all shards, else 0. For a subset,
+            `field_bytes`, `skipped` and `fingerprint` are unknown, and therefore 0 or "".
     """
 
     name: str

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from shardtool.values import DatasetLike, Dots
 
 
-_DIGITS = re.compile(r"(\d+)", re.ASCII)  # ASCII only, because `int` rejects digits such as superscripts
+_DIGITS = re.compile(r"(\d+)", re.ASCII)  # ASCII only, as in shard patterns
 _MAX_LISTED_MISSING = 1000
 _MAX_PROBED_FILES = 8
 _RANGE_MARKS = "{<%"

@@ -389,5 +389,5 @@ def damaged_name(block: bytes) -> bytes:
 
 
 def may_lack_name(name: bytes) -> bool:
-    """Return whether `name` may be a shortened name, whose full form was in an extended header that is now lost."""
+    """Return whether `name` may be shortened. The full name may have been in an extended header that is now lost."""
     return len(name) >= 99 or b"?" in name  # noqa: PLR2004 - the field has 100 bytes; tools replace non-ASCII by ?

@@ -78,7 +78,7 @@ def key_feature(key: bytes) -> bytes:
 
 
 def example_head(record_size: int) -> bytes:
-    """Return the first bytes of a record's data: the tag and length of its features."""
+    """Return the first bytes of a record's data, which are the tag and length of the message with all features."""
     size = record_size - FRAME_HEAD_BYTES - FRAME_TAIL_BYTES
     width = len(encode_varint(size))
     length = encode_varint(size - 1 - width)

@@ -66,7 +66,7 @@ class _Directory(NamedTuple):
 
 
 def iter_zip_members(read: Read, size: int, where: str) -> Iterator[ZipMember]:
-    """Yield the members of a zip in the order of the directory. Names of folders end in a slash."""
+    """Yield the members of a zip in the order of the central directory. Names of folders end in a slash."""
     directory = _find_directory(read, size, where)
     position = directory.start
     while position < directory.end:

@@ -79,7 +79,7 @@ class Packer:
         self.size = self.crc = 0
         self.record_crc = 0
         self.field_crcs = array("I")
-        # the argument of `compute_content_fingerprint`
+        # for the argument `single_numbers` of `compute_content_fingerprint`
         self.single_numbers = array("Q")
         self.reported = (0, 0, time.monotonic())
         samples, self.content = task.samples, task.samples.content
@@ -132,7 +132,7 @@ class Packer:
         return ShardResult(self.task.shard, staged, self.size, self.crc, crcs, content, skipped)
 
     def check_crc(self, row: int, crc: int) -> None:
-        """Raise `SourceFailed` if the CRC-32C of a payload differs from the checksum in the index."""
+        """Raise `SourceFailed` if the CRC-32C of a payload differs from the expected checksum in the plan."""
         expected = self.expected[row]
         if crc != expected and expected >= 0:
             name = to_text(self.content.fields[self.codes[row]])

@@ -44,7 +44,7 @@ class SourceTouched(RestartShard):
 
 
 def read_error(path: bytes, error: OSError) -> SourceFailed:
-    """Return the error for a file that cannot be read. If the machine is the cause (no memory), raise an error."""
+    """Return the error for a file that cannot be read. If this machine is the cause, raise an error instead."""
     if is_out_of_memory(error):
         raise error
     raise_if_machine_error(error, printable(path), PROCESS_ERRNOS)

@@ -53,7 +53,7 @@ def open_span_file(planned: SpanFile) -> OpenFile:
 def check_unchanged(source: OpenFile, planned: SpanFile, ctime_ns: int | None) -> None:
     """Raise an error if a file has changed since it was planned.
 
-    If payload checksums are verified, `ctime_ns` is None, and the ctime is not compared.
+    Pass None as `ctime_ns` if payload checksums are verified. The ctime is then not compared.
 
     Raises:
         SampleFailed: The size or modification time has changed.

@@ -73,7 +73,9 @@ class ShardTask(NamedTuple):
 
     Attributes:
         action: `compare` keeps an existing shard if packing would write the same bytes.
+        work: The transform of the samples, or None.
         reads: Number of files to read in parallel.
+        size: Size of the shard in bytes if no sample is skipped, or None if unknown.
     """
 
     shard: int
