@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 
 def check_listed(listed: Listed) -> None:
-    """Raise an error if the source has no samples."""
+    """Raise an error if the source has no samples, unless the samples of an earlier run are kept."""
+    if listed.finished:
+        return
     options, entries = listed.run.options, listed.entries
     is_empty = not len(entries) and not listed.listing.skipped
     if is_empty and isinstance(options, CreateOptions) and (options.include or options.exclude):

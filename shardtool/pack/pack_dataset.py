@@ -21,7 +21,7 @@ from shardtool.execute import start_pool
 from shardtool.messages import flag_text, option_text
 from shardtool.names import list_names
 from shardtool.pack.listing import list_source
-from shardtool.pack.run import FinishedOutput, Listed, Packed, PlanFile, Planned, Run, make_run
+from shardtool.pack.run import FinishedOutput, Listed, Packed, PlanFile, Run, make_run
 from shardtool.pattern import DATASET_SUFFIX, OUTPUT_EXAMPLE, parse_pattern
 from shardtool.request.create_options import CreateOptions, ReshardOptions
 from shardtool.request.observer import Notes, Observer
@@ -72,8 +72,9 @@ def pack_dataset(
         from shardtool.pack.shuffle import arrange_payloads, get_spool
 
         if not listed.outputs:
+            planned = plan_shards(listed)
             _export_missing_indexes(listed)
-            return make_result(Planned(listed, ()), ())
+            return make_result(planned, ())
         spool = get_spool(run, listed.outputs)
         # Workers cannot read payloads in the memory of this process, so write these payloads to a temporary file.
         if listed.has_payloads_in_memory:

@@ -317,3 +317,18 @@ def test_an_interrupted_update_is_completed_by_the_next(tmp_path: Path, run: int
     assert create(source, pattern, CreateOptions(update=True, workers=0, **options), dry_run=True).planned == ()
     _update(source, pattern, **options)
     assert identity(out) == before
+
+
+@pytest.mark.parametrize("splits", [{}, {"split_by": "folder"}])
+def test_empty_source(tmp_path: Path, splits: dict[str, str]) -> None:
+    """A new dataset needs a sample. An update keeps an existing dataset, also in a dry run."""
+    source, output = tmp_path / "source", str(tmp_path / ("out-{split}-{0..}.tar" if splits else "out-{0..}.tar"))
+    source.mkdir()
+    for update, dry_run in ((False, False), (True, False), (True, True)):
+        with pytest.raises(InvalidRequest, match="no samples"):
+            _update(source, output, **splits, update=update, dry_run=dry_run)
+    _tree(source, "ant/1")
+    _update(source, output, **splits)
+    (source / "ant/1.txt").unlink()
+    assert _update(source, output, **splits, dry_run=True).samples == 0
+    assert _update(source, output, **splits).samples == 1
