@@ -1,4 +1,4 @@
-"""Results of verbs, for people and programs."""
+"""Results of verbs. `to_json` returns a result as `--json` prints it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class SplitResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class AppendedPart:
-    """The shards that a run appended to existing datasets."""
+    """Counts of the shards, samples and bytes that a run appended to existing datasets."""
 
     shards: int
     samples: int

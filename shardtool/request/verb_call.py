@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     class VerbOfOne(Protocol[_A_contra, _Options_contra, _Result_co, _OptionParams]):
         """A verb of one argument, such as `verify(dataset, quick=True)`."""
 
-        # If this were several overloads, type checkers would report a wrong option once for each.
+        # With several overloads, type checkers would report a wrong option once per overload.
         def __call__(
             self,
             first: _A_contra,
@@ -79,7 +79,10 @@ _FunctionT = TypeVar("_FunctionT", bound=Callable[..., object])
 
 
 def lists_options(kind: Any) -> Callable[[_FunctionT], _FunctionT]:
-    """Add the options of a class to the signature and the docstring of a function, for `help` and completion."""
+    """Return a decorator that adds the options of the class `kind` to the signature and the docstring of a function.
+
+    `help` and the completion of editors use them.
+    """
 
     def describe(function: _FunctionT) -> _FunctionT:
         own = [item for item in signature(function).parameters.values() if item.kind is not item.VAR_KEYWORD]

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 
 class ComparedSide(NamedTuple):
-    """The samples of one side of the comparison.
+    """One side of the comparison: the samples of datasets, or of their source.
 
     Attributes:
         split: The name of each sample's split, or "" if unknown.
@@ -179,7 +179,7 @@ _SPLIT_COLUMN = "split"
 
 
 class SideComparison:
-    """Compare two sides. Samples are paired by key. If a key is repeated, its samples are paired in order."""
+    """Compare the samples of two sides by key. If a side has several samples with a key, they are paired in order."""
 
     def __init__(self, a: ComparedSide, b: ComparedSide, excluded: Uncompared, pool: Pool, notes: Notes) -> None:
         self._a, self._b, self._excluded, self._pool, self._notes = a, b, excluded, pool, notes

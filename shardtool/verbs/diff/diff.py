@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 @accepts_options(DiffOptions)
 def diff(a: DatasetLike, b: object, options: DiffOptions, observer: Observer) -> DiffResult:
-    """List the samples that only one of two datasets contains, that differ, or whose split differs.
+    """Compare two datasets. List added, removed and changed samples, and samples that moved to another split.
 
     Args:
         a: A dataset file, a shard pattern, a glob, a folder, or shards. For several datasets, such as all splits, pass
             a list, or a name with `{split}`.
-        b: Other datasets in the same form, or the source of `a`, which is a folder or a manifest. Differences from the
-            source are the changes that `create` would make.
+        b: Other datasets in the same form, or the source of `a`, which is a folder or a manifest. For a source, the
+            result lists what would change if `create` packed the source again.
 
     Raises:
         InvalidRequest: The dataset does not exist, or the source cannot be compared with it.

@@ -124,7 +124,7 @@ def _bucket_middle(bucket: int) -> int:
 
 
 class ValueCounts(Generic[Value]):
-    """Counts of values. `values` becomes None if there are too many distinct values, or one is too long."""
+    """Counts of values. `values` becomes None if there are too many distinct values, or if a value is too long."""
 
     def __init__(self, max_values: int = _MAX_DISTINCT_VALUES) -> None:
         self._max_values = max_values

@@ -120,7 +120,7 @@ class _PayloadCheck(NamedTuple):
 
     Attributes:
         decode: Function that returns the problem of a payload, "" if it is valid, or None if it is too large to check.
-        skip_large: Whether payloads of more than `limit` bytes are skipped. Otherwise they are invalid.
+        skip_large: Whether payloads of more than `limit` bytes are skipped. Otherwise, such payloads are invalid.
     """
 
     code: str
