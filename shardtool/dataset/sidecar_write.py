@@ -132,7 +132,7 @@ def encode_sidecar_table(table: pa.Table, shard: ShardFacts, version: int = FORM
         facts |= {"dropped": f"{made.dropped}", "skipped": f"{made.skipped}"}
         if made.left_out:
             facts["left_out"] = pack_rows(made.left_out)
-        # `plan` does not determine these facts, so add a checksum.
+        # `plan` does not determine these facts, so add a checksum. `--resume` verifies it by encoding the facts again.
         facts["check"] = f"{crc32c(' '.join(facts.values()).encode()):08x}"
     metadata_columns = table.column_names[len(SIDECAR_SCHEMA) :]
     if version > 1:
