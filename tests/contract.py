@@ -1,12 +1,15 @@
-"""Do two installations of shardtool do the same? The contract that users rely on, held while the house is rebuilt.
+"""Compare the behaviour of two installations of shardtool, to find regressions after a large change.
 
-    python -m tests.contract OLD_PYTHON NEW_PYTHON [NAME...]      # NAME: only folders whose names have this in them
+    python -m tests.contract OLD_PYTHON NEW_PYTHON [NAME...]
 
-Each Python has a shardtool. Both do the same jobs, in folders of their own with paths of equal length: the command
-lines of `TABLE`, a paragraph in a clean folder that holds `sample_data`, and the examples of the documents. Of a job,
-all that a user can see is compared: exit code, stdout, stderr, and every file that it made, changed or removed, with
-its mode; a text by its lines, other files by their bytes. Paths and times are masked. What differs is printed as a
-unified diff for each job, and the exit code is 1. No job makes a request: stores and the web have tests of their own.
+Each Python interpreter has its own shardtool installed. Both run the same jobs: the command lines in `TABLE`, and the
+examples in the documentation. The jobs of one paragraph of `TABLE`, or of one document, run in the same folder, which
+contains `sample_data` at the start. NAME selects the paragraphs and documents whose names contain NAME.
+
+For each job, the program compares exit code, stdout, stderr, and the content and mode of every file that the job
+created, changed or deleted. The folders of both installations have paths of the same length. Paths and times are masked.
+For each job with differences, the program prints a unified diff. If there are any, it exits with 1. No job uses the
+network.
 """
 
 # ruff: noqa: E501 (a line of the table is a command line)
@@ -34,8 +37,8 @@ if TYPE_CHECKING:
 
 DOCUMENTS = ["README.md", "docs/cli.md", "docs/examples.md"]
 _PATIENCE_S = 600
-_TEXT = 2**20  # larger files are compared by their bytes alone
-_WIDTH = 400  # of a line that is printed
+_TEXT = 2**20  # only the hashes of larger files are compared, without a diff of lines
+_WIDTH = 400  # longer lines of a diff are truncated
 _MASKS = [
     (re.compile(rb" *\b\d[\d.,]* (?:[kMGT]i?B|B|bytes|samples)(?:/s| a second)"), b" SPEED"),
     (re.compile(rb"(?<=plan\.parquet \()[\d.]+ kB"), b"SIZE"),
@@ -44,9 +47,9 @@ _MASKS = [
     (re.compile(rb'("(?:seconds|[a-z_]*_s|[a-z_]*per_second)": *)[\d.e-]+'), rb"\1TIME"),
     (re.compile(rb'((?:time|timestamp)=")[^"]*'), rb"\1TIME"),
 ]
-_CLOCK = re.compile(r"(?:^|/)(?:plan\.parquet|apart-0\.tar)$")  # times stand in them: their bytes are not compared
-_PROCESS = re.compile(r"(?<=/counts/)\d+-[0-9a-f]+$")  # a name with a process in it, of a cache
-# Where no job may look: the home of whoever runs this, and any address but one of this machine where nobody listens.
+_CLOCK = re.compile(r"(?:^|/)(?:plan\.parquet|apart-0\.tar)$")  # contain times, so their content is not compared
+_PROCESS = re.compile(r"(?<=/counts/)\d+-[0-9a-f]+$")  # a file of a cache, whose name contains a process id
+# Prevent requests to stores and metadata servers: nothing listens on port 9 of this machine.
 _NOWHERE = {
     "SHARDTOOL_ENDPOINT": "http://127.0.0.1:9",
     "AWS_EC2_METADATA_DISABLED": "true",
@@ -250,13 +253,13 @@ shardtool cache clear nowhere
 
 @dataclass(frozen=True)
 class Side:
-    """One of the installations, and the folder in which its jobs run."""
+    """One of the installations: its Python interpreter, and the folder in which its jobs run."""
 
     python: Path
     folder: Path
 
     def prepare(self) -> None:
-        """Put `shardtool` where the jobs find it."""
+        """Create the command `shardtool` for the jobs, and check that it starts."""
         (self.folder / "home").mkdir(parents=True)
         (self.folder / "bin").mkdir()
         script = self.folder / "bin/shardtool"
@@ -267,7 +270,7 @@ class Side:
             sys.exit(f"{self.python}: no shardtool starts; two that do not start would differ in nothing")
 
     def environment(self) -> dict[str, str]:
-        """Return what all jobs have around them, and nothing of whoever runs this."""
+        """Return the environment variables of all jobs, which include only `PATH` from this process."""
         path = [self.folder / "bin", self.python.parent, os.environ["PATH"]]
         return {
             **_NOWHERE,
@@ -279,14 +282,14 @@ class Side:
         }
 
     def masked(self, said: bytes) -> str:
-        """Return a text without what may differ between two runs of one installation."""
+        """Return output as text, without everything that can differ between two runs of the same installation."""
         said = said.replace(os.fsencode(self.folder), b"PLACE").replace(os.fsencode(self.python.parent), b"BIN")
         for pattern, instead in _MASKS:
             said = pattern.sub(instead, said)
         return said.decode(errors="backslashreplace")
 
     def seen(self, file: Path) -> list[str]:
-        """Return what there is at this path, as lines."""
+        """Describe a file as lines: the mode, and the text, the size and hash, or the target of a link."""
         mode = file.lstat().st_mode
         kind = stat.filemode(mode)
         if stat.S_ISLNK(mode):
@@ -299,13 +302,13 @@ class Side:
         return [kind, *self.masked(content).split("\n")]
 
     def files(self, place: Path) -> dict[str, list[str]]:
-        """Return all that lies below a folder; empty folders count as files."""
+        """Describe all files below a folder, except `sample_data`, by relative path. Empty folders count as files."""
         there = [path for path in place.rglob("*") if path.is_symlink() or not (path.is_dir() and any(path.iterdir()))]
         names = {_PROCESS.sub("PROCESS", path.relative_to(place).as_posix()): path for path in there}
         return {name: self.seen(names[name]) for name in sorted(names) if not name.startswith("sample_data/")}
 
     def do(self, folder: str, jobs: list[tuple[str, list[str]]]) -> list[list[str]]:
-        """Do jobs one after the other in a folder, and return what a user saw of each."""
+        """Run jobs one after the other in a folder. For each job, return exit code, output and changed files as lines."""
         place = self.folder / folder.replace("/", "-")
         shutil.copytree(ROOT / "sample_data", place / "sample_data")
         told, before = [], self.files(place)
@@ -326,19 +329,19 @@ class Side:
 
 
 def folders() -> Iterator[tuple[str, list[tuple[str, list[str]]]]]:
-    """Yield the folders, by name, with the jobs that are done in each: where a job stands, and its command."""
+    """Yield the name of each folder, and the (name, command) pairs of the jobs that run in this folder."""
     for name, lines in re.findall(r"^# (.+)\n((?:.+\n)+)", TABLE, re.MULTILINE):
         yield name, [(name, ["sh", "-c", line]) for line in lines.splitlines()]
     for document in DOCUMENTS:
         named = [(f"{document}:{one.line}", one.command) for one in blocks(read(document))]
         shell = [(name, command) for name, command in named if command[0] == "sh"]
-        # Python that needs a tool of somebody else does not ask for warnings as errors, and is left out.
+        # Examples with other tools run without `-W error`. They are skipped, because the tools may not be installed.
         python = [(name, ["python", *command[1:]]) for name, command in named if "error" in command]
         yield document, sorted(shell + python, key=lambda job: int(job[0].rpartition(":")[2]))
 
 
 def compare(sides: list[Side], chosen: list[str]) -> Iterator[str]:
-    """Yield a diff for each job that the two sides do not do alike."""
+    """Run the folders whose names contain a word of `chosen`. Yield a diff for each job whose results differ."""
     work = [(name, jobs) for name, jobs in folders() if not chosen or any(one in name for one in chosen)]
     if not work:
         sys.exit(f"no folder of jobs has a name with {' or '.join(chosen)}")
@@ -353,7 +356,7 @@ def compare(sides: list[Side], chosen: list[str]) -> Iterator[str]:
 
 
 def main(words: list[str]) -> int:
-    """Compare, and print what differs."""
+    """Compare two installations, print the differences, and return the exit code."""
     if len(words) < 2:
         sys.exit("python -m tests.contract OLD_PYTHON NEW_PYTHON [NAME...]")
     with TemporaryDirectory(prefix="contract-") as scratch:
@@ -363,7 +366,7 @@ def main(words: list[str]) -> int:
         differ = 0
         for difference in compare(sides, words[2:]):
             sys.stdout.write(difference + "\n")
-            sys.stdout.flush()  # what is known stays known where the run is ended
+            sys.stdout.flush()  # if the run is interrupted, the differences so far are visible
             differ += 1
     sys.stdout.write(f"{differ} jobs differ\n")
     return 1 if differ else 0

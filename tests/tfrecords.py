@@ -1,6 +1,6 @@
-"""Read and make TFRecord shards without any code of ours: framing and protobuf, from their specifications.
+"""Read and write TFRecord shards without code of the package.
 
-It knows `tf.train.Example` and nothing else, and asserts whatever it meets.
+The records must be instances of `tf.train.Example`. Anything unexpected raises an AssertionError.
 Source: tensorflow/core/lib/io/record_writer.h, tensorflow/core/example/{example,feature}.proto, the protobuf
 encoding guide.
 """
@@ -17,13 +17,19 @@ import crc32c
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-BYTES, FLOAT, INT64 = 1, 2, 3  # the numbers of the fields of tensorflow.Feature
-_VARINT, _DELIMITED, _FIXED32 = 0, 2, 5  # wire types
+BYTES, FLOAT, INT64 = 1, 2, 3  # field numbers of the message tensorflow.Feature
+_VARINT, _DELIMITED, _FIXED32 = 0, 2, 5  # wire types of protobuf
 
 
 @dataclass(frozen=True)
 class Feature:
-    """A feature of an Example: its name, BYTES, FLOAT or INT64, its only value, and where that lies in the Example."""
+    """A feature with a single value.
+
+    Attributes:
+        kind: BYTES, FLOAT or INT64.
+        start: Offset of the encoded value in the Example.
+        stop: Offset of its end.
+    """
 
     name: str
     kind: int
@@ -33,24 +39,24 @@ class Feature:
 
     @property
     def text(self) -> bytes:
-        """The value as a file would hold it."""
+        """The value as the payload of a tar field: bytes are unchanged, and numbers are written as text."""
         return self.value if isinstance(self.value, bytes) else str(self.value).encode()
 
 
 def masked(data: bytes) -> bytes:
-    """Return the checksum of `data` as TFRecord stores it."""
+    """Return the masked CRC-32C of `data`, 4 bytes."""
     crc = crc32c.crc32c(data)
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) % 2**32)
 
 
 def frame(data: bytes) -> bytes:
-    """Return the record that holds `data`."""
+    """Return a TFRecord with `data`: length, checksum of the length, `data`, checksum of `data`."""
     length = struct.pack("<Q", len(data))
     return length + masked(length) + data + masked(data)
 
 
 def records(raw: bytes) -> list[tuple[int, bytes]]:
-    """Return (offset, data) of every record of a shard, every checksum of which must be right."""
+    """Return (offset, data) of every record of a shard, and check all checksums."""
     found, at = [], 0
     while at < len(raw):
         (length,) = struct.unpack_from("<Q", raw, at)
@@ -62,14 +68,14 @@ def records(raw: bytes) -> list[tuple[int, bytes]]:
 
 
 def varint(number: int) -> bytes:
-    """Return a varint, of a negative number that of its two's complement of 64 bits."""
+    """Encode a number as a varint. A negative number is encoded as its 64-bit two's complement."""
     number %= 2**64
     high, low = divmod(number, 128)
     return bytes([low | 128]) + varint(high) if high else bytes([low])
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return a varint, not longer than it must be, and the place after it."""
+    """Return the number at offset `at`, and the offset after it. The varint must have the minimal length."""
     number = shift = 0
     while True:
         byte = data[at]
@@ -81,10 +87,11 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def example(features: Iterable[tuple[bytes, int, bytes]]) -> bytes:
-    """Return an Example.
+    """Encode a `tf.train.Example`.
 
     Args:
-        features: Name, BYTES, FLOAT or INT64, and the payload: packed, where it is a number.
+        features: For each feature, the name, BYTES, FLOAT or INT64, and the only value: the bytes, or an encoded number
+            (varint or little-endian float).
     """
     entries = b""
     for name, kind, payload in features:
@@ -98,7 +105,7 @@ def _delimited(number: int, body: bytes) -> bytes:
 
 
 def parse_example(data: bytes) -> list[Feature]:
-    """Return the features of an Example, in the order in which they stand."""
+    """Return the features of an Example, in stored order. Each feature must have exactly one value."""
     ((number, first, last),) = _message(data, 0, len(data))
     assert number == 1
     features = []
@@ -115,7 +122,14 @@ def parse_example(data: bytes) -> list[Feature]:
 
 @dataclass(frozen=True)
 class Values:
-    """A feature's values, and where its payload lies: the only part of its list, or all that the list holds."""
+    """A feature with any number of values.
+
+    Attributes:
+        kind: BYTES, FLOAT or INT64.
+        start: Offset of the payload in the Example. If the encoded list has one part, the payload is that part.
+            Otherwise, it is the whole list. See "Lists" in docs/format.md.
+        stop: Offset of the end of the payload.
+    """
 
     kind: int
     values: list[bytes | float | int]
@@ -123,9 +137,9 @@ class Values:
     stop: int
 
 
-@lru_cache(maxsize=16)  # laws compare what lies in two places, and some lists are long
+@lru_cache(maxsize=16)  # property tests parse the same long lists several times
 def parse_lists(data: bytes) -> dict[str, Values]:
-    """Return the features of an Example, however their lists are written, by name."""
+    """Return the features of an Example by name. Numbers can be packed or not."""
     found = {}
     for _, *example in _parts(data, 0, len(data)):
         for _, *entry in _parts(data, *example):
@@ -152,17 +166,17 @@ def _values(kind: int, part: bytes) -> list[bytes | float | int]:
 
 
 def feature(name: bytes, kind: int, inside: bytes) -> bytes:
-    """Return a feature whose list holds `inside`: parts, each with its tag."""
+    """Encode a feature of an Example. `inside` is the encoded list, from `part`."""
     return _delimited(1, _delimited(1, name) + _delimited(2, _delimited(kind, inside)))
 
 
 def part(payload: bytes) -> bytes:
-    """Return a part of a list: a bytes value, or packed numbers."""
+    """Encode a part of a list. `payload` is a bytes value, or packed numbers."""
     return _delimited(1, payload)
 
 
 def _parts(data: bytes, at: int, end: int) -> Sequence[tuple[int, int, int]]:
-    """Return (number, first, last) of every field of a message, whatever its wire type."""
+    """Return (field number, start, end) of every field of a message. Fields can have any wire type."""
     found = []
     while at < end:
         tag, at = read_varint(data, at)
@@ -194,7 +208,7 @@ def _value(kind: int, payload: bytes) -> bytes | float | int:
 
 
 def _message(data: bytes, at: int, end: int) -> Sequence[tuple[int, int, int]]:
-    """Return (number, first, last) of every field of a message, all of which must be length-delimited."""
+    """Return (field number, start, end) of every field of a message. All fields must be length-delimited."""
     found = []
     while at < end:
         tag, at = read_varint(data, at)

@@ -1,4 +1,4 @@
-"""Entries of shards, made from plain values and converted back."""
+"""Samples of shards as plain values. Convert them to a `SampleTable` and back, for property tests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,13 @@ FIELDS = ("cls", "jpg", "json", "seg.png", "Txt", "é", "\udc80")  # the last is
 
 
 class Payload(NamedTuple):
-    """The payload of a row; `text` of an INLINE field, None for a SPAN. `offset` identifies the row."""
+    """The payload of a field.
+
+    Attributes:
+        offset: Offset in the shard, different for each field of all samples.
+        expected: Expected CRC-32C, or -1 if unknown.
+        text: The payload of an INLINE field, or None for a SPAN.
+    """
 
     size: int
     offset: int
@@ -33,7 +39,7 @@ class Payload(NamedTuple):
 
 @dataclass(frozen=True)
 class Sample:
-    """A sample; `number` is in its metadata."""
+    """A sample. `file` is the index of its shard, and `number` is the value of a metadata column."""
 
     key: str
     fields: dict[str, Payload]
@@ -48,7 +54,7 @@ class Sample:
 
 @st.composite
 def sample_lists(draw: st.DrawFn, *, min_count: int = 0, keys: st.SearchStrategy[str] | None = None) -> list[Sample]:
-    """Return samples, some without fields as in TFRecords; with unique keys, or with keys from `keys`."""
+    """Generate samples, some without fields (possible in TFRecords). By default, the keys are unique."""
     samples = []
     for number in range(draw(st.integers(min_count, 10))):
         names = draw(st.lists(st.sampled_from(FIELDS), unique=True, max_size=4))
@@ -63,7 +69,7 @@ def sample_lists(draw: st.DrawFn, *, min_count: int = 0, keys: st.SearchStrategy
 
 
 def entries_of(samples: Sequence[Sample], fields: Sequence[str] = FIELDS, **more: Any) -> SampleTable:
-    """Return samples as a `SampleTable`; `fields` are the names for its codes, maybe some unused."""
+    """Convert samples to a `SampleTable` with the field names `fields`, which no sample needs to have."""
     rows = [
         (name, payload)
         for sample in samples
@@ -99,7 +105,7 @@ def entries_of(samples: Sequence[Sample], fields: Sequence[str] = FIELDS, **more
 
 
 def samples_of(entries: SampleTable) -> list[Sample]:
-    """Return the samples of a `SampleTable`, after checking that its columns fit together."""
+    """Convert a `SampleTable` to samples, and check that its columns are consistent."""
     count, rows, spans = len(entries), entries.rows, entries.known_spans
     assert len(entries.first) == count + 1
     assert entries.first.dtype == np.int64

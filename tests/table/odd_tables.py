@@ -1,4 +1,4 @@
-# ruff: noqa: E501 - tables of odd things
+# ruff: noqa: E501 - long lists of values
 """Malformed and unusual tables in each format of a manifest, generated from a seed, for property tests."""
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _column(random: Random, rows: int) -> Any:
     ]  # fmt: skip
     try:
         return random.choice(kinds)()
-    except (pa.ArrowException, ValueError, TypeError, AttributeError):  # what this pyarrow cannot make
+    except (pa.ArrowException, ValueError, TypeError, AttributeError):  # not supported by this version of pyarrow
         return pa.nulls(rows)
 
 
@@ -91,7 +91,7 @@ def _nested(rows: int, depth: int) -> Any:
 
 
 def odd_file(random: Random, ending: str) -> bytes:
-    """Return the bytes of a file that could be a table; some bytes are changed at random."""
+    """Return the bytes of a table file with unusual content. Some files are also damaged at random positions."""
     data = _text(random, ending) if ending in (".csv", ".tsv", ".jsonl") else _columns(random, ending)
     for _ in range(random.choice((0, 0, 0, 0, 1, 3))):
         data = _mutated(random, data)
@@ -127,7 +127,7 @@ def _columns(random: Random, ending: str) -> bytes:
         else:
             with pa.ipc.new_stream(sink, table.schema) as writer:
                 writer.write_table(table)
-    except (pa.ArrowException, ValueError, OSError, RecursionError):  # what the format has no room for
+    except (pa.ArrowException, ValueError, OSError, RecursionError):  # the format cannot store this table
         return b"PAR1" if ending == ".parquet" else b"ARROW1"
     return sink.getvalue()
 
