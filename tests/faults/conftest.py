@@ -1,4 +1,4 @@
-"""Folders in memory, and a source that is large enough to be disturbed while it is packed."""
+"""Folders in memory, and sources. Packing the large source takes long enough to kill or stop the run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Bulk:
-    """A source of 24 shards of 8 MiB, and the output of an undisturbed run."""
+    """A source that fills 24 shards of 8 MiB.
+
+    Attributes:
+        options: Options of `create`.
+        expected: Size and checksum of each output file of an undisturbed run.
+    """
 
     source: Path
     options: tuple[str, ...]
@@ -30,13 +35,13 @@ class Bulk:
 
 
 def memory_folder() -> Path:
-    """Return a new folder, in memory if there is enough."""
+    """Create a folder in memory, or on disk if less than 3 GiB of memory is free."""
     return Path(tempfile.mkdtemp(prefix="shardtool-faults-", dir=memory_root()))
 
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """Yield a folder that is deleted afterwards."""
+    """Yield a new folder in memory, which is deleted after the test."""
     folder = memory_folder()
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
@@ -44,7 +49,7 @@ def place() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def bulk() -> Iterator[Bulk]:
-    """Create the large source once."""
+    """Yield the large source, which is written once for all tests."""
     folder = memory_folder()
     source = write_samples(folder / "src", 96, 2 * MEBIBYTE)
     options = ("--max-count", "4", "--workers", "2", "--quiet")
@@ -58,7 +63,7 @@ def bulk() -> Iterator[Bulk]:
 
 @pytest.fixture(scope="session")
 def bulk_records(bulk: Bulk) -> Bulk:
-    """Return the same source, and the TFRecord output of an undisturbed run."""
+    """Return the same source with the expected output of TFRecord shards."""
     folder, pattern = memory_folder(), PATTERN.replace(".tar", ".tfrecord")
     run = create(bulk.source, folder / pattern, *bulk.options)
     assert run.code == 0, run.err
@@ -96,7 +101,7 @@ def disk(place: Path) -> Iterator[Callable[[str], Path]]:
 
 @pytest.fixture(scope="session")
 def reference() -> Iterator[Path]:
-    """Return the output of an undisturbed run on `small`, with four samples per shard."""
+    """Yield the output folder of an undisturbed run: the samples of `small`, with four samples per shard."""
     folder = memory_folder()
     source = write_samples(folder / "src", 12, 60_000)
     run = create(source, folder / "out", "--max-count", "4", "--quiet")
@@ -107,5 +112,5 @@ def reference() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def expected(reference: Path) -> dict[str, str]:
-    """Return the hashes of those files."""
+    """Return size and checksum of each file of `reference`, by name."""
     return contents(reference)

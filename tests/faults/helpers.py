@@ -1,4 +1,4 @@
-"""Run the command line in a process, watch it from outside, and compare its output."""
+"""Run commands in other processes, disturb and observe these processes, and compare their output files."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 REPO = Path(__file__).resolve().parents[2]
 PATTERN = "out-{000..}.tar"
 MEBIBYTE = 2**20
-PATIENCE_S = 30  # detects a hang: nothing here takes a tenth of it
+PATIENCE_S = 30  # detects a hang: normally, nothing takes more than 3 s
 _ENDINGS = (".tar", ".tfrecord")
 
-# Runs the command line in-process, after code that may wrap `Terminal.start`, which is called between plan and packing,
-# or `Terminal.phase`, which is called before the first pass of two.
+# A program that runs the command line. It replaces `Terminal.{hook}` by a function that first runs {code}. `start` is
+# called between planning and packing, and `phase` is called before the first of the two passes of `reshard`.
 HOOKED = """
 import sys
 from shardtool.cli import main
@@ -56,17 +56,17 @@ class Run:
         return code
 
     def end(self) -> Run:
-        """Wait until it has exited, and all processes that hold its stderr."""
+        """Wait until the command and all processes that use its stdout or stderr have exited. Return this run."""
         self.out, self.err = (data.decode() for data in self.process.communicate(timeout=PATIENCE_S))
         return self
 
     def signal(self, signum: int, *, group: bool = False) -> None:
-        """Send a signal to the parent, or to it and all its workers."""
+        """Send a signal to the parent process, or with `group` also to all its workers."""
         with suppress(ProcessLookupError):
             (os.killpg if group else os.kill)(self.process.pid, signum)
 
     def processes(self) -> list[int]:
-        """Return all live processes of this run's session, whoever their parent is."""
+        """Return the pids of all live processes of this run's session, including orphans."""
         found = []
         for name in os.listdir("/proc"):
             if name.isdigit():
@@ -77,22 +77,23 @@ class Run:
         return sorted(found)
 
     def workers(self) -> list[int]:
-        """Return the parent's child processes."""
+        """Return the pids of the child processes of the parent process."""
         path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         return [int(pid) for pid in path.read_text(encoding="ascii").split()]
 
     def all_gone(self) -> bool:
-        """Return whether all processes end within 20 seconds."""
+        """Return whether all processes of this run exit within 20 seconds."""
         return settles(lambda: not self.processes(), 20)
 
 
 def start(
     source: Path | str, output: Path | str, *more: str, env: Mapping[str, str] | None = None, **how: object
 ) -> Run:
-    """Start `create`, or another `verb`; `output` is a folder or a pattern. `code` runs between plan and packing.
+    """Start `create`, or another `verb`. `output` is a folder or a pattern.
 
-    With `hook="phase"`, `code` runs before the first of two passes. With `cold`, `before` or `env`, a new Python
-    starts.
+    The text `code` is Python code that the process runs between planning and packing, or with `hook="phase"` before the
+    first of two passes. The process is forked from the server of `tests.warm`. With `cold`, `before` (words in front of
+    the command, such as `strace`) or `env`, a new Python interpreter starts instead.
     """
     target = str(output) if "{" in str(output) else f"{output}/{PATTERN}"
     code, hook, verb = str(how.pop("code", "")), str(how.pop("hook", "start")), str(how.pop("verb", "create"))
@@ -118,12 +119,12 @@ def _words(value: object) -> list[str]:
 def create(
     source: Path | str, output: Path | str, *more: str, env: Mapping[str, str] | None = None, **how: object
 ) -> Run:
-    """Run `create` to its end."""
+    """Run `create`, and wait until it has exited. The arguments are those of `start`."""
     return start(source, output, *more, env=env, **how).end()
 
 
 def settles(true: Callable[[], bool], timeout_s: float = PATIENCE_S, step_s: float = 0.02) -> bool:
-    """Return whether a condition becomes true in time."""
+    """Return whether a condition becomes true within `timeout_s`."""
     end = time.monotonic() + timeout_s
     while not true():
         if time.monotonic() > end:
@@ -133,37 +134,37 @@ def settles(true: Callable[[], bool], timeout_s: float = PATIENCE_S, step_s: flo
 
 
 def shards(folder: Path) -> list[str]:
-    """Return the names of the visible shards."""
+    """Return the sorted names of the published shards. An unfinished shard has a name that starts with a dot."""
     with suppress(FileNotFoundError):
         return sorted(name for name in os.listdir(folder) if name.endswith(_ENDINGS) and not name.startswith("."))
     return []
 
 
 def reach(run: Run, folder: Path, count: int) -> None:
-    """Wait until `count` shards are visible, and check that the run is not finished."""
+    """Wait until `count` shards are published, and check that the run is not finished."""
     assert settles(lambda: len(shards(folder)) >= count or run.process.poll() is not None, step_s=0.0005)
     assert not (folder / "out.json").exists(), "the run was over too soon to be disturbed"
 
 
 def hold(run: Run, folder: Path, count: int) -> None:
-    """Stop all processes of a run when `count` shards are visible; `release` continues them."""
+    """Wait until `count` shards are published, and stop all processes of the run with SIGSTOP. See `release`."""
     reach(run, folder, count)
     run.signal(signal.SIGSTOP, group=True)
     assert settles(lambda: all(map(is_stopped, run.processes())))
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a process is stopped, for example by SIGSTOP."""
+    """Return whether a process is stopped by a signal."""
     return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "T"
 
 
 def release(run: Run) -> None:
-    """Continue a stopped run."""
+    """Continue all processes of a run that `hold` stopped."""
     run.signal(signal.SIGCONT, group=True)
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Return name to size and checksum of every file in a folder, including hidden ones."""
+    """Return size and CRC-32C of every file in a folder, including hidden files, by name."""
     found = {}
     for name in sorted(os.listdir(folder)):
         size = crc = 0
@@ -181,18 +182,18 @@ def identity(folder: Path, names: list[str]) -> dict[str, tuple[int, int]]:
 
 
 def finished(folder: Path) -> list[str]:
-    """Return the shards that have a sidecar, and the sidecars."""
+    """Return the names of all shards that have a sidecar, and of these sidecars."""
     both = [(name, f"{name.rpartition('.')[0]}.index") for name in shards(folder)]
     return [name for pair in both if (folder / pair[1]).exists() for name in pair]
 
 
 def hidden(folder: Path) -> list[str]:
-    """Return temporary names and locks, but not the journal, which an interrupted run leaves."""
+    """Return the hidden files except the journal. An interrupted run may leave only the journal."""
     return [name for name in os.listdir(folder) if name.startswith(".") and not name.endswith(".journal")]
 
 
 def write_samples(folder: Path, count: int, size: int) -> Path:
-    """Create `count` samples, each of a large sparse file and a few small ones."""
+    """Write `count` samples into a new folder. Each has a sparse `.bin` of `size` bytes, a `.txt` and a `.cls`."""
     folder.mkdir(parents=True)
     for number in range(count):
         with (folder / f"s{number:04}.bin").open("wb") as file:
@@ -206,6 +207,6 @@ def write_samples(folder: Path, count: int, size: int) -> Path:
 
 
 def plain(run: Run) -> None:
-    """Check that a run printed a message and no traceback."""
+    """Check that a run printed no traceback."""
     assert "Traceback" not in run.err, run.err
     assert "Exception" not in run.err, run.err

@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def web() -> Iterator[WebServer]:
-    """Yield a separate web server for a test."""
+    """Yield a web server that only this test uses."""
     with web_server() as server:
         yield server
 
 
 @contextmanager
 def fetching(**options: Any) -> Iterator[HttpFetcher]:
-    """Yield a fetcher that may download from this machine."""
+    """Yield a fetcher that can download from this machine, and does not retry by default."""
     chosen = {"allow_private": True, "retries": 0, "per_host": 64, **options}
     with closing(HttpFetcher(FetchOptions(**chosen))) as fetcher:
         yield fetcher
 
 
 def held(fetcher: HttpFetcher) -> int:
-    """Return the bytes in memory that are not taken yet. Earlier calls to the event loop are finished first."""
+    """Return the bytes of downloads that the caller has not received yet, after all scheduled calls of the event loop."""
 
     async def read_held() -> int:
         return fetcher._limits.held  # noqa: SLF001 - only tests need this
 
-    return asyncio.run_coroutine_threadsafe(read_held(), fetcher._loop).result()  # noqa: SLF001 - `held` changes there
+    return asyncio.run_coroutine_threadsafe(read_held(), fetcher._loop).result()  # noqa: SLF001 - only the event loop changes `held`

@@ -1,4 +1,4 @@
-"""A web server for tests: the path of a request determines the response."""
+"""A web server for tests. The first part of a request's path selects a method of `_Handler`, such as `/ok/NAME`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ JPEG = b"\xff\xd8\xff\xe0 a picture "
 
 
 _DIGITS = b"9" * 5000
-_HOSTILE = {  # first bytes; repeated bytes, and seconds between repetitions
+_HOSTILE = {  # (first bytes, bytes that are repeated, seconds between the repetitions)
     "continue": (b"100 Continue\r\n\r\n", b"HTTP/1.1 100 Continue\r\n\r\n", 0.001),
     "headers": (b"200 OK\r\nX-A: ", b"x", 0.02),
     "many-headers": (b"200 OK\r\n", b"X-A: " + b"x" * 1000 + b"\r\n", 0.001),
@@ -67,7 +67,7 @@ class WebServer(ThreadingHTTPServer):
         return f"http://{host}:{self.server_address[1]}/{path}"
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Ignore connections that end early."""
+        """Print nothing if a client closes its connection early."""
 
 
 @contextmanager
@@ -155,7 +155,7 @@ class _Handler(BaseHTTPRequestHandler):
                 break
 
     def _cut(self, name: str) -> None:
-        """Send half of a file. With `once/...`, send the whole file at the second request."""
+        """Send half of a file, and close the connection. For `cut/once/...`, only the first request gets half."""
         whole = body(name)
         if name.startswith("once/") and self.server.requests[self.path] > 1:
             self._send(whole)
@@ -171,7 +171,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def _hostile(self, name: str) -> None:
-        """Send some bytes, and then other bytes endlessly, with or without pauses."""
+        """Send the first bytes of `_HOSTILE[name]`, and repeat the other bytes endlessly."""
         first, again, wait_s = _HOSTILE[name]
         self.close_connection = True
         self.wfile.write(b"HTTP/1.1 " + first)

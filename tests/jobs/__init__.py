@@ -1,1 +1,1 @@
-"""Complete jobs to copy, each a `.sh` or `.py`: from files to a verified dataset."""
+"""Complete jobs that you can copy, from files to a verified dataset. Each `.sh` or `.py` file is one job."""

@@ -1,4 +1,4 @@
-# Cityscapes: images and labels in two trees, whose names differ by more than their endings.
+# Cityscapes: images and labels are in two folder trees. The names of an image and its labels differ in their suffixes.
 set -e
 
 for split in train val; do

@@ -1,5 +1,5 @@
-# A folder of classes: packed, divided with the same share of each class, and one class taken out of it again. What that
-# changed is told; what is left becomes files, of which the same samples are packed.
+# A folder of classes: pack it, split it with the same class proportions in each split, and remove one class. Compare
+# the result with the original dataset. Then extract the files, pack them again, and compare both datasets.
 set -e
 
 shardtool create photos 'all/photos-{000..}.tar' --max-size 500kB --label-from-folder --quiet

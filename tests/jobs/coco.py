@@ -1,4 +1,4 @@
-"""COCO: an image, a mask and all annotations of it become one sample, in a dataset for each split."""
+"""COCO: each sample contains an image, its mask, and all its annotations as JSON. Each split becomes a dataset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-# COCO: an image and its mask, with the boxes, classes and captions of its annotations, in a dataset for each split.
+# COCO: each sample contains an image, its mask, and the boxes, classes and captions of its annotations. Each split
+# becomes a dataset.
 set -e
 
 for split in train2017 val2017; do

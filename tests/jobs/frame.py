@@ -1,4 +1,7 @@
-"""A DataFrame with `path` and the labels `bi` and `multi`: they become numbers, and each split has the same shares."""
+"""A DataFrame with the column `path` and two label columns, `bi` and `multi`.
+
+The labels become class numbers, and all splits have the same proportions of the classes of `multi`.
+"""
 
 from __future__ import annotations
 

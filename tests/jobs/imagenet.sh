@@ -1,15 +1,15 @@
-# ImageNet as it lies on disk: a folder a class, endings in capitals, junk of two operating systems, damaged files.
+# ImageNet: one folder per class, upper-case extensions, junk files of two operating systems, and damaged images.
 set -e
 
-# The plan: how many shards, and what they hold. Nothing is written.
+# Print the plan: the shards and their samples. Nothing is written.
 shardtool create ILSVRC/train 'shards/train-{000000..}.tar' --label-from-folder --exclude '*.txt' --dry-run
 
-# --probe opens each image, so that what no training could decode is left out and listed; all others stay as they are.
+# --probe opens each image. Images that cannot be decoded are skipped and listed; the others are packed unchanged.
 shardtool create ILSVRC/train 'shards/train-{000000..}.tar' --label-from-folder --exclude '*.txt' \
     --fields jpg=JPEG --probe --on-error skip --shuffle
 cat shards/train.skipped
 
-# The classes of val have the numbers of train's.
+# Use the class numbers of train for val.
 shardtool create ILSVRC/val 'shards/val-{000000..}.tar' --label-from-folder --classes-from shards/train.json \
     --fields jpg=JPEG --probe
 

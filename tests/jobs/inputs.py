@@ -1,4 +1,4 @@
-"""What the jobs start from, as the field leaves it on disks; small."""
+"""Small inputs for the jobs, with the layouts and the flaws of the real datasets."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ CATEGORIES = [{"id": 1, "name": "person"}, {"id": 18, "name": "dog"}]
 
 
 def picture(number: int, kind: str = "JPEG") -> bytes:
-    """Return an image unlike any other."""
+    """Return an image. Different numbers below 256 give different images."""
     raw = io.BytesIO()
     Image.new("RGB", (48 + number % 9, 36), (number % 256, 99, 7)).save(raw, kind)
     return raw.getvalue()
 
 
 def imagenet(root: Path) -> None:
-    """Write folders of classes, and in them junk of systems, damaged images, a text, and a name without an ending."""
+    """Write folders of classes with images, damaged images, a name without extension, and junk of macOS and Windows."""
     files = {
         f"{split}/{wnid}/{_STEM[split].format(wnid, number * 37)}.JPEG": picture(number + 100 * (split == "val"))
         for split, count in (("train", 9), ("val", 2))
@@ -51,7 +51,7 @@ def imagenet(root: Path) -> None:
 
 
 def coco(root: Path) -> None:
-    """Write two splits of images and masks, and annotations: of polygons, of run lengths, and an image without any."""
+    """Write two splits of images, masks and annotations (polygons, run lengths). Some images have no annotation."""
     files = {}
     for split, first in (("train2017", 0), ("val2017", 6)):
         images, annotations, captions = [], [], []
@@ -76,7 +76,7 @@ def _annotation(image: int, nth: int) -> dict[str, object]:
 
 
 def cityscapes(root: Path) -> None:
-    """Write images, and three kinds of labels next to them, in folders of cities."""
+    """Write images and label files into two trees of city folders: `leftImg8bit` and `gtFine`."""
     files = {}
     for number, name in enumerate(["train/aachen/aachen", "train/bonn/bonn", "val/ulm/ulm"] * 2):
         frame = f"{name}_{number:06}_000019"
@@ -95,14 +95,14 @@ TRANSCRIPTS = {
 
 
 def ljspeech(root: Path) -> None:
-    """Write clips and their transcripts, with literal quotation marks."""
+    """Write clips, and a table of transcripts. Some transcripts contain quotation marks, which are not CSV quotes."""
     rows = "".join(f"{name}|{said}|{spelled}\n" for name, (said, spelled) in TRANSCRIPTS.items())
     clips = {f"wavs/{name}.wav": b"RIFF" + name.encode() for name in TRANSCRIPTS}
     write_tree(root / "LJSpeech-1.1", {"metadata.csv": rows.encode(), **clips})
 
 
 def partition(root: Path) -> None:
-    """Write arrays, and the two dicts that name them."""
+    """Write arrays, and a JSON file with the dicts `partition` and `labels`."""
     names = [f"id-{number}" for number in range(1, 25)]
     files = {}
     for number, name in enumerate(names):
@@ -116,13 +116,13 @@ def partition(root: Path) -> None:
 
 
 def night(root: Path, day: int) -> None:
-    """Write what the cameras of a day add to the folder."""
+    """Write the four images of a day into the folder `inbox`."""
     files = {f"2026-11-{day:02}/cam{camera}.jpg": picture(day * 10 + camera) for camera in range(4)}
     write_tree(root / "inbox", files)
 
 
 def foreign(root: Path) -> None:
-    """Write shards as the writers of webdataset, img2dataset and TensorFlow do."""
+    """Write shards with the formats and names of webdataset, img2dataset and TensorFlow."""
     theirs = write_tree(root / "theirs", {})
     for name in ("webdataset", "img2dataset", "tensorflow"):
         (theirs / name).mkdir()
@@ -141,7 +141,7 @@ def webdataset_samples(shard: int) -> dict[str, dict[str, bytes]]:
 
 
 def img2dataset_samples(shard: int) -> dict[str, dict[str, bytes]]:
-    """Return the samples of a shard of img2dataset. Failed downloads have only a row, and no members.
+    """Return the samples of a shard of img2dataset. Failed downloads are only in the table, not in the tar.
 
     Samples of the first shard have the same keys as webdataset's numbered samples.
     """
@@ -158,14 +158,14 @@ def _downloaded(key: str) -> dict[str, object]:
 
 
 def img2dataset_tables(folder: Path, shard: int) -> None:
-    """Write the table and the counts that img2dataset puts next to a shard."""
+    """Write the table and the statistics file that img2dataset writes next to each shard."""
     rows = [_downloaded(f"{shard:05}{number:04}") for number in range(5)]
     pd.DataFrame(rows).to_parquet(folder / f"{shard:05}.parquet")
     (folder / f"{shard:05}_stats.json").write_text(json.dumps({"count": 5, "successes": 4}))
 
 
 def tensorflow_samples(shard: int) -> list[tuple[str, bytes, int]]:
-    """Return name, image and label of each record of a shard that TensorFlow's scripts for ImageNet write."""
+    """Return name, image and label of each record of a shard, as in TensorFlow's ImageNet scripts."""
     return [(f"n01440764_{number}", picture(200 + number), number % 3) for number in range(4 * shard, 4 * shard + 4)]
 
 
@@ -178,7 +178,7 @@ def _example(name: str, image: bytes, label: int) -> bytes:
 
 
 def _tar(samples: dict[str, dict[str, bytes]]) -> bytes:
-    """Return a tar as webdataset's writer makes it: pax headers for times, an owner, and files to be read only."""
+    """Return a tar with the headers of webdataset's writer: pax headers for times, an owner, and mode 0444."""
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name, data in _members(samples):

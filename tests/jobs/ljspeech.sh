@@ -1,4 +1,5 @@
-# LJSpeech: clips, and a text with bars between the name of each, what was said, and the same with numbers in words.
+# LJSpeech: clips, and a text file with three columns separated by bars: the name of the clip, the transcript, and the
+# transcript with numbers as words.
 set -e
 
 shardtool create LJSpeech-1.1/wavs 'shards/{split}-{000000..}.tar' --join LJSpeech-1.1/metadata.csv \

@@ -1,4 +1,4 @@
-# Every night: what is new in a folder is packed, all of it is proven, and CI gets a report.
+# Every night: pack the new files of a folder, verify the whole dataset, and write a report for CI.
 set -e
 
 shardtool create inbox 'shards/train-{000000..}.tar' --label-from-folder --update --on-error skip --quiet

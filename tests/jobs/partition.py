@@ -1,4 +1,4 @@
-"""The dicts `partition` and `labels` of many PyTorch and Keras tutorials: a split's names, and a name's label."""
+"""Two dicts, as in many PyTorch and Keras tutorials: `partition` has the IDs of each split, `labels` a label per ID."""
 
 from __future__ import annotations
 

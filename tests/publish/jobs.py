@@ -1,4 +1,4 @@
-"""Runs that publish files, for the tests that kill them: a table of all commands and writers."""
+"""A table of all runs that publish files: commands and `ShardWriter`. Tests kill these runs and repeat them."""
 
 from __future__ import annotations
 
@@ -33,9 +33,11 @@ class Job:
     """A run that publishes files in `root/out`, or in a store.
 
     Attributes:
-        prepare: Writes the state before the run into a folder or store. `root` has the sources.
-        run: The run. Its last argument is `AGAIN` after an interruption.
-        is_sound: Whether an existing dataset file is always valid, unless there is a plan file.
+        prepare: A function that writes the state before the run. Its arguments are the output (a folder or store) and
+            `root`, the folder of the sources.
+        run: A function that performs the run. Its last argument is `FIRST`, or `AGAIN` after an interrupted run.
+        is_sound: Whether the dataset is valid whenever a dataset file exists, except during an exchange
+            (`.out.replacing`).
         keeps_files: Whether the second run keeps the files that the first run has published.
         keeps_old: Whether the old dataset is valid at any time.
     """
@@ -66,7 +68,7 @@ def _pack_other(out: str, root: Path, *keys: str) -> None:
 
 def _pack_part(out: str, root: Path, part: str, *, resume: bool = False) -> None:
     _pack(out, root, part=part, resume=resume)
-    if resume:  # records that an interrupted merge has left stay until all parts run again, or the next merge
+    if resume:  # records that remain after an interrupted merge are deleted only by the next merge
         _merge(out, root, AGAIN)
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def made_catalog(counts: Sequence[int], fingerprint: str = "made") -> Catalog:
-    """Return a catalog of shards with these numbers of samples, 1,000 bytes each, without files."""
+    """Return a catalog without files. `counts` has the number of samples of each shard. A sample has 1,000 bytes."""
     return Catalog(
         name="made",
         shards=(),

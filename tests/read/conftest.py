@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True, scope="package")
 def both_ways_of_reading() -> Iterator[None]:
-    """Lower a limit so that small datasets are read both sample by sample and as columns."""
+    """Lower the number of samples that are read one by one, so that small datasets are also read in groups."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sample_reader, "_MAX_SAMPLES_READ_SINGLY", 6)
         yield

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from shardtool.read.dataset import Dataset
 
 SAMPLES = 60
-SIZES = (0, 1, 300, 5_000, 70_000)  # payload sizes: some are read together, others alone
+SIZES = (0, 1, 300, 5_000, 70_000)  # of payloads: neighbouring small ones are read in one call, large ones alone
 
 
 class Place(NamedTuple):
-    """A sample, its shard, and the offset of its picture."""
+    """A sample, its shard, and the offset of its field `jpg` in the shard."""
 
     sample: dict[str, object]
     shard: Path
@@ -50,11 +50,11 @@ class Made:
         return replace(self, path=folder / self.path.name)
 
     def open(self, **options: object) -> Dataset:
-        """Return the opened dataset."""
+        """Open the dataset with the options of `shardtool.open`."""
         return open_data(str(self.path), **options)  # type: ignore[call-overload,no-any-return]
 
     def reader(self, **options: object) -> SampleReader:
-        """Return a reader of the samples."""
+        """Return a `SampleReader` with these `ReadOptions`."""
         return SampleReader(open_catalog(str(self.path)), ReadOptions(**options))  # type: ignore[arg-type]
 
     def shard(self, number: int) -> Path:
@@ -62,7 +62,7 @@ class Made:
         return shards(self.path.parent)[number]
 
     def place(self, size: int) -> Place:
-        """Return the location of the first picture with this size."""
+        """Return the location of the first field `jpg` with this size in bytes."""
         for sample in self.samples:
             picture = sample["jpg"]
             if isinstance(picture, bytes) and len(picture) == size:
@@ -73,8 +73,8 @@ class Made:
 
 
 def make(folder: Path, ending: str, *, even: bool = False) -> Made:
-    """Pack samples with labels, pictures and texts; `even`: with equal fields, all small."""
-    draw = random.Random(2)  # noqa: S311 - the same each time
+    """Pack samples with `cls`, and random bytes in `jpg` and `txt`. With `even`, all have the same sizes and fields."""
+    draw = random.Random(2)  # noqa: S311 - the dataset must be the same in each run
     files: dict[str, bytes] = {}
     samples: list[dict[str, object]] = []
     for number in range(SAMPLES):
@@ -93,7 +93,7 @@ def make(folder: Path, ending: str, *, even: bool = False) -> Made:
 
 
 def write_examples(path: Path, examples: Sequence[Mapping[str, Sequence[object]]]) -> None:
-    """Write a TFRecord shard of lists of bytes, ints or floats; numbers are packed."""
+    """Write a TFRecord shard. Each feature is a list of bytes, ints or floats, and numbers are packed."""
     keyed = [{"__key__": [b"key-%d" % at], **example} for at, example in enumerate(examples)]
     path.write_bytes(b"".join(tfrecords.frame(_example(example)) for example in keyed))
 
@@ -114,5 +114,5 @@ def _example(lists: Mapping[str, Sequence[object]]) -> bytes:
 
 
 def numbers(of: Sequence[int]) -> NDArray[np.int64]:
-    """Return numbers as an array."""
+    """Return numbers as an int64 array [n]."""
     return np.array(of, np.int64)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from shardtool.dataset.stored import StoredShard
 
-SHARD = 11_776  # bytes of each shard: seven samples, each a header, 1,000 bytes and padding, and the end of a tar
+SHARD = 11_776  # bytes of each shard: seven samples (a header, 1,000 bytes, padding) and the trailer of a tar
 
 
 class NoteRecorder(shardtool.Observer):

@@ -33,12 +33,12 @@ def after(function):
 
 
 def copies(folder: str | Path) -> list[str]:
-    """Return the original names of the copies in a cache, and all other files next to them."""
+    """Return the original shard names of all copies in a cache, and the names of other files in the same folder."""
     return sorted(path.name.split("-", 3)[-1] for path in (Path(folder) / "copied").iterdir())
 
 
 def read_all(cache: Cache, shards: Sequence[StoredShard]) -> list[bool]:
-    """Read shards through a cache, check their bytes, and return which were copies."""
+    """Read shards through a cache, and check their bytes. For each shard, return whether a copy was read."""
     is_copy = []
     for shard in shards:
         with cache.open(shard) as leased:
@@ -48,7 +48,7 @@ def read_all(cache: Cache, shards: Sequence[StoredShard]) -> list[bool]:
 
 
 def python(code: str, *words: str | Path) -> str:
-    """Run a program in its own process, and return its output."""
+    """Run Python code with arguments in a new process, and return its stdout."""
     done = subprocess.run(
         [sys.executable, "-c", code, *map(str, words)],
         cwd=REPO, env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE_S, check=False,

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 SAMPLE = 4_000  # bytes
 COUNT = 20  # samples in a shard
-SHARD = 101_376  # bytes of a full one
+SHARD = 101_376  # bytes of a full shard
 BOUND = 12 * SHARD
-ENDED = 77  # exit code: what a reader has seen was wrong
+ENDED = 77  # exit code of a reader that has read wrong bytes
 
 
 class Quiet(shardtool.Observer):
-    """Ignores the notes of a full cache."""
+    """Ignores notes, because a full cache prints many."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class Load:
 
     Attributes:
         writers: Number of processes that write shards.
-        readers: Number of processes that read written shards, and a slow dataset through the cache.
+        readers: Number of processes that read the written shards, and copies of another dataset.
         seconds: Minimum duration.
         kill_s: Seconds between two kills.
-        epochs: Minimum number of times that readers read all shards.
+        epochs: Minimum number of passes over all written shards, by all readers together.
     """
 
     writers: int
@@ -62,7 +62,7 @@ def payload(number: int) -> bytes:
 
 
 def write(folder: str, part: int) -> None:
-    """Write samples until killed."""
+    """Write samples into the cache until the process is killed."""
     cache = shardtool.Cache(folder, BOUND, "oldest", observer=Quiet())
     with cache.writer(part, max_size=SHARD) as writer:
         for number in range(10**9):
@@ -70,7 +70,7 @@ def write(folder: str, part: int) -> None:
 
 
 def read(folder: str, slow: str, seed: int) -> None:
-    """Read all shards repeatedly until killed; a wrong sample stops the process."""
+    """Read written shards and copies until the process is killed. After a wrong byte, exit with the code `ENDED`."""
     choice = random.Random(seed)  # noqa: S311
     cache = shardtool.Cache(folder, BOUND - (seed % 2) * 2 * SHARD, observer=Quiet())
     shards = open_dataset(slow).shards
@@ -91,7 +91,7 @@ def _right(sample: Mapping[str, object]) -> bool:
 
 
 class Crew:
-    """The running processes."""
+    """The running writers and readers."""
 
     def __init__(self, load: Load, folder: Path, slow: Path) -> None:
         self._context, self._given = multiprocessing.get_context("fork"), (str(folder), str(slow))
@@ -106,14 +106,14 @@ class Crew:
         return number, writes, process
 
     def kill_one(self) -> None:
-        """Kill one process and start another one."""
+        """Kill a random process, and start a new process with the same job."""
         number, writes, process = self._at_work.pop(random.randrange(len(self._at_work)))  # noqa: S311
         process.kill()
         process.join()
         self._at_work.append(self._start(number, writes))
 
     def check(self) -> None:
-        """Fail if a process has ended by itself."""
+        """Fail if a process has exited without being killed."""
         ended = {number: process.exitcode for number, _, process in self._at_work if process.exitcode is not None}
         assert not ended, ended
 
@@ -125,7 +125,7 @@ class Crew:
 
 
 def size_of(folder: Path) -> int:
-    """Return the bytes in a cache, under its lock, so that a file being renamed counts once."""
+    """Return the bytes of all files in a cache. The cache is locked, so that no file is counted twice during a rename."""
     sizes: Counter[str] = Counter()
     with CacheSpace(str(folder), BOUND, "oldest").locked():
         for part in (COPIED, WRITTEN):
@@ -140,14 +140,14 @@ def size_of(folder: Path) -> int:
 
 
 def run(load: Load, root: Path) -> dict[str, object]:
-    """Put a cache under load, and fail if a law is broken.
+    """Run the load, and fail if the cache exceeds its size limit or a process exits.
 
     Returns:
-        Maximum bytes, kills, evicted shards, and epochs read.
+        Maximum size in bytes, number of kills, statistics of the cache, and number of epochs.
     """
     folder, slow = root / "cache", root / "out.json"
     making = multiprocessing.get_context("fork").Process(target=make_slow, args=(root,))
-    making.start()  # not here: it starts threads, which no fork should find
+    making.start()  # in another process, because it starts threads, and a process with threads must not fork
     making.join()
     crew, max_bytes, kills = Crew(load, folder, slow), 0, 0
     end_s, kill_s = time.monotonic() + load.seconds, time.monotonic() + load.kill_s
@@ -187,7 +187,7 @@ def left_behind(folder: Path) -> dict[str, object]:
 
 
 def epochs(root: Path) -> int:
-    """Return how many times readers have read all shards."""
+    """Return how many passes over all written shards the readers have finished."""
     return sum(path.stat().st_size for path in root.glob("epochs-*"))
 
 

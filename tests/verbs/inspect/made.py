@@ -1,4 +1,4 @@
-"""Datasets to show, written without shardtool: images, texts, and hostile content."""
+"""Write datasets for the HTML page without shardtool: images, texts, and content that attacks the page."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HOSTILE_KEYS = (
 
 @contextmanager
 def showing(samples: int | None) -> Iterator[None]:
-    """Make pages show this number of samples, however many labels there are; None: the default."""
+    """Limit the HTML page to this number of samples, for any number of labels. None keeps the default."""
     with ExitStack() as stack:
         for name in ("_MAX_SAMPLES", "_DEFAULT_SAMPLES") if samples is not None else ():
             stack.enter_context(patch(f"shardtool.verbs.inspect.page.page.{name}", samples))
@@ -48,7 +48,7 @@ def image(number: int, kind: str = "JPEG", size: tuple[int, int] = (60, 40)) -> 
 
 
 def noise(seed: int, side: int) -> bytes:
-    """Return an image that hardly compresses."""
+    """Return a PNG of random pixels, which is about as large as the pixels: 3 bytes per pixel."""
     out = io.BytesIO()
     pixels = random.Random(seed).randbytes(side * side * 3)  # noqa: S311 - no secret
     Image.frombytes("RGB", (side, side), pixels).save(out, "PNG", compress_level=0)
@@ -56,7 +56,7 @@ def noise(seed: int, side: int) -> bytes:
 
 
 def mask(values: Sequence[int], mode: str = "L", size: tuple[int, int] = (60, 40)) -> bytes:
-    """Return a PNG with these pixel values, in stripes."""
+    """Return a PNG with a vertical stripe for each pixel value."""
     out, picture = io.BytesIO(), Image.new(mode, size)
     for at, value in enumerate(values):
         picture.paste(value, (at * size[0] // len(values), 0, size[0], size[1]))
@@ -76,7 +76,7 @@ def sound(seconds: float, rate: int = 8000) -> bytes:
 
 
 def write_shard(path: Path, samples: Mapping[str, Mapping[str, bytes]]) -> Path:
-    """Write a tar of samples: key to field to payload."""
+    """Write a tar of samples. `samples` contains the payloads by key and field."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
         for key, fields in samples.items():
