@@ -1,1 +1,1 @@
-"""Tests of shardtool; the folders mirror the package."""
+"""Tests of shardtool. The folders mirror the package."""

@@ -1,1 +1,1 @@
-"""Our shards in the hands of the tools that people read shards with; `make interop` runs these."""
+"""Tests of our shards with other tools, and of our reader with training frameworks. `make interop` runs them."""

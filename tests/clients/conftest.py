@@ -1,4 +1,4 @@
-"""The datasets that the clients read. Nothing here is collected where the clients are not installed."""
+"""Datasets that other tools read. If webdataset is not installed, pytest collects no test of this folder."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ _NAMES = [
 _LONG_NAMES = [
     "0",
     "split/" + "a" * 96,
-    "n" * 96,  # with .txt the name field is full
+    "n" * 96,  # with .txt, the name fills the 100 bytes of the ustar name field
     "n" * 97,
-    "p" * 155 + "/" + "s" * 92,  # prefix and name field are full
+    "p" * 155 + "/" + "s" * 92,  # the name fills the prefix field and the name field
     "f/" * 70 + "leaf",
     "pax" * 40,
     ("d" * 200 + "/") * 3 + "over-512-bytes",
     "ö" * 40 + "/" + "ü" * 30,
-    "a" + "ü" * 60,  # byte 100 is in the middle of a letter
+    "a" + "ü" * 60,  # byte 100 is in the middle of a UTF-8 sequence
     "日" * 33 + "/" + "写" * 40,
 ]
 _UNSAFE = [
@@ -64,7 +64,8 @@ _UNSAFE = [
 ]
 
 
-# Workers run whole files in this order. The longest files come first, to finish together.
+# pytest-xdist distributes whole files among its workers. The slowest files start first, so that all workers finish at
+# about the same time.
 _LONG = (
     "test_training_examples.py",
     "test_remote_create.py",
@@ -76,7 +77,7 @@ _LONG = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the longest files first."""
+    """Run the slowest files first."""
     items.sort(key=lambda item: _LONG.index(item.path.name) if item.path.name in _LONG else len(_LONG))
 
 
@@ -103,7 +104,7 @@ def one_shard(tmp_path_factory: pytest.TempPathFactory) -> Packed:
 
 @pytest.fixture(scope="session")
 def names(tmp_path_factory: pytest.TempPathFactory) -> Packed:
-    """Write a dataset with folders, spaces, quotes, non-ASCII letters and empty files, and an `out.skipped`."""
+    """A dataset with folders, spaces, quotes, non-ASCII letters, empty files, and an `out.skipped`."""
     source, shards = _folder(tmp_path_factory, "names")
     write_samples(source, _NAMES)
     os.mkfifo(source / "pipe.bin")
@@ -114,7 +115,7 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> Packed:
 
 @pytest.fixture(scope="session")
 def long_names(tmp_path_factory: pytest.TempPathFactory) -> Packed:
-    """Names that need the prefix field, and names that need a pax header."""
+    """A dataset with names that need the ustar prefix field, and names that need a pax header."""
     source, shards = _folder(tmp_path_factory, "long")
     write_samples(source, _LONG_NAMES)
     return pack(source, shards, "--max-count", "4")
@@ -122,7 +123,7 @@ def long_names(tmp_path_factory: pytest.TempPathFactory) -> Packed:
 
 @pytest.fixture(scope="session")
 def portable(tmp_path_factory: pytest.TempPathFactory) -> Packed:
-    """Names that one reader or another gets wrong, made safe."""
+    """A dataset with names that some readers would misread, packed with `--portable`."""
     source, shards = _folder(tmp_path_factory, "portable")
     write_samples(source, _UNSAFE, ("BIN", "txt"))
     return pack(source, shards, "--portable", "--dots", "last", "--hidden", "--max-count", "5")
@@ -137,10 +138,10 @@ def photo_records(tmp_path_factory: pytest.TempPathFactory) -> Packed:
 
 @pytest.fixture(scope="session")
 def odd_records(tmp_path_factory: pytest.TempPathFactory) -> Packed:
-    """Names of all kinds, empty and large payloads, fields that sort before the key's, or that some samples lack."""
+    """TFRecords with unusual names, empty and large payloads, missing fields, and fields sorted before `__key__`."""
     source, shards = _folder(tmp_path_factory, "odd-records")
     stems = [f"{number:03}/{stem}" for number, stem in enumerate([*_NAMES, *_LONG_NAMES])]
-    stems += [f"{number:03}/x" for number in range(len(stems), 140)]  # labels of two bytes, too
+    stems += [f"{number:03}/x" for number in range(len(stems), 140)]  # some labels need two-byte varints
     write_samples(source, stems, ("BIN", "seg.bin", "txt", "größe"))
     for stem, size in ((stems[3], 512 * 1024), (stems[8], 2_000_000), (stems[130], 1_000_000)):
         (source / f"{stem}.BIN").write_bytes(bytes(at % 251 for at in range(size)))
@@ -150,7 +151,7 @@ def odd_records(tmp_path_factory: pytest.TempPathFactory) -> Packed:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_network(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Keep Hugging Face and wids off the network and out of the home folder; set before anything is imported."""
+    """Prevent Hugging Face from using the network, and keep caches out of the home folder. Runs before the imports."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["HF_HOME"] = str(tmp_path_factory.mktemp("hf-home"))
     os.environ["WIDS_CACHE"] = str(tmp_path_factory.mktemp("wids-cache"))

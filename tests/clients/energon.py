@@ -1,4 +1,4 @@
-"""What energon reads, by one process that has imported it, for seconds, and is forked for each folder."""
+"""Read datasets with energon. Its import takes seconds, so one process imports it, and forks for each dataset."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ for line in sys.stdin:
 
 @cache
 def _reader() -> subprocess.Popen[str]:
-    """Return the process, which exits with its standard input or with this process."""
+    """Return the process that has imported energon. It exits when its stdin is closed or this process exits."""
     command = tied(sys.executable, "-c", _CODE)
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
 
 
 def read_with_energon(folder: Path, part: str) -> list[tuple[str, dict[str, bytes]]]:
-    """Return what energon gives of a split, in order: from a folder that it opens without a question."""
+    """Return key and fields of each sample that energon reads from the split `part` of a folder, in order."""
     pytest.importorskip("megatron.energon")
     reader = _reader()
     assert reader.stdin is not None

@@ -1,4 +1,7 @@
-"""Functions for `--map` that do something to the node that they run on, once, as a file in the field `do` asks for."""
+"""A function for `--map`, `act`, which disturbs the Ray worker or node on which it runs.
+
+The field `do` of a sample contains an action and a folder. Files in this folder are flags that all tasks share.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ Sample = dict[str, Any]
 
 
 def _first(flag: Path) -> bool:
-    """Return whether this call is the first of all that ask."""
+    """Create the file `flag`, and return whether this was the first call of any process."""
     try:
         os.close(os.open(flag, os.O_CREAT | os.O_EXCL))
     except FileExistsError:
@@ -23,7 +26,7 @@ def _first(flag: Path) -> bool:
 
 
 def act(sample: Sample) -> Sample:
-    """Perform the action that the field `do` names, with its folder of flags."""
+    """Perform the action in the field `do` while the sample is packed. Return the sample without this field."""
     action, _, place = sample.pop("do", b"").decode().partition(" ")
     flags = Path(place)
     if not _is_packing():
@@ -45,29 +48,32 @@ def act(sample: Sample) -> Sample:
 
 
 def _go_on(flags: Path) -> None:
-    """In the first attempt, appear dead to Ray, and continue to write next to the second attempt."""
+    """In the first attempt of the task, kill this process, but continue packing in a forked child.
+
+    Ray considers the task failed and starts a second attempt, which writes the same shard at the same time.
+    """
     if not _first(flags / "killed"):
         (flags / "again").touch()
         time.sleep(0.5)
         return
     if os.fork():
         os.kill(os.getpid(), signal.SIGKILL)
-    for fd in range(3, 1024):  # the connection by which Ray detects this process
+    for fd in range(3, 1024):  # close the connection to Ray, which would show that the child is alive
         if os.path.lexists(f"/proc/self/fd/{fd}") and stat.S_ISSOCK(os.fstat(fd).st_mode):
             os.close(fd)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(10)  # at the latest: no process waits for the result
+    signal.alarm(10)  # exit after 10 s at the latest, because no process waits for the child
     _wait_for(flags / "again")
 
 
 def _is_packing() -> bool:
-    """Return whether this process writes a shard: the plan tries the function on some samples before."""
+    """Return whether this process is writing a shard. Planning also calls the function, to estimate sizes."""
     links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
     return any(os.readlink(link).endswith(".part") for link in links if os.path.lexists(link))
 
 
 def _may_lose(flags: Path) -> bool:
-    """Return whether a test may kill this node: only raylets that are not the driver's are listed."""
+    """Return whether the test may kill this node. The file `raylets` lists all raylets except the driver's."""
     return str(os.getppid()) in (flags / "raylets").read_text().split()
 
 

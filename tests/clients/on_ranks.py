@@ -1,6 +1,9 @@
-"""Programs of `test_trainers.py`, which torchrun starts on several ranks: each prints what its rank was given, as JSON.
+"""Programs for `test_trainers.py`, which torchrun starts on several ranks.
 
-Usage: on_ranks.py NAME DATASET FOLDER. The samples of the dataset have `cls`, their number.
+    torchrun on_ranks.py NAME DATASET FOLDER
+
+NAME selects a function below. In the dataset, the field `cls` of each sample is the number of the sample. Each rank
+writes the numbers that it has read to FOLDER/RANK.json.
 """
 
 from __future__ import annotations
@@ -19,13 +22,13 @@ from torch.utils.data import DataLoader
 import shardtool
 from shardtool.torch import MapDataset, StreamDataset, loader
 
-SIZE, STOP = 4, 8  # samples of a batch, and steps before a checkpoint
+SIZE, STOP = 4, 8  # samples per batch, and step of the checkpoint
 warnings.simplefilter("ignore")
 Found = dict[str, Any]
 
 
 class Model(torch.nn.Module):  # type: ignore[misc]
-    """A model that notes the numbers that it is given."""
+    """A model that records the values of `cls` in its input, one list per epoch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,13 +36,13 @@ class Model(torch.nn.Module):  # type: ignore[misc]
         self.seen: list[list[int]] = [[]]
 
     def forward(self, cls: torch.Tensor, **_: object) -> dict[str, torch.Tensor]:
-        """Return a loss."""
+        """Record `cls`, float or int [batch], and return a loss."""
         self.seen[-1] += cls.tolist()
         return {"loss": (self.weight * cls).sum()}
 
 
 def of_accelerate(dataset: Any, _: str) -> Found:
-    """Give the numbers of each way to read under Accelerate, or the message that refuses it."""
+    """For each way to read with Accelerate, return the batches of two epochs, or the error message."""
     from accelerate import Accelerator
     from accelerate.utils import DataLoaderConfiguration
 
@@ -64,12 +67,12 @@ def of_accelerate(dataset: Any, _: str) -> Found:
 
 
 def of_trainer(dataset: Any, folder: str) -> Found:
-    """Give the numbers that the Trainer of transformers trains with, by number and as a stream."""
+    """Return the samples of two epochs of the transformers Trainer, or the error message, for each kind of dataset."""
     from transformers import Trainer, TrainingArguments
 
     class Streamed(Trainer):  # type: ignore[misc]
         def get_train_dataloader(self) -> DataLoader[Any]:
-            """Return the stream unchanged: it divides an epoch among the ranks itself."""
+            """Do not prepare the DataLoader with Accelerate, because the stream already divides samples among ranks."""
             return DataLoader(self.train_dataset, SIZE, collate_fn=self.data_collator)
 
     samples = dataset.decode().map(lambda sample: {"cls": torch.tensor(float(sample["cls"]))})
@@ -93,7 +96,7 @@ def of_trainer(dataset: Any, folder: str) -> Found:
 
 
 def of_lightning(dataset: Any, folder: str) -> Found:
-    """Give the numbers of each epoch of Lightning's Trainer, of its validation, and of a run that goes on."""
+    """Return the samples of each epoch of Lightning's Trainer, of each validation, and of a resumed run."""
     import lightning
 
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -140,7 +143,7 @@ def of_lightning(dataset: Any, folder: str) -> Found:
 
 
 def of_checkpoint(dataset: Any, folder: str) -> Found:
-    """Give the numbers before and after a checkpoint of torch.distributed."""
+    """Return the batches of an epoch, and of an epoch with a checkpoint of torch.distributed after two batches."""
     import torch.distributed.checkpoint as dcp
 
     dist.init_process_group("gloo")
@@ -156,7 +159,10 @@ def of_checkpoint(dataset: Any, folder: str) -> Found:
 
 
 def of_steps(dataset: Any, _: str) -> Found:
-    """Give the numbers of two epochs whose steps wait for all ranks; one of them looks at a batch before each."""
+    """Return the samples of two epochs for each kind of loader. In each step, the ranks wait for each other.
+
+    Before each epoch, rank 0 reads one batch and starts again, which must not change the epochs.
+    """
     dist.init_process_group("gloo")
     samples = dataset.decode().fields("cls").filter(lambda sample: sample["cls"] % 8 > 2)
     found: Found = {}

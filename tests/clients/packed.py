@@ -1,4 +1,4 @@
-"""A dataset written by `shardtool create`, and the samples of its source, read without shardtool."""
+"""Create datasets with `shardtool create`, and read the expected samples from the source without shardtool."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Packed:
     """A dataset called `out`.
 
     Attributes:
-        folder: Where it is.
-        source: The tree it was made from.
-        samples: Key to field to payload, as the source has them, in the order of the bytes of key and field.
-        ending: Of its shards' names.
+        folder: The folder of the dataset.
+        source: The source folder.
+        samples: The expected payloads by key and field. Keys and fields are in byte order, as in the shards.
+        ending: The extension of the shards: `tar` or `tfrecord`.
     """
 
     folder: Path
@@ -34,30 +34,30 @@ class Packed:
 
     @property
     def shards(self) -> list[Path]:
-        """The shards in order."""
+        """The paths of the shards, in order."""
         return sorted(self.folder.glob(f"out-*.{self.ending}"))
 
     @property
     def urls(self) -> str:
-        """The brace pattern that names all shards, as one gives it to webdataset."""
+        """The brace pattern of all shards, as an argument for webdataset."""
         return f"{self.folder}/out-{{000000..{len(self.shards) - 1:06d}}}.{self.ending}"
 
     @property
     def members(self) -> list[tuple[str, bytes]]:
-        """Every tar member of every shard in order."""
+        """The expected (name, payload) of every tar member of all shards, in order."""
         return [
             (f"{key}.{field}", payload) for key, fields in self.samples.items() for field, payload in fields.items()
         ]
 
 
 def shardtool(*words: str, cwd: Path) -> None:
-    """Run the command line as a user does."""
+    """Run `shardtool` with the arguments `words`, and check that it succeeds."""
     ran = tool(*words, cwd=cwd)
     assert ran.code == 0, ran
 
 
 def pack(source: Path, folder: Path, *options: str, ending: str = "tar", name: str = "out") -> Packed:
-    """Run `shardtool create`, and return what must be in its shards."""
+    """Run `shardtool create`, and return the dataset with its expected samples."""
     shardtool("create", str(source), f"{name}-{{000000..}}.{ending}", *options, cwd=folder)
     samples = _samples_of(source, last_dot="--dots" in options)
     if "--label-from-folder" in options:
@@ -69,7 +69,7 @@ def pack(source: Path, folder: Path, *options: str, ending: str = "tar", name: s
 
 
 def _samples_of(source: Path, *, last_dot: bool) -> dict[str, Fields]:
-    """Group a tree's files by WebDataset's rule (the key ends at the first dot of a file's name) or by the last dot."""
+    """Group the files of a folder into samples. Keys end at the first dot (WebDataset's rule), or at the last dot."""
     samples: dict[str, Fields] = {}
     for path in source.rglob("*"):
         if path.is_file():
@@ -80,16 +80,16 @@ def _samples_of(source: Path, *, last_dot: bool) -> dict[str, Fields]:
 
 
 def write_samples(source: Path, stems: list[str], fields: tuple[str, ...] = ("bin", "seg.bin", "txt")) -> None:
-    """Write files with different payloads and sizes around the size of a tar block."""
+    """Write files with different payloads. The first sample has empty files. Other sizes are about 512 (a tar block)."""
     for number, stem in enumerate(stems):
         for field in fields:
             path = source / f"{stem}.{field}"
             path.parent.mkdir(parents=True, exist_ok=True)
-            head = f"{stem}.{field}\n".encode("utf-8", "backslashreplace") if number else b""  # the first: empty files
+            head = f"{stem}.{field}\n".encode("utf-8", "backslashreplace") if number else b""
             filled = max(len(head), 510 + number) if number else 0
             path.write_bytes(head.ljust(filled, b"." if field == "txt" else b"\xff"))
 
 
 def payloads_of(samples: Iterable[Fields]) -> list[list[tuple[str, bytes]]]:
-    """Return samples without their keys and order: what `--portable` keeps, apart from the case of fields."""
+    """Return the sorted fields of all samples, without keys. `--portable` changes only keys, and the case of fields."""
     return sorted(sorted((name.lower(), payload) for name, payload in fields.items()) for fields in samples)

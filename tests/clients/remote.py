@@ -1,4 +1,4 @@
-"""Run the command line against servers as a user does, and list the objects that it stored."""
+"""Run `shardtool` with the test servers, and read the objects in a store."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PATIENCE_S = 120
 
 
 def start(*words: str | Path, **environment: str) -> Started:
-    """Start `shardtool` in its own session; the environment contains the address of the server."""
+    """Start `shardtool` in a new session. The fixture `use` sets the environment variables of the server."""
     env = {**os.environ, "PYTHONPATH": str(REPO), **environment}
     if warm.POSSIBLE:
         return warm.Warm([*map(str, words)], cwd=Path.cwd(), env=env)
@@ -32,7 +32,7 @@ def start(*words: str | Path, **environment: str) -> Started:
 
 
 def said(run: Started, server: Server | None = None) -> tuple[int, str]:
-    """Wait for a run; return its exit code and output, which must contain no traceback and no secret."""
+    """Wait for a run, and return exit code and output. Check that the output contains no traceback and no secret."""
     with run:
         both = b"".join(run.communicate(timeout=_PATIENCE_S)).decode()
     assert "Traceback" not in both, both
@@ -41,18 +41,18 @@ def said(run: Started, server: Server | None = None) -> tuple[int, str]:
 
 
 def tool(*words: str | Path, server: Server | None = None, **environment: str) -> tuple[int, str]:
-    """Run the command line to its end; see `start` and `said`."""
+    """Run `shardtool` and wait, with the arguments of `start`. Return the same values as `said`."""
     return said(start(*words, **environment), server)
 
 
 def check_no_secret(text: str, server: Server | None) -> None:
-    """See that a text holds no key, and no address that was signed."""
+    """Check that a text contains no secret of the server and no signed URL."""
     found = [one for one in (*(server.secrets if server else ()), "Signature=", "sig=") if one in text]
     assert not found, text
 
 
 def stored(folder: str) -> dict[str, bytes]:
-    """Return the objects below an address of a store, by name."""
+    """Return the content of all objects below an address of a store, by relative name."""
     key = address.parse_address(folder).key
     names = [one.key.removeprefix(key).lstrip("/") for one in buckets.list_objects(folder, below=True)]
     blobs = {name: RemoteObject(address.join_address(folder, name)) for name in names}
@@ -60,5 +60,5 @@ def stored(folder: str) -> dict[str, bytes]:
 
 
 def local(folder: Path) -> dict[str, bytes]:
-    """Return the files of a folder, by name."""
+    """Return the content of all files in a folder, by name."""
     return {path.name: path.read_bytes() for path in folder.iterdir()}

@@ -1,1 +1,1 @@
-"""Tests of the pools that run tasks."""
+"""Tests of worker pools."""

@@ -1,1 +1,1 @@
-"""Real faults: signals, full disks, files that change, hostile environments. No mocks."""
+"""Tests with real faults instead of mocks: signals, full disks, changing files, and unusual environments."""

@@ -32,7 +32,7 @@ def fetching(**options: Any) -> Iterator[HttpFetcher]:
 
 
 def held(fetcher: HttpFetcher) -> int:
-    """Return the bytes of downloads that the caller has not received yet, after all scheduled calls of the event loop."""
+    """Return the bytes of downloads that the caller has not received yet, after all scheduled event loop calls."""
 
     async def read_held() -> int:
         return fetcher._limits.held  # noqa: SLF001 - only tests need this

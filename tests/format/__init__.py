@@ -1,1 +1,1 @@
-"""Laws of the bytes of the shard formats."""
+"""Tests of the bytes of shard formats and archives."""

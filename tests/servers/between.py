@@ -1,4 +1,4 @@
-"""A forwarding proxy and a TLS server between a client and a server, in threads of this process."""
+"""A forward proxy, and a server that adds TLS to another server. Both run in threads of this process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class Between:
 
     Attributes:
         port: Port on 127.0.0.1.
-        asked: First line and `Proxy-Authorization` of each request to a proxy; for TLS, each attempt.
+        asked: Method and target, and the `Proxy-Authorization` header, of each request to the proxy. A TLS server adds
+            an entry (`TLS`, "") for each connection.
         pause_s: Delay of each TLS handshake.
     """
 
@@ -64,7 +65,7 @@ def forwarding() -> Iterator[Between]:
             if method == "CONNECT":
                 client.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
             else:
-                server.sendall(head.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))  # to show each of them
+                server.sendall(head.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))  # to record each request
             _pipe(client, server)
 
     with _listening(answer) as between:
@@ -73,7 +74,7 @@ def forwarding() -> Iterator[Between]:
 
 @contextlib.contextmanager
 def tls(port: int, folder: Path) -> Iterator[Between]:
-    """Add TLS to a server; the certificate of its authority is `folder/authority.pem`."""
+    """Run a TLS server that forwards to the server at `port`. Clients must trust the CA in `folder/authority.pem`."""
     _make_certificates(folder)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "server.pem", folder / "server.key")
@@ -128,7 +129,7 @@ def _pass_on(source: socket.socket, target: socket.socket) -> None:
 
 
 def _make_certificates(folder: Path) -> None:
-    """Create a test authority, and a certificate for 127.0.0.1."""
+    """Create the certificate of a test CA, and a server certificate for 127.0.0.1."""
     openssl, new = found("openssl"), ["-newkey", "rsa:2048", "-nodes"]
     extensions = folder / "extensions"
     extensions.write_text("subjectAltName=IP:127.0.0.1\nbasicConstraints=CA:FALSE\nextendedKeyUsage=serverAuth\n")

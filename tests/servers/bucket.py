@@ -1,4 +1,4 @@
-"""An S3 bucket in memory, served by a thread of this process, which can hold any write."""
+"""An S3 bucket in memory, served by a thread of this process. A test can block any write."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from tests.servers.web import Head, WebServer, answer, body_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SECRET = "verySecretKeyOfTheBucketInMemory"  # noqa: S105 - of a server of this file
+SECRET = "verySecretKeyOfTheBucketInMemory"  # noqa: S105 - the key of the server below
 _PAGE_ROWS = 1000
 _ROW = "<Contents><Key>{}</Key><Size>{}</Size><LastModified>2026-01-01T00:00:00.000Z</LastModified>{}</Contents>"
 
 
 class Bucket(WebServer):
-    """A bucket named `b`: objects with conditions, ranges and copies.
+    """A bucket named `b`, with conditional requests, range requests and server-side copies.
 
     Attributes:
-        objects: Bytes by key.
-        writes: The writes so far: `PUT`, `COPY` or `DELETE`, and the key.
-        held_write: The number of the write, from 0, that is neither done nor answered, nor are those after it.
-        is_held: Set when that write has been requested.
-        copies: Whether the server copies objects.
+        objects: Content of each object, by key.
+        writes: `PUT`, `COPY` or `DELETE`, and the key, of each requested write.
+        held_write: Number of a write, from 0. The server neither performs nor answers this write and all later writes.
+        is_held: Set when the held write has been requested.
+        copies: Whether the server can copy objects. Otherwise, it answers 501.
         listings: Number of listing requests; each returns at most 1000 rows.
     """
 
@@ -44,17 +44,17 @@ class Bucket(WebServer):
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment variables with which shardtool reaches the bucket."""
+        """The environment variables that select this server and its credentials."""
         return {"AWS_ENDPOINT_URL": self.url, "AWS_ACCESS_KEY_ID": "AKIAMEMORY", "AWS_SECRET_ACCESS_KEY": SECRET,
                 "AWS_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true", "SHARDTOOL_ENDPOINT": ""}  # fmt: skip
 
     def below(self, prefix: str) -> dict[str, bytes]:
-        """Return the objects below a prefix, by name."""
+        """Return the objects below a prefix. The names are relative to the prefix."""
         start = prefix.rstrip("/") + "/"
         return {key[len(start) :]: data for key, data in sorted(self.objects.items()) if key.startswith(start)}
 
     def hold(self, write: int | None) -> None:
-        """Count the writes from 0 again, and hold one of them; None: no write."""
+        """Reset the numbers of the writes to 0, and hold the write with this number. None holds no write."""
         self.writes, self.held_write = [], write
         self.is_held.clear()
 

@@ -1,4 +1,4 @@
-"""Control of the faulty proxy from tests: set faults, read the log."""
+"""Control the proxy of `tests.servers.proxy`: set the faults that it produces, and read its log."""
 
 from __future__ import annotations
 
@@ -16,20 +16,23 @@ class Fault:
     """A fault applied to some requests.
 
     Attributes:
-        do: `status` answers with `status`, `headers` and `body` without the server; `redirect` redirects to the same
-            path on `to`; `refuse` resets the connection before the request is forwarded, `lost` after the server has
-            processed it, `upload` during the request body, of which `damage` flips one bit; `silent` never answers,
-            `hang` neither, but the server processes the request. In the server's response, `cut` ends the body early,
-            `reset` resets the connection, `stall` stops sending, `flip` flips one bit, `length` announces one byte too
-            many, `etag` changes the ETag, `gzip` compresses unrequested. `whole` removes the Range header, so
-            everything is sent with status 200; `shift` shifts the range by one byte. `drip` sends the rest byte by
-            byte; `raw` answers with `body`, then repeats `to` endlessly if it is not empty.
+        do: The kind of fault.
+            The server does not receive the request: `status` answers with `status`, `headers` and `body`. `redirect`
+            redirects to the same path on `to`. `raw` sends `body` as it is, and then repeats `to` endlessly if `to` is
+            not empty. `refuse` resets the connection. `silent` never answers.
+            In the request: `upload` resets the connection during the body. `damage` flips one bit of the body. `whole`
+            removes the Range header, so the server sends everything with status 200. `shift` shifts the range by one
+            byte.
+            After the server has processed the request: `lost` resets the connection. `hang` never answers.
+            In the server's response: `cut` ends the body early, `reset` resets the connection, `stall` stops sending,
+            and `drip` sends the rest byte by byte. `flip` flips one bit, `length` announces one byte too many, `etag`
+            changes the ETag, and `gzip` compresses the body, although the client did not request it.
         method: Regular expression that matches the whole method.
-        path: Regular expression to find in path and query, as sent (encoded).
+        path: Regular expression that is searched in path and query, which are percent-encoded.
         first: First matching request to which the fault applies, counted from 1.
-        times: Number of requests from there on; None for all.
-        chance: Probability for each of them.
-        at: Byte of the body at which the fault happens; by default the middle.
+        times: Number of matching requests to which the fault applies, starting at `first`. None is unlimited.
+        chance: Probability that the fault applies to such a request.
+        at: Offset in the body at which the fault happens. The default is the middle.
         every_s: Seconds between two pieces sent by `drip` and `raw`.
     """
 
@@ -49,7 +52,7 @@ class Fault:
 
 @dataclass
 class Asked:
-    """A request that arrived.
+    """A request that the proxy received.
 
     Attributes:
         path: Path and query, as sent.
@@ -69,7 +72,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Log:
-    """Requests since the faults were set, and the maximum number of open requests."""
+    """The requests since the faults were set. `most` is the maximum number of concurrent requests."""
 
     asked: list[Asked]
     most: int
@@ -80,7 +83,7 @@ class FaultyProxy:
     """A running proxy.
 
     Attributes:
-        server: The server behind it, with the address of the proxy.
+        server: The server behind the proxy. Its URLs contain the address of the proxy.
     """
 
     server: Server
@@ -89,10 +92,10 @@ class FaultyProxy:
         """Set faults, and clear the log.
 
         Args:
-            faults: The first one that matches a request is applied.
+            faults: Faults. The first fault that matches a request is applied.
             delay_s: Delay added to each request.
-            bytes_per_s: Limit for all bodies together; 0 for no limit.
-            seed: For faults with a chance.
+            bytes_per_s: Limit of the total rate of all request and response bodies, or 0 for no limit.
+            seed: Seed of the random numbers for `Fault.chance`.
         """
         given = {"faults": list(map(asdict, faults)), "delay_s": delay_s, "bytes_per_s": bytes_per_s, "seed": seed}
         self._ask("set", json.dumps(given).encode())
@@ -103,14 +106,14 @@ class FaultyProxy:
         return Log([Asked(**one) for one in said["asked"]], said["most"])
 
     def _ask(self, what: str, data: bytes | None) -> bytes:
-        directly = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # whatever a test sets
+        directly = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # ignore HTTP_PROXY of a test
         with directly.open(f"http://127.0.0.1:{self.server.port}/-/{what}", data) as said:
             answer: bytes = said.read()
         return answer
 
 
 def behind(server: Server, port: int) -> Server:
-    """Return a server with the address of the proxy at `port`."""
+    """Return a copy of `server` whose URLs and environment lead to the proxy at `port`."""
     old, new = f"127.0.0.1:{server.port}", f"127.0.0.1:{port}"
     environment = {name: value.replace(old, new) for name, value in server.environment.items()}
     url, bucket = (text.replace(old, new) for text in (server.url, server.bucket))

@@ -1,8 +1,9 @@
-"""A web server of a folder's files, which needs nothing but Python.
+"""A web server for the files of a folder. It needs only Python.
 
     python -m tests.servers.files PORT FOLDER
 
-GET and HEAD, one range a request, `If-Match`, `If-None-Match`, `If-Range`; a file's ETag is of its size and time.
+It supports GET and HEAD, one range per request, `If-Match`, `If-None-Match` and `If-Range`. The ETag of a file consists
+of its size and modification time.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class FileServer(WebServer):
 async def give_file(
     request: Head, path: Path, etag: str, writer: asyncio.StreamWriter, more: Mapping[str, str] | None = None
 ) -> bool:
-    """Answer with a file, or the requested part; `more` are additional headers."""
+    """Send a file, or the requested range, with the additional headers `more`."""
     with path.open("rb") as file:
         head, start, length = _chosen(request, os.fstat(file.fileno()), etag, more or {})
         writer.write(head.encoded())
@@ -55,7 +56,7 @@ async def give_file(
 
 
 def _chosen(request: Head, fact: os.stat_result, etag: str, more: Mapping[str, str]) -> tuple[Head, int, int]:
-    """Return head, offset and length of the response."""
+    """Return the response head, and the offset and length of the file's bytes to send."""
     headers = {"ETag": etag, "Accept-Ranges": "bytes", "Last-Modified": formatdate(fact.st_mtime, usegmt=True)}
     headers |= {"Content-Type": "application/octet-stream", **more}
     if (wanted := request.get("if-match")) and wanted not in ("*", etag):

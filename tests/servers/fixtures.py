@@ -1,4 +1,4 @@
-"""The servers as fixtures; a conftest imports those that its folder uses."""
+"""The test servers as fixtures. The `conftest.py` of a folder imports the fixtures that its tests use."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def http_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def nginx_ways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Server]]:
-    """Yield nginx as `plain`, `norange` (no range requests) and `gzip`, with the same files."""
+    """Yield nginx with three URL prefixes for the same files: `plain`, `norange` (no range requests) and `gzip`."""
     with stores.nginx(tmp_path_factory.mktemp("nginx")) as servers:
         yield servers
 
@@ -45,14 +45,14 @@ def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Yield an S3 server over a folder, by rclone."""
+    """Yield `rclone serve s3`, an S3 server whose objects are files in a folder."""
     with stores.rclone(tmp_path_factory.mktemp("rclone")) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def gcs(moto: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Yield a Google store for obstore; its objects are in moto."""
+    """Yield an emulator of Google Cloud Storage that works with obstore. It stores the objects in moto."""
     with stores.gcs(moto, tmp_path_factory.mktemp("gcs")) as server:
         yield server
 
@@ -66,7 +66,7 @@ def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def proxies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Server], FaultyProxy]]:
-    """Return a function that puts a faulty proxy before a server, one per server, without faults."""
+    """Return a function that starts a proxy for a server, once per server, and removes all faults of the proxy."""
     with contextlib.ExitStack() as stack:
         started: dict[int, int] = {}
 
@@ -83,7 +83,7 @@ def proxies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Serv
 
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Server], Server]]:
-    """Return a function that lets this process, and those it starts, use one server."""
+    """Return a function that sets the environment variables of a server, also for child processes."""
     for name in ("SHARDTOOL_ENDPOINT", "AWS_PROFILE", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
 
@@ -96,7 +96,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Server], Server]]
     def forget() -> None:
         from shardtool.storage.remote import http, store_access
 
-        store_access._make_store.cache_clear()  # noqa: SLF001 - a user has one endpoint; the tests have many
+        store_access._make_store.cache_clear()  # noqa: SLF001 - the endpoint changes only in tests
         http._make_pool.cache_clear()  # noqa: SLF001
 
     yield reach

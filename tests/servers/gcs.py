@@ -1,11 +1,11 @@
-"""Google's store with its XML interface: translates headers for an S3 server.
+"""An emulator of the XML interface of Google Cloud Storage, which translates requests for an S3 server.
 
     python -m tests.servers.gcs PORT S3_PORT
 
-Google's XML interface has the paths, listings and uploads of S3, and generations instead of ETags: the gateway numbers
-each object that it sees. It reports the CRC-32C of an object's uploaded body. No emulator of Google's store supports
-enough of this interface for obstore: gcp-storage-emulator 2026.7 has no HEAD, DELETE, listing or multipart uploads
-there, and sends no ETag.
+Google's XML interface has the same paths, listings and uploads as S3, but its conditions use generation numbers instead
+of ETags. The gateway assigns a generation number to each version of an object that it sees. It also reports the CRC-32C
+of uploaded objects. No other emulator supports enough of this interface for obstore: the XML interface of
+gcp-storage-emulator 2026.7 has no HEAD, DELETE, listing or multipart uploads, and sends no ETag.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _COPY = "x-goog-copy-source"
 
 
 class Gateway(WebServer):
-    """Forward requests to an S3 server, in its form."""
+    """Forwards requests to the S3 server on this machine at `port`."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -37,7 +37,7 @@ class Gateway(WebServer):
         self._next = itertools.count(1_700_000_000_000_000)
 
     async def answer(self, request: Head, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Answer as the server of S3 does."""
+        """Forward a request, and answer with the S3 server's response and Google's headers."""
         from_server, to_server = await asyncio.open_connection("127.0.0.1", self._port, limit=2**20)
         try:
             to_server.write(request.but(self._as_s3(request)).encoded())

@@ -1,12 +1,15 @@
-"""Repositories of datasets as Hugging Face's Hub serves them, as far as its file system and `datasets` need that.
+"""An emulator of Hugging Face's Hub for dataset repositories, sufficient for `HfFileSystem` and `datasets`.
 
     python -m tests.servers.hub PORT FOLDER
 
-`FOLDER/ORG/NAME/REVISION/` has the files of a revision, `main` or another; `FOLDER/ORG/NAME.json` says who may read:
-`{"token": ...}` for a private repository, with `"gated": true` for one that everybody sees and only that token reads.
-A commit is what a revision holds now. As there, small texts are given by the server itself, behind a redirect without
-a host; all else is large (LFS): a redirect leads to another host, with a signature in place of the token, and another
-ETag. Source: https://huggingface.co/.well-known/openapi.json, and the headers that huggingface_hub reads.
+`FOLDER/ORG/NAME/REVISION/` contains the files of a revision, such as `main`. The optional file `FOLDER/ORG/NAME.json`
+restricts access. With `{"token": ...}`, the repository is private: only clients with this token can see it. With
+`{"token": ..., "gated": true}`, everybody can see the repository, but only clients with the token can read files.
+
+The commit id is a hash of the current files of a revision. As on the Hub, a request for a small text file is redirected
+to another path of the same server. A request for any other file (LFS) is redirected to another host. There, a signature
+in the URL replaces the token, and the ETag differs.
+Source: https://huggingface.co/.well-known/openapi.json, and the headers that huggingface_hub reads.
 """
 
 from __future__ import annotations
@@ -27,13 +30,13 @@ from tests.servers.web import Head, WebServer, answer, body_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PAGE = 25  # entries of a listing; the Hub gives a thousand
+PAGE = 25  # entries per page of a listing, 1,000 on the Hub
 _PLAIN = (".json", ".md", ".txt", ".csv", ".yaml")
 _SIGNATURE = "X-Signature=sesame"
 
 
 class _Refused(Exception):
-    """Status, error name and message of a refusal."""
+    """The response to a request is an error. `code` is the error name, and `said` the message."""
 
     def __init__(self, status: int, code: str = "", said: str = "") -> None:
         super().__init__(status)
@@ -59,19 +62,19 @@ class _Repository:
             raise _Refused(status, "RepoNotFound", "Repository not found")
 
     def revision(self, name: str) -> Path:
-        """Return the folder of a branch, a tag or a commit."""
+        """Return the folder of a revision. `name` is a branch, a tag or a commit id."""
         for one in self._folder.iterdir():
             if name in (one.name, self.commit(one)):
                 return one
         raise _Refused(404, "RevisionNotFound", f"Invalid rev id: {name}")
 
     def commit(self, revision: Path) -> str:
-        """Return the commit of a revision."""
+        """Return the commit id of the folder `revision`."""
         held = sorted((str(one.relative_to(revision)), _digests(one)[0]) for one in _files(revision))
         return hashlib.sha1(f"{revision.name}{held}".encode(), usedforsecurity=False).hexdigest()
 
     def file(self, revision: Path, path: str) -> Path:
-        """Return a file that this client may read."""
+        """Return the path of a file, if the client can read the repository."""
         if not self.may_read:
             raise _Refused(403, "GatedRepo", f"Access to dataset {self.name} is restricted")
         found = revision / path
@@ -130,7 +133,7 @@ class HubServer(WebServer):
     def _api(
         self, repository: _Repository, rest: list[str], query: str, body: bytes, request: Head
     ) -> tuple[Any, dict[str, str]]:
-        """Return the answer to a question about a repository, and headers."""
+        """Return a JSON response and headers for the URL `/api/datasets/ORG/NAME/REST`. `rest` has the parts of REST."""
         match rest:
             case []:
                 return repository.info(repository.revision("main")), {}
@@ -145,7 +148,7 @@ class HubServer(WebServer):
         raise _Refused(404)
 
     def _tree(self, folder: Path, path: str, query: str, request: Head) -> tuple[Any, dict[str, str]]:
-        """Return a page of a listing, and where the next one is."""
+        """Return a page of a listing, and a `Link` header with the URL of the next page, if there is one."""
         asked = parse_qs(query)
         below = folder / path
         if not below.is_dir():
@@ -160,7 +163,7 @@ class HubServer(WebServer):
         return [_entry(folder, one) for one in found[start : start + PAGE]], more
 
     def _resolved(self, repository: _Repository, revision: str, path: str, request: Head) -> Head:
-        """Return the redirect to where a file's bytes are."""
+        """Return the redirect to the URL that serves the bytes of a file."""
         folder = repository.revision(revision)
         file, commit = repository.file(folder, path), repository.commit(folder)
         if file.suffix in _PLAIN:
@@ -177,7 +180,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _entry(folder: Path, path: Path) -> dict[str, Any]:
-    """Return the listing entry of a file or a folder."""
+    """Return the entry of a file or a folder in a listing."""
     name = str(path.relative_to(folder))
     if path.is_dir():
         return {"type": "directory", "oid": "0" * 40, "size": 0, "path": name}
@@ -187,7 +190,7 @@ def _entry(folder: Path, path: Path) -> dict[str, Any]:
 
 
 def _digests(path: Path) -> tuple[str, str]:
-    """Return the git digest of a file, and its SHA-256."""
+    """Return the hex digests of a file: the SHA-1 of its git blob, and the SHA-256."""
     fact = path.stat()
     return _digests_of(path, fact.st_size, fact.st_mtime_ns)
 

@@ -1,4 +1,4 @@
-"""Server processes: each gets a free port of 127.0.0.1, and exits with this process, even if it is killed."""
+"""Start server processes on free ports of 127.0.0.1. They are killed when this process exits, even if it is killed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.tied import tied
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-_START_S = 60  # on a loaded machine; a second as a rule
+_START_S = 60  # usually one second, but longer on a busy machine
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Server:
 
     Attributes:
         url: `http://127.0.0.1:PORT`, perhaps with a path, without a trailing slash.
-        bucket: Prefix before a key, such as `s3://bucket`; for web servers the same as `url`.
-        folder: Folder of the files in `bucket`, if there is one.
-        environment: Variables with which obstore and shardtool reach the server.
+        bucket: URL of the bucket, such as `s3://bucket`. For web servers, the same as `url`.
+        folder: Folder whose files are the objects in `bucket`, if the server has such a folder.
+        environment: Environment variables that select the server and its credentials.
         secrets: Texts that must not appear in any output.
     """
 
@@ -49,11 +49,11 @@ class Server:
         return urlsplit(self.url).port or 0
 
     def new_prefix(self) -> str:
-        """Return an unused prefix in the bucket, such as `s3://bucket/0123abcd`."""
+        """Return an unused random prefix in the bucket, such as `s3://bucket/0123abcd`."""
         return f"{self.bucket}/{token_hex(4)}"
 
     def local(self, prefix: str) -> Path:
-        """Return the folder with the files of a prefix; it is created if necessary."""
+        """Return the local folder of a prefix, after creating it if necessary."""
         assert self.folder is not None
         path = self.folder / prefix.removeprefix(self.bucket).lstrip("/")
         path.mkdir(parents=True, exist_ok=True)
@@ -68,7 +68,7 @@ def _free_port() -> int:
 
 
 def found(name: str) -> str:
-    """Return the path of a program, or skip the test."""
+    """Return the path of a program. If the program is not installed, skip the test."""
     beside = Path(sys.executable).parent / name
     path = str(beside) if beside.exists() else shutil.which(name)
     if path is None:
@@ -78,7 +78,7 @@ def found(name: str) -> str:
 
 @contextlib.contextmanager
 def running(command: Callable[[int], Sequence[str]], log: Path, **environment: str) -> Iterator[int]:
-    """Run a server and yield its port; its output goes to `log`."""
+    """Run a server, and yield its port. `command` returns the command for a port, and `log` receives the output."""
     port = _free_port()
     env = {**os.environ, **environment}
     with log.open("wb") as said:

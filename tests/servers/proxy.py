@@ -1,10 +1,9 @@
-"""A proxy before a test server, which produces faults on request.
+"""A reverse proxy for a test server, which produces faults on request.
 
     python -m tests.servers.proxy PORT SERVER_PORT
 
-It forwards each request unchanged, with its `Host`: a signature is valid for the client's address, which is that of the
-proxy. `POST /-/set` sets faults and clears the log, `GET /-/log` returns the log; both are JSON, see
-`tests.servers.faults`.
+The proxy forwards requests with their original `Host` header, because a client's signature covers this header. `POST
+/-/set` sets faults and clears the log. `GET /-/log` returns the log. Both use JSON, see `tests.servers.faults`.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class _Lost(ConnectionError):
 
 
 class Proxy(WebServer):
-    """Forward requests to a server on this machine."""
+    """Forwards requests to the server on this machine at `port`."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -48,13 +47,13 @@ class Proxy(WebServer):
         self._random = random.Random(given.get("seed", 0))  # noqa: S311 - faults, no secrets
         self._asked: list[Asked] = []
         self._now = self._most = 0
-        self._free_at = 0.0  # when the line can send again
+        self._free_at = 0.0  # time when the next piece may be sent, if the rate is limited
 
     def _log(self) -> dict[str, Any]:
         return {"asked": [asdict(one) for one in self._asked], "most": self._most}
 
     async def answer(self, request: Head, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Answer like the server, or with a fault."""
+        """Forward a request, apply the first matching fault, and add the request to the log."""
         if request.first[1].startswith("/-/"):
             body = b"".join([piece async for piece in body_of(request, reader)])
             if body:
@@ -92,7 +91,7 @@ class Proxy(WebServer):
         return await asyncio.open_connection("127.0.0.1", self._port, limit=2**20)
 
     async def pace(self, size: int) -> None:
-        """Wait until the line has carried so many bytes more."""
+        """Wait as long as `size` bytes take at the rate that the test has set."""
         if self._rate:
             now = asyncio.get_running_loop().time()
             self._free_at = max(now, self._free_at) + size / self._rate
@@ -100,14 +99,14 @@ class Proxy(WebServer):
 
 
 class _Exchange:
-    """A request and its response."""
+    """A request with its fault, if any, and its entry in the log."""
 
     def __init__(self, proxy: Proxy, request: Head, fault: Fault | None, asked: Asked) -> None:
         self._proxy, self._request, self._fault, self._asked = proxy, request, fault, asked
         self._do = fault.do if fault else ""
 
     async def run(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Do it, and return whether the client's connection stays."""
+        """Forward the request and the response. Return whether the client's connection stays open."""
         if self._do in ("status", "redirect"):
             return await self._refuse(reader, writer)
         if self._do == "raw":
@@ -193,7 +192,7 @@ class _Exchange:
         return known and self._do not in ("cut", "length")
 
     async def _harmed(self, body: AsyncIterator[bytes], size: int, do: str) -> AsyncIterator[bytes]:
-        """Yield a body's bytes up to the position of the fault, then apply the fault."""
+        """Yield the bytes of a body. At the position of the fault, apply the fault `do`."""
         at = self._fault.at if self._fault and self._fault.at is not None else size // 2
         done = 0
         async for piece in body:
@@ -213,7 +212,7 @@ class _Exchange:
                 yield piece[:here]
                 if do == "cut":
                     return
-                await asyncio.sleep(_FOREVER_S if do == "stall" else 0.01)  # the sent bytes arrive before the reset
+                await asyncio.sleep(_FOREVER_S if do == "stall" else 0.01)  # so that the bytes arrive before the reset
                 raise _Lost
 
 

@@ -1,6 +1,7 @@
-"""External servers (nginx, moto, rclone, azurite) and those of this package.
+"""Start external servers (nginx, moto, rclone, azurite) and the servers of this package.
 
-Each function is a context manager that starts and yields one. A test is skipped if the program is not installed.
+Each function is a context manager that starts a server and yields it. If a program is not installed, the test is
+skipped.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 REPO = Path(__file__).resolve().parents[2]
 KEY_ID, SECRET = "AKIATESTSERVERS00000", "verySecretTestServersKeyOfFortyLetters00"
 ACCOUNT, ACCOUNT_KEY = "shardtooltests", base64.b64encode(b"very secret key of a storage account").decode()
-# No client may ask the machine that it runs on for keys; obstore does not obey the first of these.
+# Clients must not request credentials from a cloud metadata server. obstore ignores the first variable.
 _NO_METADATA = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_METADATA_ENDPOINT": "http://127.0.0.1:9"}
-# What all tests start with leads nowhere (tests/conftest.py).
+# Override the variables with which tests/conftest.py disables all stores.
 _HERE = {"SHARDTOOL_ENDPOINT": "", "GOOGLE_SKIP_SIGNATURE": "false", "AZURE_SKIP_SIGNATURE": "false"}
 _NGINX = """daemon off; master_process off; pid {folder}/pid; error_log {folder}/errors;
 events {{ worker_connections 1000; }}
@@ -60,7 +61,7 @@ def http_files(folder: Path) -> Iterator[Server]:
 
 @contextlib.contextmanager
 def hub(folder: Path) -> Iterator[Server]:
-    """Serve a folder of repositories like Hugging Face's Hub; its clients reach no other server."""
+    """Run the emulator of Hugging Face's Hub. The environment prevents its clients from reaching other servers."""
     (files := folder / "repositories").mkdir()
     command = _module("tests.servers.hub")
     with running(lambda port: [*command, str(port), str(files)], folder / "log", PYTHONPATH=str(REPO)) as port:
@@ -77,7 +78,7 @@ def hub(folder: Path) -> Iterator[Server]:
 
 @contextlib.contextmanager
 def proxy(server: Server, folder: Path) -> Iterator[int]:
-    """Run the faulty proxy before a server; yield its port."""
+    """Run the proxy of `tests.servers.proxy` for a server, and yield the port of the proxy."""
     command = _module("tests.servers.proxy")
     with running(lambda port: [*command, str(port), str(server.port)], folder / "log", PYTHONPATH=str(REPO)) as port:
         yield port
@@ -85,7 +86,7 @@ def proxy(server: Server, folder: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def nginx(folder: Path) -> Iterator[dict[str, Server]]:
-    """Serve a folder with nginx in three ways: `plain`, `norange` and `gzip`."""
+    """Serve a folder with nginx. Yield three servers: `plain`, `norange` (no range requests) and `gzip`."""
     program = found("nginx")
     (files := folder / "files").mkdir()
     config = folder / "nginx.conf"
@@ -117,7 +118,7 @@ def _s3(port: int, bucket: str, folder: Path | None = None) -> Server:
 
 @contextlib.contextmanager
 def moto(folder: Path) -> Iterator[Server]:
-    """Run moto: S3 with versions, conditional writes and multipart uploads, in memory. It accepts any key."""
+    """Run moto: S3 with versions, conditional writes and multipart uploads, in memory. It accepts any credentials."""
     found("moto_server")
     with running(lambda port: _module("moto.server", "-H", "127.0.0.1", "-p", str(port)), folder / "log") as port:
         _put(port, "/moto")
@@ -126,7 +127,7 @@ def moto(folder: Path) -> Iterator[Server]:
 
 @contextlib.contextmanager
 def rclone(folder: Path) -> Iterator[Server]:
-    """Run `rclone serve s3` over a folder. It checks signatures, and notices changes in the folder after 50 ms."""
+    """Run `rclone serve s3` for a folder. It checks signatures, and detects changes in the folder after 50 ms."""
     program = found("rclone")
     (files := folder / "files" / "rclone").mkdir(parents=True)
     options = ["--auth-key", f"{KEY_ID},{SECRET}", "--config", "", "--dir-cache-time", "50ms", "--no-cleanup"]
@@ -139,7 +140,7 @@ def rclone(folder: Path) -> Iterator[Server]:
 
 @contextlib.contextmanager
 def gcs(server: Server, folder: Path) -> Iterator[Server]:
-    """Run moto as Google's store. Requests are signed, but signatures are not checked."""
+    """Run the emulator of Google Cloud Storage on top of `server`. It does not check signatures."""
     command = [found("openssl"), "genrsa", "2048"]
     key = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     command = _module("tests.servers.gcs")
@@ -175,7 +176,7 @@ def azurite(folder: Path) -> Iterator[Server]:
 
 
 def _make_container(port: int, name: str, **access: str) -> None:
-    """Create a container; source of the signature: "Authorize with Shared Key" in Azure's documentation."""
+    """Create a container. Source of the signature: "Authorize with Shared Key" in Azure's documentation."""
     date, version = formatdate(usegmt=True), "2021-08-06"
     path = f"/{ACCOUNT}/{name}"
     headers = {**access, "x-ms-date": date, "x-ms-version": version}

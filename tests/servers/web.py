@@ -1,4 +1,4 @@
-"""Common HTTP/1.1 code of the test servers: read requests, write responses."""
+"""HTTP/1.1 for the test servers: read requests, and write responses."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ class Head:
     """The first lines of a request or response.
 
     Attributes:
-        first: The three words of the first line: `GET`, `/path?query`, `HTTP/1.1`; or `HTTP/1.1`, `200`, `OK`.
-        headers: Names, as sent, and values, in order.
+        first: The words of the first line: `GET`, `/path?query`, `HTTP/1.1` for a request, or `HTTP/1.1`, `200`, `OK`
+            for a response.
+        headers: (name, value) of each header, in order. Names keep their case.
     """
 
     first: tuple[str, str, str]
     headers: tuple[tuple[str, str], ...] = ()
 
     def get(self, name: str) -> str:
-        """Return the value of a header, or ""."""
+        """Return the value of the header with this lower-case name, or ""."""
         return next((value for one, value in self.headers if one.lower() == name), "")
 
     def but(self, headers: Mapping[str, str | None]) -> Head:
-        """Return a copy with changed headers; None deletes one."""
+        """Return a copy with changed headers. The value None deletes a header."""
         names = {name.lower() for name in headers}
         kept = [(name, value) for name, value in self.headers if name.lower() not in names]
         return Head(self.first, (*kept, *((name, value) for name, value in headers.items() if value is not None)))
@@ -46,13 +47,13 @@ class Head:
 
 
 def answer(status: int, length: int, headers: Mapping[str, str] | None = None) -> Head:
-    """Return the head of a response."""
+    """Return the head of a response with a body of `length` bytes."""
     all_headers = {"Content-Length": str(length), **(headers or {})}
     return Head(("HTTP/1.1", str(status), HTTPStatus(status).phrase), tuple(all_headers.items()))
 
 
 async def read_head(reader: asyncio.StreamReader) -> Head:
-    """Read the first lines of a request or an answer."""
+    """Read the first line and the headers of a request or response."""
     first, *lines = (await reader.readuntil(b"\r\n\r\n"))[:-4].decode("latin-1").split("\r\n")
     one, two, *three = first.split(" ", 2)
     fields = (line.partition(":") for line in lines)
@@ -60,7 +61,7 @@ async def read_head(reader: asyncio.StreamReader) -> Head:
 
 
 async def body_of(head: Head, reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """Yield a body's bytes as they are sent, with the lines around chunks; without a length there are none."""
+    """Yield the bytes of a body. Chunked bodies keep their framing. Without a length, the body is empty."""
     if "chunked" in head.get("transfer-encoding").lower():
         size = 1
         while size:
@@ -77,7 +78,7 @@ async def body_of(head: Head, reader: asyncio.StreamReader) -> AsyncIterator[byt
 
 
 class WebServer(ABC):
-    """Answer the requests of each connection in order."""
+    """A server that answers the requests of each connection in order."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer all requests of a connection."""
@@ -93,10 +94,10 @@ class WebServer(ABC):
 
     @abstractmethod
     async def answer(self, request: Head, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Answer a request, and return whether the connection stays."""
+        """Answer a request, and return whether the connection stays open."""
 
     async def reply(self, writer: asyncio.StreamWriter, head: Head, body: bytes = b"") -> bool:
-        """Send a small answer; the connection stays."""
+        """Send a response with a small body, and return True, because the connection stays open."""
         writer.write(head.encoded() + body)
         await writer.drain()
         return True

@@ -1,1 +1,1 @@
-"""Tests of transforms of samples."""
+"""Tests of sample transforms."""

@@ -1,1 +1,1 @@
-"""Laws of packing a shard, in a worker."""
+"""Tests of packing a shard."""

@@ -125,7 +125,7 @@ class Crew:
 
 
 def size_of(folder: Path) -> int:
-    """Return the bytes of all files in a cache. The cache is locked, so that no file is counted twice during a rename."""
+    """Return the bytes of all files in a cache. A lock on the cache prevents counting a file twice during a rename."""
     sizes: Counter[str] = Counter()
     with CacheSpace(str(folder), BOUND, "oldest").locked():
         for part in (COPIED, WRITTEN):
