@@ -1,4 +1,4 @@
-"""Pack a folder every night with Airflow. Mapped tasks write one part each; then a task verifies the dataset.
+"""Pack a folder every night with Airflow. Each mapped task writes one part, and the last task verifies the dataset.
 
 Copy this file into the folder of DAGs. The workers need `shardtool` and a shared file system. Airflow retries a killed
 task, and `--resume` keeps the finished shards. See docs/cluster.md.

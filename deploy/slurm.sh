@@ -1,5 +1,6 @@
 #!/bin/bash
-# Pack a folder with an array of Slurm tasks. Each task writes its own shards; the last one publishes the dataset file.
+# Pack a folder with an array of Slurm tasks. Each task writes its own shards. The task that finishes last publishes the
+# dataset file.
 #
 #   sbatch deploy/slurm.sh SOURCE 'OUTPUT-{000000..}.tar' [options of shardtool create]
 #
@@ -9,7 +10,7 @@
 # To repeat a task by hand:  shardtool create ... --resume --part 3/64
 # If listing the source takes long, list it once:  shardtool create SOURCE OUTPUT [options] --plan-only plan.parquet
 # Then add  --plan plan.parquet  to the options of this script.
-# If the last task was killed after all others had finished:  shardtool index 'OUTPUT-{000000..}.tar' --merge
+# If all tasks have finished, but no dataset file exists:  shardtool index 'OUTPUT-{000000..}.tar' --merge
 
 #SBATCH --job-name=shardtool
 #SBATCH --array=1-64

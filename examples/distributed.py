@@ -1,4 +1,4 @@
-"""Train in two processes on the CPU. Each process reads its share of every epoch.
+"""Train in two processes on the CPU. In each epoch, each process reads half of the samples.
 
 First run make_shards.py, then: torchrun --nproc-per-node 2 distributed.py
 """

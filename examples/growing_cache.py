@@ -1,6 +1,7 @@
-"""Two samplers write samples into a cache while two trainers read it, one with PyTorch and one with TensorFlow.
+"""Two samplers write samples into a cache. At the same time, a PyTorch trainer and a TensorFlow trainer read the cache.
 
-Each epoch reads all samples that the cache contains at its start. The cache grows until it reaches its size limit.
+Each epoch reads all samples that the cache contains when the epoch starts. The cache grows until it reaches its size
+limit.
 """
 
 import multiprocessing
@@ -15,7 +16,7 @@ BOUND, SHARD, EPOCHS = "3MB", "200kB", 4
 
 
 def sample(folder, part):
-    """Write points, with the side of a plane that they are on, until the process is killed."""
+    """Write random points until the process is killed. The field `side` records on which side of a plane a point is."""
     random = np.random.default_rng(part)
     with shardtool.Cache(folder, BOUND, "oldest").writer(part, format="tfrecord", max_size=SHARD) as writer:
         for number in range(10**9):
@@ -25,7 +26,7 @@ def sample(folder, part):
 
 
 def epochs(name, folder, train):
-    """Call `train` with the cache in each epoch, and print the speed and the loss."""
+    """Call `train` once per epoch, and print speed and loss. `train` returns the sample count and the mean loss."""
     cache = shardtool.Cache(folder, BOUND, "oldest")
     for epoch in range(EPOCHS):
         while not cache.refresh():  # wait for the first shard

@@ -1,4 +1,4 @@
-"""Read shards with Ray Data. It decodes them on all cores and gives two trainers equal shares of every epoch.
+"""Read shards with Ray Data. Ray Data decodes the images on all cores and divides the samples between two trainers.
 
 First run make_shards.py, then: python ray_data.py
 """

@@ -11,7 +11,7 @@ from shardtool.tensorflow import keras_sequence, tf_dataset
 
 
 def records(split):
-    """Return batches of TFRecords. TensorFlow reads, parses and decodes them without Python."""
+    """Return batches from TFRecords. TensorFlow reads, parses and decodes the samples without Python."""
     dataset = tf_dataset(f"photos-tfrecord/{split}.json", fields=["jpg", "cls"], shuffle=split == "train")
     return dataset.map(image_and_label, num_parallel_calls=tf.data.AUTOTUNE).batch(16).prefetch(tf.data.AUTOTUNE)
 
@@ -22,7 +22,7 @@ def image_and_label(sample):
 
 
 def sequence(split):
-    """Return batches of tar shards. Threads read and decode them."""
+    """Return batches from tar shards. Threads read and decode the samples."""
     dataset = shardtool.open(f"photos/{split}.json").decode().tuple("jpg", "cls")
     return keras_sequence(dataset, 16, shuffle=split == "train")
 

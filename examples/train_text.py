@@ -1,4 +1,4 @@
-"""Train a small language model on documents that are packed into blocks. A document never attends to another one.
+"""Train a small language model on documents that are packed into blocks. Tokens attend only to their own document.
 
 The program generates documents, writes their tokens to text/, and trains with them.
 """

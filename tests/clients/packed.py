@@ -80,7 +80,7 @@ def _samples_of(source: Path, *, last_dot: bool) -> dict[str, Fields]:
 
 
 def write_samples(source: Path, stems: list[str], fields: tuple[str, ...] = ("bin", "seg.bin", "txt")) -> None:
-    """Write files with different payloads. The first sample has empty files. Other sizes are about 512 (a tar block)."""
+    """Write files with different payloads. The first sample has empty files. Other sizes are about one tar block."""
     for number, stem in enumerate(stems):
         for field in fields:
             path = source / f"{stem}.{field}"

@@ -133,7 +133,7 @@ class HubServer(WebServer):
     def _api(
         self, repository: _Repository, rest: list[str], query: str, body: bytes, request: Head
     ) -> tuple[Any, dict[str, str]]:
-        """Return a JSON response and headers for the URL `/api/datasets/ORG/NAME/REST`. `rest` has the parts of REST."""
+        """Return a JSON response and headers for `/api/datasets/ORG/NAME/REST`. `rest` has the parts of REST."""
         match rest:
             case []:
                 return repository.info(repository.revision("main")), {}
