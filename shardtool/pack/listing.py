@@ -12,7 +12,7 @@ from shardtool.messages import option_text
 from shardtool.pack import outputs
 from shardtool.pack.run import Listed, Output, PlanFile, Run, parse_output_pattern
 from shardtool.request.create_options import CreateOptions
-from shardtool.source.open import open_source
+from shardtool.source.open import identify_source, open_source
 from shardtool.storage.remote.address import is_url
 
 if TYPE_CHECKING:
@@ -31,16 +31,17 @@ def list_source(run: Run, source: object) -> Listed:
     found = outputs.find_outputs(run)
     patterns = [output.pattern for output in found.outputs] or [parse_output_pattern(run.names)]
     options, plan_request = outputs.keep_class_numbers(run, found.outputs), None
+    argument = identify_source(source, options)
     if isinstance(options, CreateOptions) and options.plan_only is not None:
         from shardtool.source.plan_file import check_plan_target
         from shardtool.source.plan_request import make_plan_request
 
-        plan_request = make_plan_request(source, options, run.format)
+        plan_request = make_plan_request(argument, options, run.format)
         try:
             check_plan_target(os.fspath(options.plan_only), overwrite=options.overwrite)
         except OutputExists as error:
             found = found._replace(refusal=error)
-    opened_source = open_source(source, options, patterns)
+    opened_source = open_source(argument, options, patterns)
     run.pool.check(function=run.transform.function if run.transform else "")
     listed, refusal = _list_samples(run, opened_source, found, plan_request)
     if refusal is not None:

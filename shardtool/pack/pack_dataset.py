@@ -91,7 +91,8 @@ def pack_dataset(
 
 def start_workers(options: OutputOptions, observer: Observer) -> Pool:
     """Fork the worker processes. Call this before you import modules that start threads."""
-    import_module("shardtool.write.pack_shard")
+    for module in ("source.scan", "write.pack_shard"):
+        import_module(f"shardtool.{module}")
     rerun = "again" if options.update else f"with {flag_text('resume')}"
     return start_pool(options, f"Run the same command {rerun}: finished shards are reused.", observer)
 

@@ -105,7 +105,8 @@ def _tar_members(file: ShardFile | CompressedFile) -> Iterator[_ArchiveMember]:
 class ArchiveSource(FolderSource):
     """The files in an archive, or in one folder of the archive."""
 
-    def __init__(self, path: str, folder: str, options: CreateOptions) -> None:
+    def __init__(self, path_and_folder: tuple[str, str], options: CreateOptions, _outputs: object = ()) -> None:
+        path, folder = path_and_folder
         self._path, self._folder, self._options = path, os.fsencode(folder), options
         self._source = os.path.join(path, folder).rstrip("/")
         self._name = printable(os.fsencode(os.path.join(os.path.basename(path), folder).rstrip("/")))
@@ -117,8 +118,8 @@ class ArchiveSource(FolderSource):
             raise InvalidRequest(path, str(error.strerror)) from None
         self._copied: list[tuple[int, int]] = []  # offset and size of each payload to copy from a compressed tar
 
-    def list_samples(self, pool: Pool, observer: Observer) -> Listing:
-        listed = super().list_samples(pool, observer)
+    def choose(self, listed: Listing, _read_existing_keys: object) -> Listing:
+        listed = super().choose(listed, _read_existing_keys)
         return self._set_copy_offsets(listed) if self._packed else listed
 
     def write_binary(self, file: Writable) -> None:

@@ -181,7 +181,12 @@ class FolderSource(Source):
             below = self._strip_folder(listed.skipped)
             entries = add_folder_labels(listed.entries, known, depth=depth, skipped=below)
             listed = replace(listed, entries=entries, notes=(*listed.notes, *split_folder_notes(entries)))
-        listed = selection.join_and_filter(listed, options, may_lack_values=self.may_lack_values)
+        return selection.join_and_filter(listed, options, may_lack_values=self.may_lack_values)
+
+    def choose(self, listed: Listing, _read_existing_keys: object) -> Listing:
+        from shardtool.source import selection
+
+        options = self._options
         listed = selection.take_sample(listed, options)
         if options.on_error == "skip" and not options.portable:
             from shardtool.select.storable_names import skip_unsafe_names

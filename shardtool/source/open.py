@@ -1,17 +1,15 @@
-"""Open a source of any kind."""
+"""Identify the kind of a source, and open the source."""
 
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from shardtool.errors import InvalidRequest
 from shardtool.messages import choose_text, option_text
-from shardtool.request.create_options import CreateOptions, ReshardOptions
-from shardtool.source.archive import ArchiveSource
-from shardtool.source.folder import FolderSource
-from shardtool.source.multi_folder import MultiFolderSource
+from shardtool.request.create_options import CreateOptions
 from shardtool.source.source_checks import FOLDER_OR_TABLE, check_archive, check_folder, check_not_shards
 from shardtool.storage.remote.address import is_url
 from shardtool.table.detect import find_archive, is_table
@@ -20,56 +18,82 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shardtool.pattern import ShardPattern
+    from shardtool.request.create_options import ReshardOptions
     from shardtool.source.base import Source
 
 
-def open_source(source: Any, options: CreateOptions | ReshardOptions, outputs: Sequence[ShardPattern]) -> Source:
-    """Open a folder, several folders, an archive, a manifest, a plan file or datasets."""
+# The class for each kind of source. Its module is imported when a run needs it.
+SOURCE_CLASSES = {
+    "archive": ("archive", "ArchiveSource"),
+    "datasets": ("shards", "DatasetSource"),
+    "folder": ("folder", "FolderSource"),
+    "folders": ("multi_folder", "MultiFolderSource"),
+    "manifest": ("manifest.source", "ManifestSource"),
+    "plan": ("plan_file", "PlannedSource"),
+}
+
+
+class SourceArgument(NamedTuple):
+    """A source as the user names it, and its kind.
+
+    Attributes:
+        value: The path, or a table in memory. For several folders or tables, their paths. For an archive, its path and
+            the folder in it. For datasets, whatever `find_dataset` accepts.
+    """
+
+    kind: Literal["folder", "folders", "archive", "manifest", "datasets"]
+    value: Any
+
+
+def identify_source(source: Any, options: CreateOptions | ReshardOptions) -> SourceArgument:
+    """Return the kind of a source. Raise an error if the source is of no kind, or if options need another kind."""
+    if not isinstance(options, CreateOptions):
+        return SourceArgument("datasets", source)
+    sources = source if isinstance(source, list | tuple) else [source]
+    url = next((item for item in sources if isinstance(item, str) and is_url(item)), None)
+    if url is not None and (options.plan is not None or options.plan_only is not None):
+        raise InvalidRequest(url, "a URL", expected="a source on a file system, for a plan file")
+    argument = _identify_several(source, options) if source is sources else _identify_one(source, options)
+    if options.complete and argument.kind != "folders":
+        expected = "several folders, or not this option"
+        raise InvalidRequest(option_text("complete"), "there is only one source", expected=expected)
+    options.check_for(manifest=argument.kind == "manifest")
+    if argument.kind == "folder":
+        check_folder(argument.value)
+    return argument
+
+
+def open_source(
+    argument: SourceArgument, options: CreateOptions | ReshardOptions, outputs: Sequence[ShardPattern]
+) -> Source:
+    """Open a folder, several folders, an archive, a manifest or datasets, or the plan file of such a source."""
     if options.rename_keys is not None:
         from shardtool.select.rename_keys import check_key_rename
 
         check_key_rename(options.rename_keys)
-    if isinstance(options, ReshardOptions):
-        from shardtool.source.shards import DatasetSource
-
-        return DatasetSource(source, options, outputs[0].format)
-    if options.plan is not None:
-        from shardtool.source.plan_file import PlannedSource
-        from shardtool.source.plan_request import make_plan_request
-
-        return PlannedSource(os.fspath(options.plan), make_plan_request(source, options, outputs[0].format))
-    return _open_listed(source, options, outputs)
+    kind, value = argument
+    is_planned = isinstance(options, CreateOptions) and options.plan is not None
+    module, name = SOURCE_CLASSES["plan" if is_planned else kind]
+    value = argument if is_planned else value
+    source: Source = getattr(import_module(f"shardtool.source.{module}"), name)(value, options, outputs)
+    return source
 
 
-def _open_listed(source: Any, options: CreateOptions, outputs: Sequence[ShardPattern]) -> Source:
-    if isinstance(source, list | tuple):
-        return _open_folders(source, options, outputs)
-    if options.complete:
-        expected = "several folders, or not this option"
-        raise InvalidRequest(option_text("complete"), "there is only one source", expected=expected)
+def _identify_one(source: Any, options: CreateOptions) -> SourceArgument:
     if (archive := find_archive(source)) is not None:
         check_archive(archive[0])
-        options.check_for(manifest=False)
-        return ArchiveSource(*archive, options)
-    is_manifest = is_table(source, options.delimited_format)
-    options.check_for(manifest=is_manifest)
-    if is_manifest:
-        from shardtool.source.manifest.source import ManifestSource
-
-        return ManifestSource(source, options)
-    check_folder(os.fspath(source))
-    return FolderSource(os.fspath(source), options, outputs)
+        return SourceArgument("archive", archive)
+    if is_table(source, options.delimited_format):
+        return SourceArgument("manifest", source)
+    return SourceArgument("folder", os.fspath(source))
 
 
-def _open_folders(sources: Sequence[Any], options: CreateOptions, outputs: Sequence[ShardPattern]) -> Source:
+def _identify_several(sources: Sequence[Any], options: CreateOptions) -> SourceArgument:
     check_not_shards(sources)
     if not sources:
         raise InvalidRequest("the source", "none given", expected=FOLDER_OR_TABLE)
     if len(sources) > 1 and all(_is_table_path(path, options) for path in sources):
-        from shardtool.source.manifest.source import ManifestSource
-
-        options.check_for(manifest=True)
-        return ManifestSource([*map(os.fspath, sources)], options)
+        return SourceArgument("manifest", [*map(os.fspath, sources)])
     for path in sources:
         is_path = isinstance(path, str | os.PathLike)
         if not is_path or not _may_be_folder(os.fspath(path)):
@@ -89,9 +113,8 @@ def _open_folders(sources: Sequence[Any], options: CreateOptions, outputs: Seque
                 check_archive(os.fspath(path))
             raise InvalidRequest(where, found, expected=expected, remedy=remedy)
     if len(sources) == 1:
-        return _open_listed(sources[0], options, outputs)
-    options.check_for(manifest=False)
-    return MultiFolderSource([os.fspath(path) for path in sources], options, outputs)
+        return _identify_one(sources[0], options)
+    return SourceArgument("folders", [os.fspath(path) for path in sources])
 
 
 def _one_table(sources: Sequence[Any], table: Any) -> str:

@@ -41,6 +41,7 @@ from shardtool.request.run_record import describe_differences
 from shardtool.shard_samples import ENCODED_PAYLOAD_MARK, FILE, INLINE, LINK, SPAN, decode_inline_payload
 from shardtool.skipped import SKIP_CODES, read_row
 from shardtool.source.base import Listing, Source
+from shardtool.source.plan_request import make_plan_request
 from shardtool.source.scan_part import resolve_folder
 from shardtool.storage.file_system import check_target
 from shardtool.storage.target_file import check_target_name, create_target, open_mappable
@@ -48,12 +49,15 @@ from shardtool.units import format_size
 from shardtool.values import ValueType, __version__, chunk_slices
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from shardtool.execute.pool import Pool
+    from shardtool.pattern import ShardPattern
+    from shardtool.request.create_options import CreateOptions
     from shardtool.request.observer import Observer
+    from shardtool.source.open import SourceArgument
     from shardtool.source.plan_request import PlanRequest
 
 
@@ -240,10 +244,11 @@ def _payload_lengths(texts: PackedStrings) -> NDArray[np.int64]:
 class PlannedSource(Source):
     """The samples that a plan file lists."""
 
-    def __init__(self, path: str, request: PlanRequest) -> None:
-        self._path, self._request = path, request
+    def __init__(self, source: SourceArgument, options: CreateOptions, outputs: Sequence[ShardPattern]) -> None:
+        self._path = os.fspath(options.plan or "")
+        self._request = make_plan_request(source, options, outputs[0].format)
         self._split_values: pa.ChunkedArray | None = None
-        self.may_skip_names = request.kind != "manifest"
+        self.may_skip_names = source.kind != "manifest"
 
     def list_samples(self, pool: Pool, observer: Observer) -> Listing:  # noqa: ARG002 - no worker is needed
         listed, self._split_values, self.by_key = _read_plan(self._path, self._request)

@@ -28,7 +28,7 @@ from shardtool.request.option_values import parse_pairs
 from shardtool.request.run_record import to_recorded_name
 from shardtool.select.rename_keys import OLD_KEY_COLUMN
 from shardtool.source.duplicates import drop_duplicate_samples
-from shardtool.source.open import open_source
+from shardtool.source.open import identify_source, open_source
 from shardtool.storage.files import is_regular
 from shardtool.storage.paths import folder_of
 from shardtool.storage.remote.address import is_url
@@ -312,7 +312,7 @@ class RecordedSource:
         options = replace(run.options, on_error="skip")
         if run.key_list:
             options = replace(options, keys_from=_stored_keys(self._datasets, old=options.rename_keys is not None))
-        source = open_source(self._source_argument, options, self._outputs)
+        source = open_source(identify_source(self._source_argument, options), options, self._outputs)
         source.may_lack_values = True
         return source
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from shardtool.entries.sample_table import SampleTable
     from shardtool.entries.strings import PackedStrings
     from shardtool.execute.pool import Pool
+    from shardtool.pattern import ShardPattern
     from shardtool.request.create_options import ReshardOptions
     from shardtool.request.observer import Observer
     from shardtool.values import DatasetLike
@@ -48,13 +49,18 @@ class DatasetSource(Source):
 
     by_key = False
 
-    def __init__(self, datasets: DatasetLike | Sequence[DatasetLike], options: ReshardOptions, to_format: str) -> None:
+    def __init__(
+        self,
+        datasets: DatasetLike | Sequence[DatasetLike],
+        options: ReshardOptions,
+        outputs: Sequence[ShardPattern] = (),
+    ) -> None:
         arguments: Any = datasets if isinstance(datasets, Iterable) and not isinstance(datasets, str) else [datasets]
         self._datasets = [dataset for argument in arguments for dataset in expand_if_pattern(argument)]
         if not self._datasets:
             expected = "a dataset file, a pattern, a folder, or shards"
             raise InvalidRequest("the datasets", "none given", expected=expected)
-        self._options, self._format = options, to_format
+        self._options, self._format = options, outputs[0].format if outputs else "tar"
 
     def list_samples(self, pool: Pool, observer: Observer) -> Listing:
         options = self._options

@@ -140,7 +140,7 @@ def _list_samples(datasets: Sequence[StoredDataset], options: ExtractOptions, po
     adds_labels = not options.fields and all(map(_labels_from_folders, datasets))
     fields = f"-{_LABEL_FIELD}" if adds_labels else options.fields
     request = ReshardOptions(where=options.where, keys_from=options.key_list, fields=fields)
-    source = DatasetSource([dataset.argument for dataset in datasets], request, "tar")
+    source = DatasetSource([dataset.argument for dataset in datasets], request)
     listing = source.list_samples(pool, notes.observer)
     notes.add(*listing.notes, *skipped_notes(listing.skipped))
     if not len(listing.entries):

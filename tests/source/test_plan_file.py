@@ -101,6 +101,7 @@ def _archives(folder: Path) -> None:
         ("table.parquet", {"meta": "all", "shuffle": True}),
         ("table.parquet", {"field": ("cls=kind",), "classes": ("cls",), "out": "{split}", "split_column": "kind"}),
         ("table.parquet", {"field": ("npy=vec",), "ending": "tfrecord"}),
+        ("tables", {"meta": "all", "shuffle": True}),
         ("all.tar/in", {"where": "key != 'a/02'"}),
         ("all.zip", {"shuffle": True}),
     ],
@@ -119,13 +120,16 @@ def test_a_plan_changes_no_byte(
         table = pq.read_table("table.parquet")
         pq.write_table(table.filter(pa.compute.is_valid(table.column("kind"))), "table.parquet")
     _archives(folder)
-    sources: Any = ["in", "masks"] if source == "both" else source
+    table = pq.read_table("table.parquet")
+    for name, rows in (("first.parquet", table[:2]), ("second.parquet", table[2:])):
+        pq.write_table(rows, name)
+    sources: Any = {"both": ["in", "masks"], "tables": ["first.parquet", "second.parquet"]}.get(source, source)
     out, ending = more.pop("out", ""), more.pop("ending", "tar")
     options = _options(**more)
     expected = create(sources, f"one/{out}/x-{{000..}}.{ending}", options)
     dry = create(sources, f"one/{out}/x-{{000..}}.{ending}", replace(options, plan_only="plan.parquet"), dry_run=True)
     assert "plan.parquet" in dry.notes[-1]
-    monkeypatch.setattr("shardtool.source.open._open_listed", None)  # nothing lists it
+    monkeypatch.setattr("shardtool.source.open.SOURCE_CLASSES", {"plan": ("plan_file", "PlannedSource")})
     with_plan = replace(options, plan="plan.parquet")
     result = create(sources, f"two/{out}/x-{{000..}}.{ending}", with_plan)
     assert read_tree(folder / "two") == read_tree(folder / "one")

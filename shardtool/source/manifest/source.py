@@ -76,7 +76,7 @@ _ASSUMED_URL_BYTES = 100_000
 class ManifestSource(Source):
     """A table as a source: a file, standard input (`-`), a folder of Parquet files, or a table in memory."""
 
-    def __init__(self, source: object, options: CreateOptions) -> None:
+    def __init__(self, source: object, options: CreateOptions, _outputs: object = ()) -> None:
         self._options, self._known = options, read_classes(options.classes_from)
         requested = {column for _, column in requested_columns(options)}
         self._table = table = open_table(source, requested, options.delimited_format)
@@ -224,8 +224,10 @@ class ManifestSource(Source):
             entries = replace(entries, spans=written_spans(entries))
         check_skipped(self.name, skipped, options.on_error, f"exclude their rows with {option_text('where')}")
         pa.default_memory_pool().release_unused()
-        listing = Listing(entries, skipped, self.name, tuple(self.notes), self._recorded, later=later)
-        return rename_listed_keys(listing, options, partial(self.column, None))
+        return Listing(entries, skipped, self.name, tuple(self.notes), self._recorded, later=later)
+
+    def choose(self, listed: Listing, _read_existing_keys: object) -> Listing:
+        return rename_listed_keys(listed, self._options, partial(self.column, None))
 
     def _select_rows(self) -> ReadCondition | None:
         options, later = self._options, None
