@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -80,6 +83,25 @@ def test_metadata_columns_are_compared(tmp_path: Path) -> None:
         shardtool.create(table, tmp_path / f"{name}-{{0..}}.tar", bytes={}, field={"txt": "t"}, workers=0)
     result = shardtool.diff(tmp_path / "a.json", tmp_path / "b.json", workers=0)
     assert {item.key for item in result.changed if "(metadata)" in item.fields} == {"b", "c", "d"}
+
+
+def test_nested_metadata_with_nan_equals_itself(tmp_path: Path) -> None:
+    """NaN in lists, structs and maps, and times that Python cannot represent, are equal in a dataset and its copy."""
+    nan, time = math.nan, pa.list_(pa.timestamp("s"))
+    columns = {
+        "list": pa.array([[1.0, nan], [nan], None]),
+        "struct": pa.array([{"x": nan}, {"x": 1.0}, None]),
+        "map": pa.array([[("k", nan)], [], None], pa.map_(pa.string(), pa.float64())),
+        "times": pa.array([[10**12], [], None], pa.list_(pa.int64())).cast(time),
+    }
+    pq.write_table(pa.table({"key": [*"abc"], "txt": [*"xyz"], **columns}), tmp_path / "t.parquet")
+    shardtool.create(tmp_path / "t.parquet", tmp_path / "a-{0..}.tar", key="key", field={"txt": "txt"}, meta="all")
+    shardtool.reshard(tmp_path / "a.json", tmp_path / "b-{0..}.tar", max_count=1, where="key != 'c'")
+    shardtool.reshard(tmp_path / "a.json", tmp_path / "c-{0..}.tar", max_count=1)
+    result = shardtool.diff(tmp_path / "a.json", tmp_path / "b.json", workers=0)
+    assert ([*result.removed], [*result.changed]) == (["c"], [])
+    assert shardtool.diff(tmp_path / "a.json", tmp_path / "c.json", workers=0).same
+    assert shardtool.diff(tmp_path / "a.json", tmp_path / "t.parquet", workers=0).same
 
 
 def test_metadata_is_reported_separately(tmp_path: Path) -> None:

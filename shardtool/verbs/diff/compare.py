@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from shardtool.dataset.expand import recorded_range
 from shardtool.dataset.scan import index_text
-from shardtool.entries.arrow import number_array, number_values, to_plain
+from shardtool.entries.arrow import number_array, number_values, to_plain, to_python_values
 from shardtool.entries.sample_table import field_ids, match_ids
 from shardtool.errors import InvalidRequest, format_list
 from shardtool.messages import option_text
@@ -328,5 +328,14 @@ def _values_differ(first: pa.ChunkedArray, second: pa.ChunkedArray) -> NDArray[n
     except MemoryError:
         raise
     except pa.ArrowException:  # compare in Python, because Arrow cannot compare lists or incompatible types
-        return np.array([x != y for x, y in zip(first.to_pylist(), second.to_pylist(), strict=True)], np.bool_)
+        return ~np.array([*map(_are_equal, to_python_values(first), to_python_values(second))], np.bool_)
     return np.array(~equal.to_numpy().astype(np.bool_))
+
+
+def _are_equal(first: Any, second: Any) -> bool:
+    """Return whether two values are equal. NaN equals NaN and None, also in lists, structs and maps."""
+    if isinstance(first, dict) and isinstance(second, dict):
+        return first.keys() == second.keys() and all(_are_equal(first[name], second[name]) for name in first)
+    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
+        return len(first) == len(second) and all(map(_are_equal, first, second))
+    return bool(first == second) or all(value is None or value != value for value in (first, second))  # noqa: PLR0124
