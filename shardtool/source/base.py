@@ -16,7 +16,9 @@ from shardtool.units import pluralize
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    import numpy as np
     import pyarrow as pa
+    from numpy.typing import NDArray
 
     from shardtool.dataset.stored import StoredDataset, StoredShard
     from shardtool.entries.sample_table import SampleTable
@@ -44,6 +46,7 @@ class Listing:
         later: The conditions of `--where` that workers evaluate, because they depend on the content of files.
         dropped: Fields that are not packed. Metadata columns of their numbers are kept until splits are chosen.
         classes: Class names by field, including fields that are not packed.
+        kept: Positions of the samples among all samples that the source chose, or None if no duplicate was dropped.
     """
 
     entries: SampleTable
@@ -59,6 +62,7 @@ class Listing:
     dropped: tuple[str, ...] = ()
     classes: Mapping[str, list[str]] = field(default_factory=dict)
     joined: tuple[str, ...] = ()
+    kept: NDArray[np.int64] | None = None
 
     @property
     def where(self) -> str:

@@ -134,8 +134,8 @@ def drop_duplicate_samples(
     if not skipped:
         return listed
     dropped = sorted(skipped)
-    rows = tuple(skipped[sample] for sample in dropped)
-    return replace(listed, entries=entries.without(dropped), skipped=listed.skipped + rows, digest=None)
+    rows, kept = tuple(skipped[sample] for sample in dropped), np.delete(np.arange(len(entries)), dropped)
+    return replace(listed, entries=entries.take(kept), skipped=listed.skipped + rows, digest=None, kept=kept)
 
 
 def _skip_duplicate(entries: SampleTable, sample: int, first: int, differ: tuple[str, ...]) -> Skipped:

@@ -152,6 +152,24 @@ def test_sources_other_than_folders(packed: str, tmp_path: Path) -> None:
     assert [*shardtool.open(tmp_path / "a.json").keys] == ["a", "b", "d"]
 
 
+@pytest.mark.parametrize("option", ["split_by", "stratify", "group_by"])
+def test_splits_of_a_table(option: str, tmp_path: Path) -> None:
+    """Duplicates of a table are dropped before its rows are split by a column."""
+    rows = [f"{number:02},text {number // 2},{'dog' if number % 4 else 'cat'}\n" for number in range(24)]
+    table = tmp_path / "t.csv"
+    table.write_text("key,text,animal\n" + "".join(rows))
+    options = {option: "animal", **({} if option == "split_by" else {"split": "cat=0.5,dog=0.5", "seed": 1})}
+    output = tmp_path / "{split}-{0..}.tar"
+    shardtool.create(table, output, CreateOptions(**options, field="txt=text", drop_duplicates=True, workers=0))  # type: ignore[arg-type]
+    splits = [tmp_path / "cat.json", tmp_path / "dog.json"]
+    found = {sample["__key__"]: (path.stem, sample["txt"]) for path in splits for sample in shardtool.open(path)}
+    texts = {f"{number:02}": b"text %d" % (number // 2) for number in range(0, 24, 2)}
+    assert {key: text for key, (_, text) in found.items()} == texts
+    if option == "split_by":
+        assert {key for key, (split, _) in found.items() if split == "cat"} == {f"{n:02}" for n in range(0, 24, 4)}
+    assert typed("verify", *splits, "--source", table).code == 0
+
+
 def test_dropping_requires_all_samples(tmp_path: Path) -> None:
     """Appends and parts, which do not read all samples, are refused."""
     source = write_tree(tmp_path / "in", {"a.jpg": b"1"})

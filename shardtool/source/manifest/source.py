@@ -127,6 +127,10 @@ class ManifestSource(Source):
         self._read_columns(name)
         return pa.chunked_array([self._columns[name]])
 
+    def labels(self, listed: Listing, option: str, name: str) -> pa.ChunkedArray:
+        labels = super().labels(listed, option, name)
+        return labels if listed.kept is None else labels.take(arrow.number_array(listed.kept))
+
     def _rows(self) -> TableRows:
         return TableRows(self._where, self._columns, self._numbers, self._table.row_counts())
 
