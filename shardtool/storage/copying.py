@@ -52,7 +52,7 @@ def copy_verified(
     """Copy a file to `folder`, and verify its size and checksum. In a local folder, the copy is not yet published.
 
     The last block is written only after the checksum matches, because a store shows an object once the last byte has
-    arrived. `keep_mtime` keeps the modification time of a local file.
+    arrived. `keep_mtime` affects only local files.
     """
     keeps = keep_mtime and not is_url(original.path)
     mtime_ns = os.stat(original.path).st_mtime_ns if keeps else time.time_ns()
@@ -67,7 +67,7 @@ def copy_verified(
             report_bytes(len(block))
         original.check(size, crc)
 
-    # Try again after an error, because a network file system may return wrong bytes once.
+    # Try twice, because a network file system may return wrong bytes once.
     with suppress(CorruptShard):
         return folder.write(original.name, fill, original.size, mtime_ns)[1]
     return folder.write(original.name, fill, original.size, mtime_ns)[1]
@@ -82,7 +82,7 @@ def copy_inside_store(
     copy is wrong. A wrong copy is visible until this function deletes it.
 
     Raises:
-        NotCopied: The store failed to copy the object, or refused.
+        NotCopied: The store failed or refused.
     """
     address = folder.full_path(original.name)
     if original.crc is None or not is_url(address) or not remote.store_copy.can_copy_inside(original.path, address):
@@ -101,9 +101,9 @@ def copy_inside_store(
 
 
 def publish_staged(folder: OutputFolder, staged: Sequence[OriginalFile]) -> None:
-    """Rename each staged file from its `path` to its `name`. If a call is interrupted, the caller can repeat the call.
+    """Rename each staged file from its `path` to its `name`. An interrupted call can be repeated.
 
-    Stores cannot rename objects, so the objects are copied and the originals are then deleted.
+    Stores cannot rename objects, so objects are copied, and the originals are then deleted.
     """
     if isinstance(folder, Folder):
         folder.publish(*(DurableFile(file.name, file.path) for file in staged))

@@ -55,7 +55,7 @@ def check_replaceable(path: str | bytes, folder: int | None = None) -> None:
 
 
 def check_entries(full_path: Callable[[str], str], entries: Mapping[str, EntryInfo]) -> None:
-    """Raise `OutputExists` if one of the entries is a folder, device, FIFO or socket, or a link to one."""
+    """Raise `OutputExists` if one of the entries is not replaceable."""
     for name in sorted(entries):
         _check_kind(full_path(name), entries[name].special)
 
@@ -113,13 +113,13 @@ def special_kind(path: str | bytes, mode: int, folder: int | None = None) -> str
 
 
 def unlink_file(path: str | bytes, folder: int | None = None) -> None:
-    """Delete a file or a symbolic link, but not the link's target."""
+    """Delete a file or symbolic link."""
     check_replaceable(path, folder)
     os.unlink(path, dir_fd=folder)
 
 
 def create_file(path: str) -> int:
-    """Create a file, or replace an existing file, and return the descriptor."""
+    """Create or replace a file, and return the descriptor."""
     with suppress(FileNotFoundError):
         unlink_file(path)
     return os.open(path, CREATE_FLAGS, 0o666)
@@ -143,7 +143,7 @@ def not_a_folder(path: str, mode: int) -> OutputExists:
 
 
 def sync_folder(path: str | Path) -> None:
-    """Sync a folder to disk, so that its entries survive a crash."""
+    """Sync a folder to disk."""
     fd = os.open(path, OPEN_FOLDER_FLAGS)
     try:
         os.fsync(fd)
@@ -159,7 +159,7 @@ ERRNO_ADVICE = {
 
 
 def write_error(where: str, error: OSError) -> OutputFailed:
-    """Return the error for a path that cannot be written, with advice."""
+    """Return the error for a path that cannot be written."""
     code, remedy = error.errno or 0, ERRNO_ADVICE.get(error.errno or 0, "")
     if code in _SPACE_ADVICE:
         in_python = f"`create` and `reshard` with {flag_text('resume')}"

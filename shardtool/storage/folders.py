@@ -36,7 +36,7 @@ def open_folder(path: str) -> OutputFolder:
     if any(part in ("", ".", "..") for part in parts.key.rstrip("/").split("/") if parts.key):
         found, expected = "an empty, `.` or `..` component", "an address without `//`, `/./` and `/../`"
         raise InvalidRequest(path, found, expected=expected)
-    object_headers(path)  # called only to raise an error for unsupported store options
+    object_headers(path)  # raises an error for unsupported store options
     folder: RemoteFolder = remote.remote_folder.RemoteFolder(path)
     return folder
 
@@ -63,8 +63,7 @@ def check_published(folder: OutputFolder, sizes: Mapping[str, int], remedy: str)
 def check_space(folder: OutputFolder, size: int, action: str, *, keeps_old: bool = False) -> None:
     """Raise `OutputFailed` if there is no space for `size` bytes of shards and their sidecars.
 
-    The message says that nothing was `action`, for example `copied`. If `keeps_old`, the message also explains that the
-    old dataset is kept for now.
+    The message contains `action`, such as `copied`. If `keeps_old`, it adds that the old dataset still takes up space.
     """
     need, free = int(size * _INDEX_SPACE_FACTOR), folder.free_bytes()
     if free is not None and need > free:

@@ -1,8 +1,7 @@
 """File locks (`flock`), acquired without waiting.
 
-The kernel releases a lock when the last descriptor of the file is closed, even if the process is killed. A forked
-child keeps the shared locks of its parent, because it may read the locked files. It closes exclusive locks, because
-only the parent has the threads that use them.
+A forked child keeps the shared locks of its parent, because it may read the locked files. The child closes exclusive
+locks, because only the parent has the threads that use them.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _OPEN_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class FileLock(AbstractContextManager["FileLock"]):
-    """A lock that is held until `close`. `info` is the stat result of the locked file."""
+    """A lock, held until `close`. `info` is the stat result of the locked file."""
 
     def __init__(self, path: str, fd: int, *, shared: bool) -> None:
         self.path, self.info, self._fd, self._shared = path, os.fstat(fd), fd, shared

@@ -1,7 +1,7 @@
 """Split and join local paths and addresses.
 
 A location is a string: a local path, or an address such as `s3://bucket/key`. The path of a source file is bytes: the
-result of `source_root`, followed by the path of the file relative to the source.
+`source_root`, then the path relative to the source.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ INHERITED_VARIABLES = (
     store_options.ANONYMOUS_VARIABLE,
     store_options.STORE_OPTIONS_VARIABLE,
     RETRY_FOR,
-)  # environment variables that options set; Ray workers receive them, so none of them may contain a secret
+)  # set by options; Ray workers receive these variables, so none may contain a secret
 
 
 def join(folder: str, name: str) -> str:
@@ -45,14 +45,14 @@ def is_same_location(first: str, second: str) -> bool:
 
 
 def real_path(path: str) -> str:
-    """Return a local path with all links resolved, or an address without the slash at its end."""
+    """Return a local path with all links resolved, or an address without trailing slashes."""
     return path.rstrip("/") if is_url(path) else os.path.realpath(path)
 
 
 def source_root(folder: str, *, needed: bool = False) -> bytes:
     """Return the root of a source folder. Raise `InvalidRequest` if `needed` is true and a local folder does not exist.
 
-    A root ends with a slash. The root of a web address ends with `#`, because the address may have a query.
+    A root ends with a slash, or with `#` for a web address, which may have a query.
     """
     if needed and not is_url(folder) and not os.path.isdir(folder):
         found = "not a folder" if os.path.exists(folder) else "no such file or folder"
@@ -111,7 +111,7 @@ def is_address(path: bytes) -> bool:
 
 
 def source_address(path: bytes) -> str:
-    """Return the address of a remote source file, from its path in bytes."""
+    """Return the address of a remote source file."""
     text = to_text(path)
     folder, separator, relative_path = text.partition("#") if is_web(text) else (text, "", "")
     return address.join_address(folder, relative_path) if separator else folder

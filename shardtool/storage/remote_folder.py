@@ -1,8 +1,8 @@
 """An output folder in an object store.
 
-A shard is written with one PUT request, and is visible once the request has succeeded. Small files stay in memory
-until they are published. With `has_staging`, each file is first written as the object `.NAME.part`. To publish the
-file, the store copies this object.
+A shard is written with one PUT request, and is visible once the request has succeeded. Small files stay in memory until
+they are published. With `has_staging`, each file is first written as the object `.NAME.part`, which the store then
+copies.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RemoteFolder:
     The process that publishes must hold the dataset's lock.
 
     Attributes:
-        has_staging: Whether files are invisible until they are published. If true, each shard is written twice.
+        has_staging: Whether files are invisible until they are published.
     """
 
     path: str
@@ -61,8 +61,8 @@ class RemoteFolder:
     def find_entries(self, names: Iterable[str]) -> dict[str, EntryInfo]:
         """Return the entries in `names` that exist, by name.
 
-        The times of the entries are 0 or whole seconds, so they do not match a recorded time in nanoseconds. A matching
-        time would not prove that an object is unchanged.
+        Times are 0 or whole seconds, and so never match a recorded time, which would not prove that an object is
+        unchanged.
         """
         requested = [*names]
         if len(requested) > 1:

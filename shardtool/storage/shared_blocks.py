@@ -2,8 +2,8 @@
 
 All blocks are in one unnamed temporary file in TMPDIR (docs/decisions/015-shared-indexes.md).
 
-The file starts with a header: the offset of the free space, then the offset and size of each block. A block is visible
-to other processes once its offset is written to the header.
+The file starts with the offset of the free space, then the offset and size of each block. Other processes see a block
+once its offset is written.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class SharedBlocks:
             _fork_hooks.add(self)
 
     def after_fork(self) -> None:
-        """Open the file again in a child. A parent and a child that share an open file also share its `flock` lock."""
+        """Open the file again in a child. Otherwise, parent and child would share its `flock` lock."""
         fd = None if self._origin is None else _FileOrigin(os.getpid(), self._origin.fd, self._origin.identity).open()
         if self._is_open():
             os.close(self._fd)
@@ -121,7 +121,7 @@ class SharedBlocks:
             os.close(self._fd)
 
     def read(self, number: int) -> memoryview | None:
-        """Return the block with this number, or None if it does not exist."""
+        """Return a block, or None if it does not exist."""
         if number >= _MAX_BLOCKS or not self._is_open():
             return None
         entry = os.pread(self._fd, _ENTRY.size, self._entry_offset(number))
@@ -136,7 +136,7 @@ class SharedBlocks:
     def write(self, number: int, size: int, parts: Iterable[tuple[int, bytes | memoryview]]) -> memoryview | None:
         """Create a block and return it, or None if there is no space.
 
-        `parts` are pairs of an offset in the block and the data to write there.
+        `parts` are pairs of an offset in the block and data.
         """
         if number >= _MAX_BLOCKS or not self._is_open():
             return None

@@ -1,7 +1,7 @@
 """Write files into a local folder under temporary names, and rename them when they are complete.
 
 The temporary name is `.NAME.part`, or `.NAME~ATTEMPT.part` if several attempts may write the file. Workers write these
-staged files. The parent process publishes them: it renames the files and syncs the folder to disk.
+staged files. The parent process publishes (renames) them.
 
 Methods raise `OutputFailed` if the disk is full or failing, and `OutputExists` if an entry must not be replaced.
 """
@@ -144,7 +144,7 @@ class Folder:
         return []
 
     def find_entries(self, names: Iterable[str]) -> dict[str, EntryInfo]:
-        """Return the size, time and type of the entries in `names` that exist, by name."""
+        """Return the existing entries in `names`, by name."""
         entries = {}
         for name in names:
             with suppress(OSError):
@@ -204,7 +204,7 @@ class Folder:
             self.discard(*(os.path.basename(file.path) for file in self.staged() if file.name in final_names))
 
     def discard(self, *names: str) -> None:
-        """Delete files if possible. The deletion is not synced to disk."""
+        """Delete files if possible, without syncing to disk."""
         for name in names:
             with suppress(OSError, OutputExists):
                 unlink_file(self.full_path(name))
@@ -247,7 +247,7 @@ class Folder:
         return read_small(staged_path(self, name))
 
     def version(self, name: str) -> str:  # noqa: ARG002 - file systems have no versions
-        """Return a string that changes with the content of a file, or "" if the folder has no such string."""
+        """Return a string that changes with the content of a file, or "" if the folder has none."""
         return ""
 
     def md5(self, name: str) -> str | None:  # noqa: ARG002 - file systems store no checksum
@@ -278,7 +278,7 @@ class Folder:
         """Hold the lock of the dataset `base` during the `with` block.
 
         Args:
-            shared: Allow other shared locks. The lock file is kept at the end, because other runs may still use it.
+            shared: Allow other shared locks, and keep the lock file, which other runs may still use.
             continues_replacement: Whether this run continues an interrupted replacement of shards.
 
         Raises:
@@ -304,7 +304,7 @@ class Folder:
 
 
 def unfinished_error(plan_path: str) -> OutputExists:
-    """Return the error for a dataset in which a run was interrupted while it replaced shards."""
+    """Return the error for an interrupted replacement of shards."""
     remedy = f"Run the same command again to finish it: `remove`, or `verify` with {flag_text('repair')}."
     return OutputExists(plan_path, "an interrupted run was replacing shards", remedy=remedy)
 
@@ -334,12 +334,12 @@ class NamedFiles(Protocol):
 
 
 def staged_path(folder: NamedFiles, name: str) -> str:
-    """Return the temporary path of the file `name` before it is published."""
+    """Return the temporary path of the file `name`."""
     return folder.full_path(f".{name}{_attempt_suffix}.part")
 
 
 def find_staged(folder: NamedFiles, names: Iterable[str]) -> list[DurableFile]:
-    """Return the staged files of a folder, from the names of its entries."""
+    """Return the staged files among the entries `names` of a folder."""
     matches = {name: _STAGED_NAME.fullmatch(name) for name in names}
     return [DurableFile(match[1], folder.full_path(name)) for name, match in matches.items() if match]
 

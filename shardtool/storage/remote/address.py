@@ -39,7 +39,7 @@ class Address(NamedTuple):
         host: A bucket, a container, or a server and its port.
         key: Key or path without slash at the start.
         query: A query that starts with `?`, or "".
-        marker: Refers to the settings of a source or call. `source_address_for` or `address_with_options` adds it.
+        marker: Refers to the settings of a source or call.
     """
 
     scheme: str
@@ -122,7 +122,7 @@ def parse_address(text: str) -> Address:
 
 @functools.cache
 def fsspec_schemes() -> frozenset[str]:
-    """Return the schemes that are read through fsspec, or an empty set if fsspec is not installed."""
+    """Return the schemes that fsspec reads, or an empty set if it is not installed."""
     try:
         from fsspec import available_protocols
     except ImportError:

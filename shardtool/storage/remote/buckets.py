@@ -48,7 +48,7 @@ class BucketEntry(NamedTuple):
 
 
 def list_objects(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
-    """Yield the entries of a folder in the order of the store. If `below`, yield all objects below the folder."""
+    """Yield the entries of a folder or, if `below`, all objects below the folder."""
     parts = parse_address(address)
     if is_web(address):
         expected = "files: web servers cannot be listed"
@@ -109,8 +109,8 @@ def put_object(address: str, data: bytes, expected: str | None = None, *, use_st
 
     Args:
         expected: The version to replace. If "", the object must not exist. If None, replace any version.
-        use_storage_class: Whether to use the requested storage class. Locks do not use it, because a store may bill
-            such an object for a month.
+        use_storage_class: Whether to use the requested storage class. Locks do not, because a store may bill such an
+            object for a month.
 
     Raises:
         FileExistsError: The existing object does not have the version `expected`.

@@ -34,7 +34,7 @@ _WRONG_REGION_CODES = ("", "AuthorizationHeaderMalformed", "AuthorizationQueryPa
               "IllegalLocationConstraintException", "PermanentRedirect")  # fmt: skip
 
 
-# The first alternative matches the XML from a store, and the second alternative matches a message from obstore.
+# The alternatives match the XML from a store, and a message from obstore.
 _ERROR_CODE = re.compile(rb"<Code>([A-Za-z]{1,60})</Code>|\(code: ([A-Za-z]{1,60})\)")
 _STATUS_TEXT = re.compile(r"(?:status(?: code)?|\(code):? (\d{3})|\b(\d{3}) [A-Z][a-z]+")
 _REGION_ELEMENT = re.compile(rb"<Region>([a-z0-9-]{1,40})</Region>")
@@ -51,7 +51,7 @@ CREDENTIAL_ERRORS = {
 
 
 _CREDENTIAL_FAILURES = {
-    # a failed request to the metadata service of a cloud machine, where libraries look last for credentials
+    # a failed request to a cloud machine's metadata service, where libraries look last for credentials
     "no credentials in the environment or from this machine":
         re.compile(r"token request|/latest/(?:api/token|meta-data)|computeMetadata"),
     "the key, key file or token cannot be read":
@@ -82,10 +82,7 @@ _LIST_ADVICE = "Grant it, or name the dataset file or a closed range of shards, 
 
 @contextmanager
 def obstore_errors(address: str, *, lists: bool = False) -> Iterator[None]:
-    """Convert exceptions from obstore to errors of this package, `FileNotFoundError` or `FileExistsError`.
-
-    `lists` is true for requests that list objects.
-    """
+    """Convert exceptions from obstore to errors of this package, `FileNotFoundError` or `FileExistsError`."""
     from obstore import exceptions
 
     where = display_address(address)
@@ -121,7 +118,7 @@ def _generic_error(address: str, message: str, *, lists: bool) -> Exception:
         expected = "the credentials of the cloud's own tools"
         return AccessRefused(where, found, expected=expected, remedy=_CREDENTIALS_ADVICE)
     match = _STATUS_TEXT.search(message)
-    # Compare the code too: if one request deletes many objects, a failed object has an error code but no status.
+    # If one request deletes many objects, a failed object has an error code but no status.
     if match or error_code(body) == "AccessDenied":
         status = int(match[1] or match[2]) if match else HTTPStatus.FORBIDDEN.value
         if status == HTTPStatus.NOT_FOUND:

@@ -1,7 +1,8 @@
-"""Read addresses of other schemes, such as `hf://` and `sftp://`, through fsspec.
+"""Read addresses of other schemes, such as `sftp://`, through fsspec.
 
-fsspec has no common form of file versions, so changes are detected only by size and checksum. Hugging Face datasets are
-read over HTTP, because fsspec would read 5 MB more than each range and would not detect replaced files.
+fsspec has no common form of file versions, so changes are detected only by size and checksum. Hugging Face datasets
+(`hf://`) are listed through fsspec but read over HTTP, because fsspec would read 5 MB more than each range and would
+not detect replaced files.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _CONNECTION_ERRORS = {"ConnectionError", "TimeoutError", "TransportError", "Time
 
 
 def list_fsspec(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
-    """Yield the entries of a folder. If `below`, yield all files below the folder."""
+    """Yield the entries of a folder or, if `below`, all files below the folder."""
     address = parse_address(address).text()
     path = parse_address(address).plain_text()
     if is_huggingface(address):

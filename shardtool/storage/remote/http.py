@@ -1,10 +1,9 @@
 """Send HTTP requests, sign them if the store requires it, and follow redirects.
 
-`PacedSocket` enforces a minimum speed. Each connection is opened in a separate thread, because name lookups, TLS
-handshakes and proxies cannot be interrupted.
+Each connection is opened in a separate thread, because name lookups, TLS handshakes and proxies cannot be interrupted.
 
-obstore signs URLs but not headers, so this module signs requests to S3 that have headers. It also signs Azure URLs
-for the whole container, because obstore signs the encoded name but Azure expects the plain name.
+obstore signs URLs but not headers, so this module signs S3 requests with headers. It also signs Azure URLs for the
+whole container, because obstore signs the encoded name but Azure expects the plain name.
 
 Source: Microsoft, "Create a service SAS", the string to sign for version 2020-12-06 and later.
 """
@@ -50,12 +49,12 @@ _MAX_HEADER_BYTES = 2**18
 
 
 class PacedSocket(io.RawIOBase):
-    """A raw file object for a socket. It enforces a minimum speed.
+    """A raw file object for a socket, with a minimum speed.
 
     Methods raise `TransientError` if the server is too slow, and `OSError` if the connection is lost.
 
     Args:
-        first_wait_s: Maximum seconds to wait for the first byte. After this time, methods raise `TimeoutError`.
+        first_wait_s: Seconds to wait for the first byte, before methods raise `TimeoutError`.
     """
 
     def __init__(self, sock: socket.socket, peer: str, first_wait_s: float | None = None) -> None:
@@ -166,7 +165,7 @@ def _pool_classes() -> dict[str, type[urllib3.HTTPConnectionPool]]:
     return {"http": Pool, "https": SecurePool}
 
 
-# The lock ensures that only one thread creates a pool, because loading the certificates takes 75 ms.
+# Only one thread creates a pool, because loading the certificates takes 75 ms.
 _POOL_LOCK = threading.Lock()
 
 
@@ -209,8 +208,7 @@ def sign_headers(
 ) -> dict[str, str]:
     """Return the signed headers of a request to S3.
 
-    To sign the body, too, pass its SHA-256 as the header `x-amz-content-sha256`. `keys` are obstore's credentials:
-    `access_key_id`, `secret_access_key` and `token`.
+    To sign the body, too, pass its SHA-256 as the header `x-amz-content-sha256`. `keys` are obstore's credentials.
 
     Source: AWS, "Signature Calculations for the Authorization Header: Transferring Payload in a Single Chunk".
     """
@@ -239,7 +237,7 @@ def sign_headers(
 
 
 _SAS_VERSION = "2022-11-02"
-_CLOCK_SLACK = timedelta(minutes=15)  # the clock of this machine may be ahead by this much
+_CLOCK_SLACK = timedelta(minutes=15)  # this machine's clock may be ahead by this much
 SIGNATURE_LIFETIME = timedelta(hours=1)
 _SAS_PERMISSIONS = {"GET": "r", "PUT": "cwt"}  # r: read; c, w: create and write; t: write tags
 
@@ -273,7 +271,7 @@ def _make_sas(account: str, secret: str, container: str, permissions: str, base:
     })  # fmt: skip
 
 
-# Held during a fork, because the child aborts if obstore is computing an RSA signature for Google during the fork.
+# Held during a fork, because the child aborts if obstore is then computing an RSA signature for Google.
 _SIGNING_LOCK = threading.Lock()
 
 
@@ -283,7 +281,7 @@ os.register_at_fork(
 
 
 def sign_url(address: str, method: str) -> str:
-    """Return the URL to send a request to. The URL of an object in a store is signed and therefore secret."""
+    """Return the URL to send a request to. A store's URL is signed and therefore secret."""
     if is_web(address):
         return address
     parts, environment = parse_address(address), store_access.environment_for(address)

@@ -1,11 +1,11 @@
 """Lock a dataset in an object store. A lock is an object that names the process that holds the lock.
 
-The holder renews the lock regularly. Another process can take over the lock if the holder has exited on this machine,
-or has not renewed the lock for `LEASE_S` seconds by the store's clock. Locks are created and taken over with
-conditional writes (docs/decisions/019-writing-to-stores.md).
+The holder renews the lock regularly. Another process can take over the lock if the holder ran on the same machine and
+has exited, or has not renewed the lock for `LEASE_S` seconds by the store's clock. Locks are created and taken over
+with conditional writes (docs/decisions/019-writing-to-stores.md).
 
-A process creates its lock before it checks for conflicting locks. At least one of two conflicting processes therefore
-finds the other lock.
+A process creates its lock before it checks for conflicting locks. Of two conflicting processes, at least one therefore
+finds the other's lock.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class LockHolder(NamedTuple):
     def encode(self, renewals: int = 0) -> bytes:
         """Return the content of the lock.
 
-        `renewals` must increase with each renewal, because the version of an object may depend only on its content.
+        `renewals` must increase, because the version of an object may depend only on its content.
         """
         return json.dumps({"shardtool lock": 1, **self._asdict(), "renewals": renewals}).encode() + b"\n"
 
@@ -97,7 +97,7 @@ def parse_holder(data: bytes) -> LockHolder:
 
 
 def object_age_s(headers: Mapping[str, str]) -> float | None:
-    """Return the age of an object in seconds by the store's clock, or None if it is unknown."""
+    """Return the age of an object in seconds by the store's clock, or None if unknown."""
     from email.utils import parsedate_to_datetime
 
     try:

@@ -95,7 +95,7 @@ def cancel_on(stop: threading.Event) -> Iterator[None]:
 
 @contextmanager
 def with_policy(policy: RetryPolicy) -> Iterator[None]:
-    """Use a policy for the requests of this thread in the `with` block."""
+    """Use a policy for this thread's requests in the `with` block."""
     _thread_state.policy = policy
     try:
         yield
@@ -141,7 +141,7 @@ def in_thread(call: Callable[[], Result]) -> Result:
 
 
 def wait_interruptibly(future: Future[Result]) -> Future[Result]:
-    """Wait for a future in short steps that signals can interrupt. Return the future."""
+    """Wait for a future, so that signals can interrupt. Return the future."""
     from concurrent.futures import wait
 
     while not future.done():
@@ -160,7 +160,7 @@ def pause(seconds: float) -> None:
 class RetryState:
     """Counts the attempts of one request, and the time without progress.
 
-    When data arrives, the time without progress decreases but is not reset, because a server may repeatedly send a
+    Arriving data decreases the time without progress but does not reset it, because a server may repeatedly send a
     little data and stall.
     """
 

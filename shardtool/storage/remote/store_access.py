@@ -54,7 +54,7 @@ _SOURCE_VARIABLES = (
 )  # fmt: skip
 
 
-_STORE_VARIABLES = (  # if one of these variables changes, `store_for` creates a new store
+_STORE_VARIABLES = (  # if one changes, `store_for` creates a new store
     *_ENDPOINT_VARIABLES, *_IDENTITY_VARIABLES, *_REGION_VARIABLES,
     "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY", "GOOGLE_APPLICATION_CREDENTIALS",
     *_SKIP_SIGNATURE_VARIABLES.values(), ANONYMOUS_VARIABLE, "AZURE_STORAGE_ENDPOINT",
@@ -85,7 +85,7 @@ def source_address_for(address: str, endpoint: str | None) -> str:
     """Return the address of a source, with a marker if the source has its own server or credentials.
 
     For such a source, variables with the prefix `SHARDTOOL_SOURCE_` replace the variables without the prefix. The
-    endpoint of other stores is ignored. The credentials of other stores are ignored if the source has its own.
+    endpoint of other stores is ignored, and so are their credentials if the source has its own.
     """
     prefixed = [name for name, value in os.environ.items() if name.startswith(SOURCE_PREFIX) and value]
     source_variables = {name.removeprefix(SOURCE_PREFIX) for name in prefixed}

@@ -33,7 +33,7 @@ class NotCopied(Exception):
 def can_copy_inside(source: str, target: str) -> bool:
     """Return whether a store can copy an object from `source` to `target`.
 
-    Both must be in the same kind of store with the same settings. For Google, they must also be in the same bucket.
+    Both must be in the same kind of store with the same settings and, for Google, in the same bucket.
     """
     if not (is_url(source) and is_url(target)) or is_source_address(source):
         return False

@@ -164,7 +164,7 @@ if sent_options := os.environ.pop(SPAWN_VARIABLE, ""):
 
 
 def known_options() -> dict[str, dict[str, Any]]:
-    """Return all storage options by key, to send them to another process."""
+    """Return all storage options by key."""
     return _known
 
 
@@ -328,7 +328,7 @@ def parse_headers(lines: Iterable[str], where: str = HEADERS_VARIABLE) -> dict[s
     for line in lines:
         match = _HEADER.fullmatch(line.strip())
         expected = "a header such as `Authorization: Bearer TOKEN`"
-        if match is None:  # never show the line: it may contain a secret
+        if match is None:
             raise InvalidRequest(where, "not a header", expected=expected)
         if match[1].lower() in _RESERVED_HEADERS:
             raise InvalidRequest(match[1], "a reserved header", expected=expected)

@@ -78,10 +78,9 @@ def upload(address: str, size: int, fill: Callable[[Upload], Result]) -> Result:
 
 
 class Upload(AbstractContextManager["Upload"]):
-    """An object that is being written. Use it in a `with` block.
+    """An object that is being written, as a context manager. The object is visible only after `finish`.
 
-    The object is visible only after `finish`. Methods raise `TransientError` if the connection is lost, and
-    `AccessRefused` or `StoreFailed` if the store refuses.
+    Methods raise `TransientError` if the connection is lost, and `AccessRefused` or `StoreFailed` if the store refuses.
     """
 
     def __init__(self, address: str, size: int) -> None:
