@@ -50,7 +50,7 @@ _VERB_SUMMARIES = {
 
 
 _MIN_ADDRESS_SPACE_BYTES = 300_000_000  # with less address space, OpenBLAS and glibc abort
-_GC_THRESHOLD = 50_000  # collect garbage rarely, because imports create many objects that are never freed
+_GC_THRESHOLD = 50_000  # high, because imports create many objects that are never freed
 _RESUME_TEXT = "All files in the output are complete. Run it again with --resume to continue."
 _RESUME_TEXTS = {
     "create": _RESUME_TEXT,
@@ -142,13 +142,13 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """Run the command line, and exit."""
-    # If a standard stream is closed, open /dev/null instead. Otherwise, an output file could get its descriptor number.
+    # Replace closed standard streams, because an output file could get their descriptor numbers.
     for fd in range(3):
         try:
             os.fstat(fd)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
-    # NumPy would otherwise start a linear-algebra thread for each core. Starting these threads takes 50 ms and memory.
+    # NumPy would otherwise start a linear-algebra thread for each core, which takes 50 ms and memory.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     block_pandas()
     gc.set_threshold(_GC_THRESHOLD)
@@ -163,7 +163,7 @@ def main() -> NoReturn:
         code = 128 + late.signum
     LOG.end(code)
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, AttributeError):  # ignore errors, because all results were already flushed
+        with suppress(OSError, AttributeError):  # all results were already flushed
             stream.flush()
     # Skip the interpreter's shutdown, which takes 50 ms if pyarrow and NumPy are loaded.
     os._exit(code)
@@ -188,7 +188,7 @@ def _run(arguments: list[str], signals: SignalHandler) -> int:
         signals.end()
         signum = error.signum if isinstance(error, Interrupted) else signals.first
         failure = _describe_error(error, arguments) if signum is None else _describe_interrupt(signum, arguments)
-    # Print outside the `except` block, so that the frames of the failed code no longer use memory.
+    # Print outside the `except` block, which keeps the frames of the failed code in memory.
     return _print_error(failure, arguments)
 
 

@@ -1,7 +1,7 @@
 """Split arguments into sources or datasets and the output, even if a shell has expanded a shard pattern.
 
-The output of `pipe:COMMAND`, and a tar or zip on standard input, are stored in a temporary file, because several
-processes read the data more than once.
+The output of `pipe:COMMAND`, and a tar or zip on standard input, are stored in temporary files, because several
+processes read them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def split_sources(names: tuple[str, ...]) -> tuple[str | list[str], list[str]]:
 
     A shell may have replaced the output pattern by the names of existing shards. Therefore, all shard names at the end
     belong to the output. If the first argument is also a shard name, such as a tar to read, only names with consecutive
-    numbers belong to the output.
+    numbers do.
     """
     output_start = len(names) - 1
     first, last = names[0], names[output_start]
@@ -140,7 +140,7 @@ def split_keys(names: tuple[str, ...]) -> tuple[list[str], list[str]]:
 
 
 def _group_shards(names: Sequence[str]) -> list[str | list[str]]:
-    """Combine adjacent shard names in a folder into one dataset, because a shell may have expanded a pattern."""
+    """Combine adjacent shards of a folder into one dataset, because a shell may have expanded a pattern."""
 
     def folder(name: str) -> str | None:
         is_shard = is_shard_name(os.path.basename(name)) and not _PATTERN_MARKS.search(name)
@@ -164,9 +164,9 @@ def _is_next_number(name: str, following: str) -> bool:
 
 
 def materialize_inputs(names: Sequence[str], *, table: bool = False) -> tuple[str, ...]:
-    """Store the output of `pipe:COMMAND`, and standard input (`-`), in temporary files. Return the names to read.
+    """Replace `pipe:COMMAND` and `-` (standard input) in `names` by temporary files, deleted at the end of the run.
 
-    The files are deleted at the end of the run. If `table` is true, standard input is stored only if it is an archive.
+    If `table` is true, standard input is stored only if it is an archive.
     """
     return tuple(_materialize(name, number, table=table) for number, name in enumerate(names))
 

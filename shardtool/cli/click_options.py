@@ -48,7 +48,7 @@ class CommaChoice(click.Choice):  # type: ignore[type-arg,unused-ignore]  # gene
 
 
 def drop_overridden(kind: type[Any], context: click.Context) -> None:
-    """Remove job-file values that the command line overrides. Options such as `fetch` are merged key by key."""
+    """Drop job-file values that the command line overrides. Options such as `fetch` are merged key by key."""
     params, specs, file_values = context.params, option_specs(kind), context.default_map or {}
     typed = {name for name in params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     for name, spec in specs.items():
@@ -88,7 +88,7 @@ def build_options(kind: type[Any], names: Sequence[str], typed_values: Mapping[s
 
 
 def build_click_option(kind: type[Any], name: str) -> VerbOption:
-    """Return the command-line option for an option of the class `kind`."""
+    """Return the click option for the option `name` of the class `kind`."""
     specs, default = option_specs(kind), kind.__dataclass_fields__[name].default
     spec = specs[name]
     old = [f"--{spec.old}"] if spec.old else []

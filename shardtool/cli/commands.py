@@ -49,7 +49,7 @@ _EXIT_FINDINGS, _EXIT_UNREADABLE = 3, 4
 _DIFF_SIDES = 2
 # An argument like this is probably a part of an option's value, as in `--max-size 1 GB`.
 _STRAY_VALUE = re.compile(r"[=!]=|[kKMGTPmgtp]?i?[bB]|[0-9]+")
-VERBS: dict[str, Callable[[], click.Command]] = {}  # for each verb, the function that creates its click command
+VERBS: dict[str, Callable[[], click.Command]] = {}
 
 
 _CommandT = TypeVar("_CommandT", bound="Callable[..., int | None]")
@@ -63,12 +63,12 @@ def register_verb(
 ) -> Callable[[_CommandT], _CommandT]:
     """Return a decorator that registers a function as a verb, with its docstring as help.
 
-    The decorated function receives the typed arguments, a function that returns an object of the class `options`, and
-    an object of the class `run_options`. If `options` is None, the second argument is omitted.
+    The decorated function receives the typed arguments, a function that returns an `options` object (unless `options`
+    is None), and a `run_options` object.
 
     Args:
         arguments: The click arguments, or the arguments in the usage line, such as `SOURCE... OUTPUT`.
-        omitted: Names of options that the verb does not have on the command line.
+        omitted: Options that the verb does not have on the command line.
     """
     typed = (
         (
@@ -85,7 +85,7 @@ def register_verb(
         option_names = {kind: [name for name in option_specs(kind) if name not in omitted] for kind in kinds}
         params = [build_click_option(kind, name) for kind, names in option_names.items() for name in names]
         first = VerbOption(["-h", "first_help"], is_flag=True, is_eager=True, expose_value=False, callback=_show_brief)
-        # Accept --no-color after the verb, too. It needs no callback, because `allow_color` was already called.
+        # Accept --no-color after the verb, too; `allow_color` was already called.
         plain = VerbOption(["--no-color"], is_flag=True, expose_value=False)
         first.hidden = plain.hidden = True
         params += [first, plain]
@@ -446,7 +446,7 @@ def _index_dataset(
     lines, file, forms = list[str](), dataset[0], options.export
     reads_shards = options.checksum or options.columns_from
     if options.merge or not forms or len(dataset) > 1 or not file.endswith(".json") or reads_shards:
-        if options.merge:  # import late: this starts threads, and `run` must fork workers before any thread starts
+        if options.merge:  # import late: this starts threads, but `run` must first fork workers
             from shardtool.publish.merge_parts import merge
 
             result: IndexResult = merge(dataset[0] if len(dataset) == 1 else dataset, observer=terminal)

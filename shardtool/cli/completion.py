@@ -28,7 +28,7 @@ from shardtool.storage.remote.address import is_url
 
 _MAX_NAMES = 10_000
 _MAX_DOCUMENT_BYTES = 2**24
-_DATASET_MARK = b'"wids-shard-index-v1"'  # text in the first line of a dataset file
+_DATASET_MARK = b'"wids-shard-index-v1"'  # in the first line of a dataset file
 _HEAD_BYTES = 4096
 _FOLDER_COLUMNS = ("key", "path", "folder", "size")
 _SHARD_COLUMNS = ("key", "shard", "size", "fields")
@@ -197,7 +197,7 @@ def _read_document(path: str) -> dict[str, Any] | None:
     return None
 
 
-# For each metavar: characters after which a name can start, and the function that lists the names.
+# For each metavar: characters after which a name can start, and the function that lists names.
 _COMPLETERS: dict[str, tuple[str, Callable[[Any, Any], Iterable[str]]]] = {
     "COLUMN": ("", _list_columns),
     "COLUMNS": (",", _list_columns),

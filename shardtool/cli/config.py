@@ -1,4 +1,4 @@
-"""Read and write job files, which contain options and arguments of a verb in TOML.
+"""Read and write job files: options and arguments of a verb in TOML.
 
 Keys are command-line options without dashes, or arguments as in the usage line (`source`, `output`). Paths are relative
 to the folder of the job file. Typed options override the file.
@@ -42,7 +42,7 @@ _WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # numbers that TOML reads b
 
 
 def read_config(path: str, ctx: click.Context) -> dict[str, Any]:
-    """Read a job file. Return a value for each click parameter that the file sets, in the form of a typed value."""
+    """Read a job file. Return the values of click parameters, in the form of typed values."""
     options, is_path_argument = _options_by_key(ctx.command), _arguments_by_key(ctx.command)
     params, arguments = dict[str, Any](), dict[str, list[str]]()
     for key, value in _read_toml(path).items():
@@ -139,7 +139,7 @@ def _rebase_name(where: str, name: str, from_folder: str, to_folder: str) -> str
 def prepare_config(path: str, ctx: click.Context) -> Callable[[], None]:
     """Check that a job file can be written. Return a function that writes it, without secrets and `--dry-run`."""
     check_local_name(path, _EXAMPLE_NAME)
-    if not path.endswith(".toml"):  # so a mistyped name cannot replace a file of another type
+    if not path.endswith(".toml"):  # a mistyped name must not replace another file
         raise InvalidRequest(path, "not a name of a job file", expected=f"a name such as {_EXAMPLE_NAME}")
     secret, lines = list[str](), [f"# shardtool {ctx.info_name} --config {base_name(path)}"]
     for key, value in _typed_items(ctx, path):
@@ -191,7 +191,7 @@ def _typed_items(ctx: click.Context, path: str) -> Iterator[tuple[str, Any]]:
                 texts = [_rebase_name(where, text, "", folder) for text in texts]
             options.append((names[name], texts if param.multiple else texts[0]))
     words = _arguments_by_key(ctx.command)
-    first = max(len(typed) - len(words) + 1, 1)  # only the first argument can have several values
+    first = max(len(typed) - len(words) + 1, 1)  # only the first argument accepts several values
     for (word, is_path), values in zip(
         words.items(), [typed[:first], *([name] for name in typed[first:])], strict=False
     ):

@@ -1,8 +1,7 @@
 """Write the help: on one screen (`-h`), with all options (`--help`), for a topic, or for a word.
 
-A topic (`shardtool help VERB TOPIC`) is a section of options with background text from `topics.txt`. `shardtool help
-WORD` searches topics, options and documentation pages (Markdown). For unknown options and verbs, this module suggests
-similar names, and shardtool's names for options and verbs of other tools (`synonyms.txt`).
+A topic is a section of options with background text from `topics.txt`. `shardtool help WORD` searches topics, options
+and documentation pages. `synonyms.txt` lists options and verbs of other tools, for suggestions.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ REVOKED_OPTIONS = "shardtool.taken_back"  # key in `Context.meta` of options tha
 
 
 class Topic(NamedTuple):
-    """A help topic: a heading and the sentences of the background text."""
+    """A heading, and the sentences of the background text."""
 
     title: str
     prose: tuple[str, ...] = ()
@@ -53,7 +52,7 @@ class Topic(NamedTuple):
 def help_topics() -> dict[str, Topic]:
     """Return all topics by name, in the order of the help."""
     parts = re.findall(r"^\[(\w+)\] (.+)\n((?:.+\n)*)", _read_resource("topics.txt"), re.MULTILINE)
-    sentences = re.compile(r"^.+?\.$", re.MULTILINE | re.DOTALL)  # a sentence ends at a full stop that ends a line
+    sentences = re.compile(r"^.+?\.$", re.MULTILINE | re.DOTALL)  # a full stop at the end of a line ends a sentence
     return {
         name: Topic(title, tuple(" ".join(sentence.split("\n")) for sentence in sentences.findall(prose)))
         for name, title, prose in parts
@@ -67,7 +66,7 @@ def _read_resource(name: str) -> str:
 
 
 class VerbOption(click.Option):
-    """A click option with the attributes of `OptionSpec` that the help uses."""
+    """A click option with attributes of `OptionSpec`."""
 
     section = "output"
     common = False
@@ -86,14 +85,14 @@ class VerbOption(click.Option):
         return record or ("", "")
 
     def key_record(self) -> tuple[str, str]:
-        """Return `key=VALUE` and the help text of a key of another option, such as `per-host` of `--fetch`."""
+        """Return `key=VALUE` and the help text, for a key of another option, such as `per-host` of `--fetch`."""
         key = PARENT_FORMS[self.name or ""].split()[-1]
         value = "|".join(self.type.choices) if isinstance(self.type, click.Choice) else self.metavar or ""
         return key.format(value), self.help or ""
 
 
 class HelpShown(click.UsageError):
-    """Raised to print the help, because a verb was called without arguments."""
+    """Raised to print the help of a verb without arguments."""
 
 
 def usage_error(error: click.ClickException, verb: str, arguments: Sequence[str]) -> InvalidRequest:
@@ -191,7 +190,7 @@ class VerbCommand(click.Command):
 
 @cache
 def read_synonyms(kind: str) -> list[tuple[list[str], str]]:
-    """Return names that other tools use, with shardtool's name or advice. `kind` is `options`, `verbs` or `help`."""
+    """Return names in other tools, with shardtool's name or advice. `kind` is `options`, `verbs` or `help`."""
     lines = _read_resource("synonyms.txt").partition(f"[{kind}]\n")[2].partition("\n\n")[0].splitlines()
     return [(names.split(), meaning) for names, _, meaning in (line.partition(": ") for line in lines)]
 
@@ -199,7 +198,7 @@ def read_synonyms(kind: str) -> list[tuple[list[str], str]]:
 def restore_typed_names(
     texts: Mapping[str, object], command: click.Command, arguments: Sequence[str]
 ) -> dict[str, str]:
-    """Return `where` and `found` of an error with the former option names that the user typed, or {} if none."""
+    """Return `where` and `found` of an error with the former option names that the user typed, or {}."""
     typed, renamed = {word.partition("=")[0] for word in arguments}, {}
     for option in command.params:
         names = {*option.opts}
@@ -210,7 +209,7 @@ def restore_typed_names(
 
 
 def refuse_stray_value(names: Sequence[str], context: click.Context) -> None:
-    """Raise InvalidRequest if an argument is probably a part of an option's value, as in `--max-size 1 GB`."""
+    """Raise InvalidRequest if an argument is probably part of an option's value, as in `--max-size 1 GB`."""
     words = context.obj if isinstance(context.obj, list) else []
     for name in names:
         if name in ("==", "!="):
@@ -294,7 +293,7 @@ class _HelpPage(click.HelpFormatter):
 
 
 def overview_help(group: click.Group, ctx: click.Context, verbs: dict[str, str]) -> str:
-    """Return the help of `shardtool` itself. `verbs` contains the summary of each verb."""
+    """Return the help of `shardtool` itself, with the summaries in `verbs`."""
     page = _start_page(group, ctx)
     page.list_options("Verbs", [*verbs.items()])
     page.list_examples(list_examples(group))
@@ -325,7 +324,7 @@ def full_help(verb: VerbCommand, ctx: click.Context) -> str:
 
 
 def topic_help(verb: VerbCommand, ctx: click.Context, name: str) -> str:
-    """Return the background, options and examples of a topic. `name` is the topic or one of its options."""
+    """Return the help of the topic `name`, or of the topic with the option `name`."""
     topics, topic_name = verb.topics(), verb.find_topic(name)
     if not topic_name:
         raise InvalidRequest(name, f"no such topic of `{ctx.command_path}`", expected=f"one of {', '.join(topics)}")
@@ -382,11 +381,11 @@ def _first_sentence(text: str) -> str:
 _MAX_MATCHES = 3
 _MIN_PLURAL_LETTERS = 3
 _MAX_SNIPPET_COLUMNS = 96
-_MAX_COUNTED_HITS = 2  # per word and passage, so that a hit in a title outweighs many hits in a long page
+_MAX_COUNTED_HITS = 2  # per word and passage, so that a title outweighs many hits in a long page
 _TITLE_WEIGHT, _OPTION_WEIGHT = 5, 8
 _FENCED_BLOCK = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"<!--.*?-->\n*", re.DOTALL)  # comments in pages contain commands for tests
-_UNSEARCHED_PAGES = ("reference.md", "architecture.md")  # the reference repeats the help; users need no architecture
+_UNSEARCHED_PAGES = ("reference.md", "architecture.md")  # the reference repeats the help
 _HEADING = re.compile(r"^(#{1,3}) (.+)$", re.MULTILINE)
 _TABLE_HEADER = re.compile(r"^\|.*\n\|[-:| ]+\|\n", re.MULTILINE)
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
@@ -395,7 +394,7 @@ _MARKUP = re.compile(r"\*\*|`|^[-|] | \|$", re.MULTILINE)
 
 
 class Passage(NamedTuple):
-    """A text to search: a topic, an option, or a section of a page. `command` prints this text."""
+    """A text to search, which `command` prints: a topic, an option, or a section of a page."""
 
     title: str
     text: str
@@ -404,7 +403,7 @@ class Passage(NamedTuple):
 
 
 def search_help(words: Sequence[str], verbs: Mapping[str, click.Command | None]) -> str:
-    """Return the best matches, each with the command that prints the whole text, or "" if nothing matches."""
+    """Return the best matches, each with the command that prints the whole text, or ""."""
     query = " ".join(words)
     patterns = [_word_pattern(word.lstrip("-").lower()) for word in query.split()]
     passages = [*_list_topics_and_options(verbs), *_list_sections()]
@@ -485,7 +484,7 @@ def _list_sections() -> Iterator[Passage]:
 
 
 def _split_sections(text: str) -> list[tuple[str, str]]:
-    # Mask code blocks, because a line in them that starts with # is no heading.
+    # In code blocks, a line that starts with # is no heading.
     masked = _FENCED_BLOCK.sub(lambda block: re.sub(r"[^\n]", " ", block[0]), text)
     starts = [*_HEADING.finditer(masked)]
     ends = [match.start() for match in starts[1:]] + [len(text)]

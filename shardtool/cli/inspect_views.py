@@ -48,7 +48,7 @@ def print_table(dataset: Sequence[str], path: str, options: InspectViewOptions, 
 
 
 def print_keys(opened: list[StoredDataset], where: str | None, run_options: RunOptions) -> None:
-    """Print keys as soon as they are read, until stdout is closed."""
+    """Print keys as they are read, until stdout is closed."""
     from shardtool.verbs.inspect.samples import iter_keys
 
     keys = iter_keys(opened, where)

@@ -1,7 +1,7 @@
 """Print results on stdout and messages on stderr, and lay out text for terminals.
 
-All output goes through this module. It escapes control characters, so that file names, keys and fields cannot control
-the terminal. It is imported at start-up, because it may have to report that no more files can be opened.
+All output goes through this module, which escapes control characters, so that names and fields cannot control the
+terminal. The module is imported at start-up, because it may have to report that no more files can be opened.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def until_closed(parts: Iterable[_PartT]) -> Iterator[_PartT]:
 
 
 def json_text(document: object) -> str:
-    """Return a document as JSON without control characters. Add the speed and the retries of this run to a dict."""
+    """Return a document as JSON without control characters. To a dict, add the speed and retries of this run."""
     if isinstance(document, dict):
         document = {**document, **LOG.rates(document.get("seconds")), **_retry_totals()}
     # DEL is the only control character that JSON does not escape.
@@ -110,9 +110,9 @@ def _retry_totals() -> dict[str, float]:
 
 
 class EventLog:
-    """The log of `--log`, which writes one line per event to stderr.
+    """The log of `--log`, with one line per event on stderr.
 
-    `samples` and `size` are totals of the shards that this run wrote. `result` is the document that `--json` prints.
+    `samples` and `size` are totals of the written shards. `result` is the document that `--json` prints.
     """
 
     def __init__(self) -> None:
@@ -184,7 +184,7 @@ _DEFAULT_COLUMNS, _MIN_COLUMNS, _MAX_COLUMNS = 100, 40, 160
 
 
 def terminal_width(default: int = _DEFAULT_COLUMNS) -> int:
-    """Return the output width: COLUMNS if set, else the terminal's width, else `default`. It is from 40 to 160."""
+    """Return COLUMNS if set, else the terminal's width, else `default`, but from 40 to 160."""
     # like shutil.get_terminal_size, but shutil imports bz2 and lzma
     columns = os.environ.get("COLUMNS", "")
     if columns.isdecimal() and int(columns):
@@ -205,7 +205,7 @@ def display_width(text: str) -> int:
 
 
 def fit_line(text: str, room: int) -> str:
-    """Return a string as one printable line, truncated to `room` columns."""
+    """Return one printable line, truncated to `room` columns."""
     text = printable(text)
     if display_width(text) <= room:
         return text
@@ -219,7 +219,7 @@ def fit_line(text: str, room: int) -> str:
 
 
 def pad(text: str, room: int, *, right: bool = False) -> str:
-    """Pad a string with spaces to `room` columns. `right` aligns the string on the right."""
+    """Pad a string with spaces to `room` columns. `right` aligns it on the right."""
     blanks = " " * max(0, room - display_width(text))
     return blanks + text if right else text + blanks
 

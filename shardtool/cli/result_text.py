@@ -219,7 +219,7 @@ def _process_text(pids: tuple[int, ...]) -> str:
 
 
 def duplicates_text(duplicates: DuplicateGroups, *, whole: bool) -> str:
-    """List the first groups of samples with the same content, or all groups with `whole`."""
+    """List the first duplicate groups or, with `whole`, all."""
     lines = []
     for group in islice(duplicates.groups, None if whole else _MAX_LISTED):
         splits = len({sample.split for sample in group} - {""}) > 1
@@ -246,7 +246,7 @@ def duplicates_text(duplicates: DuplicateGroups, *, whole: bool) -> str:
 
 
 def diff_text(result: DiffResult, *, whole: bool) -> str:
-    """List the first differences of each kind between two datasets, or all differences with `whole`."""
+    """List the first differences of each kind or, with `whole`, all."""
     from shardtool.request.results import METADATA_FIELD
 
     counts = [pluralize(count, "sample") for count in result.samples]

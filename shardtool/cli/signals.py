@@ -2,7 +2,7 @@
 
 The first signal raises `Interrupted`. A library can lose this exception, for example in a destructor. A timer therefore
 raises it again until an `except` or `finally` block handles it. Cleanup is not interrupted, but requests to stores end
-after `_LOCK_RELEASE_S`, and after a second signal the process exits within `_CLEANUP_LIMIT_S`.
+after `_LOCK_RELEASE_S`, and a second signal ends the process within `_CLEANUP_LIMIT_S`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CLEANUP_LIMIT_S = 2.0  # time for cleanup after a second signal
 
 
 class SignalHandler:
-    """Handles signals after `install`. `report` is called if the process exits during cleanup."""
+    """Handles signals after `install`. Calls `report` if the process exits during cleanup."""
 
     def __init__(self, report: Callable[[int], object]) -> None:
         self._report = report
@@ -81,7 +81,7 @@ class SignalHandler:
             raise Interrupted(self.first)
 
     def _on_unraisable(self, dropped: sys.UnraisableHookArgs) -> None:
-        """Start the timer, which raises the interrupt again, if a destructor has lost it."""
+        """Raise the interrupt again soon, if a destructor has lost it."""
         if dropped.exc_type is not Interrupted:
             self._unraisable(dropped)
         elif not self._ended:

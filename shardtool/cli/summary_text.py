@@ -33,7 +33,7 @@ _WITHOUT_SIDECAR = "without a sidecar (run `shardtool index` to create it)"
 
 
 def summary_text(summary: Summary, room: int | None = None) -> str:
-    """Format a summary in lines of up to `room` columns, by default the width of the terminal."""
+    """Format a summary in `room` columns, by default the width of the terminal."""
     room = room or terminal_width()
     if summary.datasets:
         total = f"{pluralize(len(summary.datasets), 'dataset')}: {_totals_text(summary)}"

@@ -31,9 +31,9 @@ _MAX_STALL_AGE_S = 2.0
 
 
 class PlainProgress:
-    """Prints progress lines from a background thread. `Terminal` uses it like a `tqdm` bar.
+    """Prints progress lines from a background thread, with the methods of a `tqdm` bar.
 
-    `stall` contains the time and the text of the latest report that a worker makes no progress.
+    `stall` is the time and text of the latest report that a worker makes no progress.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class PlainProgress:
         self._label, self._unit, self._done, self._shards, self._begun = "", "", 0, "", 0.0
 
     def begin(self, label: str, total: int | None, unit: str = "B") -> None:
-        """Start a step of `total` bytes or samples. If `total` is None, the number of samples is not known yet."""
+        """Start a step of `total` bytes or samples, or of an unknown number of samples."""
         self._label, self._total, self._unit, self._done, self._shards = label, total, unit, 0, ""
         self._begun, self.fetched = time.monotonic(), None
         if self._thread is None:
@@ -70,7 +70,7 @@ class PlainProgress:
         """Stop the thread."""
         self._ended.set()
         if self._thread is not None:
-            self._thread.join(1)  # wait no longer, because the thread may block while it writes to stderr
+            self._thread.join(1)  # the thread may block while it writes to stderr
 
     def _print_periodically(self) -> None:
         before = ("", 0)
@@ -105,7 +105,7 @@ class PlainProgress:
 class FetchEstimate:
     """Success rate, speed and remaining time of downloads.
 
-    `reports` contains the arrival time and the latest report of each worker.
+    `reports` contains the latest report of each worker, with its arrival time.
     """
 
     def __init__(self, samples: int, shards: int) -> None:
@@ -115,7 +115,7 @@ class FetchEstimate:
         self.reports: dict[int, tuple[float, FetchProgress]] = {}
 
     def add_finished(self, samples: int, size: int, shards: int) -> str:
-        """Count finished samples, and return a string with success rate and speed."""
+        """Count finished samples, and return success rate and speed as text."""
         self._samples += samples
         self._size += size
         self._shards -= shards
@@ -123,7 +123,7 @@ class FetchEstimate:
         return f", {max(0, good):.1%} fetched, {format_size(self._size / max(time.monotonic() - self._begun, 1e-9))}/s"
 
     def remaining_text(self) -> str:
-        """Return a string with the remaining seconds and the slowest host, or "" before the first report."""
+        """Return the remaining seconds and the slowest host as text, or "" before the first report."""
         now, reports = time.monotonic(), [*self.reports.values()]
         if not reports:
             return ""
@@ -148,17 +148,17 @@ class FetchEstimate:
 
 # tqdm's format without the remaining time, which `FetchEstimate` computes.
 _FETCH_BAR_FORMAT = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}, {rate_fmt}{postfix}]"
-# After this many attempts, or before a wait of this length, a failing request is reported even without -v.
+# After this many attempts, or before such a wait, a failing request is reported even without -v.
 _REPORTED_ATTEMPTS, _REPORTED_WAIT_S = 7, 10.0
 _RETRY_NOTE_INTERVAL_S = 60.0
 
 
 class Terminal(Observer):
-    """Prints notes and details on stderr, and shows a progress bar there if stderr is a terminal.
+    """Prints notes and details on stderr, with a progress bar if stderr is a terminal.
 
     Args:
         progress: `plain` prints lines instead of a bar.
-        on_valid_request: Called when the request has passed all checks, before the main step.
+        on_valid_request: Called before the main step, once the request has passed all checks.
     """
 
     def __init__(
@@ -287,7 +287,7 @@ class Terminal(Observer):
             self._bar = None
 
     def _line(self, text: str, *, label: str = "", label_color: str = "") -> None:
-        text = printable(text)  # names may contain line breaks
+        text = printable(text)
         above_bar = nullcontext() if self._bar is None else self._bar.external_write_mode(file=sys.stderr)
         with self._ignoring_closed_stderr(), above_bar:
             print_message(text, label=label, label_color=label_color)
@@ -301,7 +301,7 @@ class Terminal(Observer):
             sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - the interpreter flushes it at exit
 
 
-ON_VALID_REQUEST = "shardtool.on_valid_request"  # key in `Context.meta` of a function to call for a valid request
+ON_VALID_REQUEST = "shardtool.on_valid_request"  # key in `Context.meta` of a function for `Terminal`
 
 
 def open_progress_display(options: RunOptions) -> closing[Terminal]:
@@ -315,7 +315,7 @@ def open_progress_display(options: RunOptions) -> closing[Terminal]:
 def run_and_print(
     work: Callable[..., Any], run_options: RunOptions, text: Callable[[Any], str], *, always: bool = False
 ) -> Any:
-    """Run a verb with progress, and print and return its result. If `always` is true, `--quiet` has no effect."""
+    """Run a verb with progress, and print and return its result. `always` overrides `--quiet`."""
     with open_progress_display(run_options) as terminal:
         result = work(observer=terminal)
     print_result(run_options, result.to_json, partial(text, result), always=always)
@@ -325,7 +325,7 @@ def run_and_print(
 def print_result(
     print_options: PrintOptions, document: Callable[[], object], text: Callable[[], str], *, always: bool = False
 ) -> None:
-    """Print a result as JSON or as text. If `always` is true, print it even with `--quiet`."""
+    """Print a result as JSON or text. `always` overrides `--quiet`."""
     if LOG.is_enabled and isinstance(result := document(), dict):
         LOG.result = result
     if print_options.as_json:

@@ -1,4 +1,4 @@
-"""`BaseOptions`, the base class of all options classes, which checks and normalises values."""
+"""The base class of all options classes, which checks and normalises values."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SINGLE_TEXT_TYPES = {str, os.PathLike[str], type(None)}
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class BaseOptions:
-    """Base class of all options classes. Each value is checked as far as possible without reading the source.
+    """Base class of all options classes. Values are checked as far as possible without reading the source.
 
     An option with `expand`, such as `fetch`, only sets the values of other options.
 
@@ -130,7 +130,7 @@ class BaseOptions:
         elif is_list and isinstance(value, os.PathLike):
             text = (os.fspath(value),)
         elif is_list and isinstance(value, Iterable) and not isinstance(value, tuple | Mapping):
-            text = (*value,)  # an iterator can be read only once
+            text = (*value,)
         else:
             return
         object.__setattr__(self, name, text)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shardtool.fetch.options import FetchOptions
 
 
-TOP_FOLDER = "/"  # name of a column that contains the top folder of each sample; no other column can have this name
+TOP_FOLDER = "/"  # name of the column with each sample's top folder; no other column can have this name
 _MIN_MEMORY_BYTES = 16 * 10**6
 
 
@@ -42,7 +42,7 @@ def _need_urls() -> tuple[Needs, ...]:
     return (Needs("no URLs to fetch", Given(CreateOptions.url)),)
 
 
-# Download options are not recorded by default, because most of them do not affect the dataset.
+# Download options are not recorded by default, because most do not affect the dataset.
 _fetch_option = DeclareOption(partial(OptionSpec, parent="fetch", recorded=False, requires=_need_urls))
 
 
@@ -198,7 +198,7 @@ class CreateOptions(SelectingOptions):
             raise InvalidRequest(option_text("user_agent"), repr(self.user_agent[:100]), expected="one line of ASCII")
 
     def check_for(self, *, manifest: bool) -> None:
-        """Raise InvalidRequest if an option does not apply to this kind of source: a manifest or a folder."""
+        """Raise InvalidRequest if an option does not apply to the source, a manifest or a folder."""
         if not manifest:
             self.check_table_options()
         source, other = ("manifest", "folder") if manifest else ("folder", "manifest")

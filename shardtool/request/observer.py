@@ -1,4 +1,4 @@
-"""`Observer` receives the progress and notes of a run. `Notes` keeps the notes for the result."""
+"""Receive the progress and notes of a run."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class Observer:
         _logger().debug("%s", text)
 
     def shard(self, name: str, done: str, samples: int, size: int) -> None:
-        """Receive the name, number of samples and bytes of a finished shard. `done` is `written` or `kept`."""
+        """Receive a finished shard, with its size in bytes. `done` is a word such as `written` or `kept`."""
         self.log(f"{name}: {done}, {samples:,} samples, {size:,} bytes")
 
     def listed(self, samples: int) -> None:
-        """Receive the number of samples that were listed since the last call."""
+        """Receive the number of samples listed since the last call."""
 
     def phase(self, text: str, size: int) -> None:
-        """Receive the name of a preparatory step before `start`, and the number of bytes to process."""
+        """Receive the name of a preparatory step before `start`, and its size in bytes."""
 
     def start(self, samples: int, size: int, shards: int) -> None:
-        """Receive the total amount of work. `size` is in bytes, or 0 if it is unknown, as for downloads."""
+        """Receive the total amount of work. `size` is in bytes, or 0 if unknown, as for downloads."""
 
     def failed(self, samples: int) -> None:
         """Receive the number of failed downloads. The next `advance` counts these samples, too."""
@@ -45,7 +45,7 @@ class Observer:
         """Receive the amount of finished work since the last call."""
 
     def close(self) -> None:
-        """Close the display. Verbs do this only if the user passed no observer."""
+        """Close the display. Verbs call this only if the user passed no observer."""
 
 
 class _NotebookObserver(Observer):
@@ -86,7 +86,7 @@ def _notebook_bar_class() -> Any:
 
 
 def default_observer() -> Observer:
-    """Return the observer for calls without `observer`. In a notebook, the observer shows a progress bar."""
+    """Return the observer for calls without `observer`. In a notebook, it shows a progress bar."""
     get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
     kinds = () if get_shell is None else type(get_shell()).__mro__  # Colab and Databricks use subclasses
     is_notebook = any(kind.__name__ == "ZMQInteractiveShell" for kind in kinds)
@@ -100,7 +100,7 @@ def _logger() -> Logger:
 
 
 class Notes:
-    """The notes of a run. Each note is passed to the observer, and added to `texts` for the result."""
+    """Passes notes to the observer, and adds them to `texts` for the result."""
 
     def __init__(self, observer: Observer) -> None:
         self.observer = observer

@@ -38,7 +38,7 @@ def _check_function(name: str, value: object) -> None:
 
 def suggest_choice(text: str, choices: Sequence[str]) -> str:
     """Return a suggestion such as `Did you mean webp?`, or "" if no choice is similar."""
-    from difflib import get_close_matches  # not at the top, because this import is slow
+    from difflib import get_close_matches  # a slow import
 
     similar = [choice for choice in choices if text and choice.startswith(text)]
     similar = similar or get_close_matches(text, choices, 1, _MIN_SIMILARITY)
@@ -64,7 +64,7 @@ def check_range(name: str, value: object, bounds: tuple[int, int]) -> None:
 
 
 def import_name(function: Callable[..., object]) -> str:
-    """Return the string `module:name` with which workers and later runs can import a function."""
+    """Return the text `module:name` with which workers and later runs import a function."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     imported: object = sys.modules.get(module or "")
     for part in (name or "").split("."):
@@ -80,7 +80,7 @@ def import_name(function: Callable[..., object]) -> str:
 
 
 def check_choice(name: str, value: object, literal: object) -> None:
-    """Raise InvalidRequest unless a value is one of the values of a Literal type."""
+    """Raise InvalidRequest unless a value is one of a Literal type."""
     choices = get_args(literal)
     if value not in choices:
         raise InvalidRequest(name, repr(value), expected=f"one of {', '.join(choices)}")

@@ -1,7 +1,7 @@
 """Declare options as fields of an options class.
 
-The class docstring describes each option under `Attributes`. Help and reference are generated from this text. Checks,
-keyword arguments and command-line options are generated from the annotation and the `OptionSpec` of the field.
+Help and reference are generated from the class docstring, which describes each option under `Attributes`. Checks and
+command-line options are generated from the annotation and the `OptionSpec` of each field.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class Given(Generic[_ValueT]):
     """The condition that an option is given. Other options use it in `requires` and `conflicts`.
 
     Args:
-        option: The option as a class attribute: `shuffle` in the body of its class, `OutputOptions.shuffle` elsewhere.
-        reason: Why the two options conflict, for the message.
+        option: The class attribute: `shuffle` in the body of its class, `OutputOptions.shuffle` elsewhere.
+        reason: Why two options conflict, for the message.
     """
 
     def __init__(self, option: _ValueT, reason: str = "") -> None:
@@ -99,12 +99,12 @@ class Given(Generic[_ValueT]):
     @property
     def name(self) -> str:
         """The name of the option."""
-        # `_option` is a dataclass field in the class body, and a slot of the class elsewhere.
+        # `_option` is a dataclass field in the class body, and a slot elsewhere.
         return str(getattr(self._option, "name", None) or self._option.__name__)
 
 
 class Needs:
-    """A rule that requires at least one condition to be true. `missing` is the message if all are false."""
+    """A rule: at least one condition must be true. `missing` is the message if none is."""
 
     def __init__(self, missing: str, *conditions: Given[Any]) -> None:
         self.missing, self.conditions = missing, conditions
@@ -114,27 +114,27 @@ class OptionSpec(NamedTuple):
     """Description of an option, in addition to its type, default and text.
 
     Attributes:
-        section: Section of `--help`, or "" for the section of the previous option.
+        section: Section of `--help`, or "" for that of the previous option.
         typed: Command-line names separated by slashes, or "" for the field name.
         old: Former command-line name, which is accepted but not shown.
         common: Show the first sentence of the text with `-h`.
         rare: Show the option only in the help of its topic.
-        parent: The option in whose value this option is written, followed by the notation: `fields -{}`. The default
-            notation is `key={}`: for the option `timeout`, the parent `fetch` means `fetch timeout={}`.
+        parent: The option whose value contains this option, and the notation: `fields -{}`. The default notation is
+            `key={}`: for `timeout`, the parent `fetch` means `fetch timeout={}`.
         expand: Converts the value to values of other options.
-        metavar: Placeholder for the value in the help. With "", the type determines the placeholder.
-        shown: Text for the default in the help, if the default is not a plain value.
+        metavar: Placeholder for the value in the help, or "" for the default of the type.
+        shown: Text for the default in the help.
         form: How the value is written and parsed. `sample` is a share above 0.
-        only_for: Kind of source to which the option applies, or "" for any source.
-        requires: Rules about options that must also be given. A function that returns these rules can name options
+        only_for: Kind of source to which the option applies, or "" for any.
+        requires: Rules about options that must also be given, or a function that returns them, which can name options
             defined later.
         recorded: Whether the option affects the dataset.
         comma_separated: Whether the option can be repeated, and each value can be a list with commas.
-        word: Whether the option has one value, which is a list with commas.
+        word: Whether the option has one value, a list with commas.
         off: Help text of the command-line option that turns this flag off.
         group: Name of a group. If one of its options is typed, the job file's values for the group are ignored.
         choices: The accepted values, if the annotation does not list them.
-        origin: The class whose docstring describes the option, or None for the class of the field.
+        origin: The class whose docstring describes the option, or None for the field's class.
     """
 
     section: str = ""
@@ -169,7 +169,7 @@ class OptionSpec(NamedTuple):
 
 
 class DeclareOption(Generic[_SpecParams]):
-    """Declares fields as options. `spec` creates the `OptionSpec` of a field from keyword arguments."""
+    """Declares fields as options. `spec` creates the `OptionSpec` from keyword arguments."""
 
     def __init__(self, spec: Callable[_SpecParams, OptionSpec]) -> None:
         self._spec = spec
@@ -196,7 +196,7 @@ def to_cli_text(text: str) -> str:
 
 
 def option_texts(kind: type) -> dict[str, str]:
-    """Return the help text of each option of a class, in the order of the fields."""
+    """Return the help text of each option of a class, in order."""
     return _TEXTS[kind]
 
 
@@ -258,7 +258,7 @@ def option_types(options: type) -> dict[str, tuple[object, ...]]:
 
 
 def option_choices(options: type, name: str) -> tuple[str, ...]:
-    """Return the choices of an option, or an empty tuple if any value is allowed."""
+    """Return the choices of an option, or an empty tuple if it has none."""
     if (options, name) not in _CHOICES:
         parts = (part for kind in option_types(options)[name] for part in (kind, *get_args(kind)))
         literals = (get_args(part) for part in parts if get_origin(part) is Literal)
@@ -288,7 +288,7 @@ def is_list_option(options: type, name: str) -> bool:
 
 
 def parse_keys(options: type, parent: str, value: object) -> dict[str, object]:
-    """Parse the options in a value of the option `parent`: `per-host=4,retry-failed`, or a mapping."""
+    """Parse a value of the option `parent`, such as `per-host=4,retry-failed` or a mapping, to option values."""
     names = [name for name, spec in option_specs(options).items() if spec.parent == parent]
     pieces = [*value.items()] if isinstance(value, Mapping) else []
     for part in option_values.split_commas(parent, value) if not pieces else ():

@@ -1,4 +1,4 @@
-"""Parse option values, such as pairs, sizes, rates, shares, image sizes and delimiters."""
+"""Parse option values."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _PIXELS = re.compile(r"[0-9]{1,5}")
 _SUBSTITUTION_START = re.compile(r"s[/|,#:@!;%]")
 _SUBSTITUTION = re.compile(r"s(.)((?:\\.|(?!\1)[^\\])*)\1((?:\\.|(?!\1)[^\\])*)\1([gi]*)", re.DOTALL)
 _ESCAPE = re.compile(r"\\.|&", re.DOTALL)
-_MAX_SUBSTITUTION_LETTERS = 256  # longer replacements could create keys that fill the memory
+_MAX_SUBSTITUTION_LETTERS = 256  # longer replacements could create huge keys
 
 
 def parse_whole_number(text: str) -> int | str:
-    """Convert a plain whole number to an integer. Other strings, such as `1_000`, are returned unchanged."""
+    """Convert a plain whole number to an integer. Return other strings, such as `1_000`, unchanged."""
     return int(text) if _WHOLE_NUMBER.fullmatch(text.strip()) else text
 
 
 def split_commas(name: str, value: object) -> list[str]:
-    """Split a string at commas. A list of strings is returned unchanged."""
+    """Split a string at commas. Copy a list of strings."""
     parts = value.split(",") if isinstance(value, str) else value
     if not isinstance(parts, (list, tuple)) or not all(isinstance(part, str) for part in parts):
         raise InvalidRequest(option_text(name), repr(value), expected="a string with commas, or a list of strings")
@@ -50,7 +50,7 @@ def parse_pairs(
 
 
 def format_pair(name: str, left: str, right: str) -> str:
-    """Return the text `left=right`. Raise InvalidRequest if `parse_pairs` would split it in another place."""
+    """Return the text `left=right`. Raise InvalidRequest if `parse_pairs` would split it elsewhere."""
     if not isinstance(left, str) or not isinstance(right, str) or "=" in left:
         found = f"{left!r}: {right!r}"
         raise InvalidRequest(option_text(name), found, expected="two strings, the first without an equals sign")
@@ -123,7 +123,7 @@ def parse_rate(name: str, text: str | int) -> int:
 
 
 def parse_share(name: str, text: str | float, *, positive: bool = False) -> Fraction:
-    """Return a share such as `0.1` or `10%` as an exact fraction. The float 0.1 also becomes exactly 1/10."""
+    """Return a share such as `0.1` or `10%` as an exact fraction. The float 0.1 becomes 1/10."""
     from fractions import Fraction
 
     match = _SHARE.fullmatch(str(text))

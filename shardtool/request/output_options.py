@@ -18,7 +18,7 @@ SEED_RANGE = (-(2**63), 2**63 - 1)
 MAX_WORKERS = 1024
 WORKERS_RANGE = (0, MAX_WORKERS)
 _SEEDED_OPTIONS = ("shuffle", "split", "per_class")
-# With these options, the plan only estimates the sizes of samples.
+# With these options, planned sizes are estimates.
 TRANSFORM_OPTIONS = ("resize", "encode", "probe", "exif", "hash", "map")
 
 
@@ -59,10 +59,7 @@ class WorkerOptions(BaseOptions):
 
 
 def noted_readers(targets: Sequence[str], exports: Texts = ()) -> tuple[str, ...]:
-    """Return the readers for which compatibility notes are printed: `targets`, and the readers of `exports`.
-
-    If `targets` is empty, notes about webdataset are printed.
-    """
+    """Return the readers to print compatibility notes for: `targets` (webdataset if empty) and those of `exports`."""
     exported = {name.partition("-")[0] for name in exports}
     selected = targets or ("webdataset",)
     return tuple(reader for reader in get_args(Target) if reader in selected or reader in exported)
@@ -178,7 +175,7 @@ class OutputOptions(WorkerOptions):
             raise InvalidRequest(part, f"used with {option_text('export')}", expected="only one of them", remedy=remedy)
         changes = [name for name in ("url", *TRANSFORM_OPTIONS) if getattr(self, name, None)]
         option_name, expected = "", ""
-        # The sizes of downloads are unknown, but this matters only with `max_size`.
+        # The unknown sizes of downloads matter only with `max_size`.
         if changes and (changes[0] != "url" or self.max_size is not None):
             option_name, expected = changes[0], "samples of known size"
         elif getattr(self, "method", "auto") == "scatter":
@@ -200,7 +197,7 @@ class OutputOptions(WorkerOptions):
 
     @property
     def readers(self) -> tuple[str, ...]:
-        """The readers for which compatibility notes are printed."""
+        """The readers to print compatibility notes for."""
         return noted_readers(self.target, self.export)
 
     def recorded(self) -> dict[str, object]:
@@ -211,7 +208,7 @@ class OutputOptions(WorkerOptions):
         return recorded
 
     def make_split_options(self) -> SplitOptions | None:
-        """Return the options for splitting the samples, or None if they are not split."""
+        """Return the options for splitting the samples, or None."""
         if not self.split and self.split_column is None:
             return None
         shares = parse_shares(format_shares(self.split)) if self.split else ()

@@ -1,4 +1,4 @@
-"""Results of verbs. `to_json` returns a result as `--json` prints it."""
+"""Results of verbs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ValueT = TypeVar("ValueT")
 
 
 class Result(Displayed):
-    """Base class of results. If `dry_run` is true, nothing was written, and the result describes the planned output."""
+    """Base class of results. After a dry run, the result describes the planned output."""
 
     __slots__ = ()
     _optional: ClassVar[tuple[str, ...]] = ("dry_run",)  # omitted from JSON if empty or false
@@ -45,7 +45,7 @@ class PlannedShard:
 class ResumeChanges:
     """The changes that a resumed run makes to the existing dataset, or to all splits together.
 
-    In a dry run, `shards_kept` is based on sidecars only, because the shards are not read.
+    In a dry run, `shards_kept` is based on sidecars only.
     """
 
     shards_kept: int = 0
@@ -79,7 +79,7 @@ class SplitResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class AppendedPart:
-    """Counts of the shards, samples and bytes that a run appended to existing datasets."""
+    """Counts of the appended shards, samples and bytes."""
 
     shards: int
     samples: int
@@ -93,7 +93,7 @@ class JoinedTable:
     Attributes:
         columns: Metadata columns that the table adds to the sidecars.
         fields: Table column of each field that the option `field` creates.
-        advice: Option that would create fields from the remaining columns, or "" if none remain.
+        advice: Option that would create fields from the remaining columns, or "".
     """
 
     table: str
@@ -104,21 +104,21 @@ class JoinedTable:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class CreateResult(Result):
-    """The created dataset, or the datasets of all splits together. After a dry run, the planned dataset.
+    """The created dataset, or the datasets of all splits together.
 
     Attributes:
-        dataset_file: Path of the dataset file. If there are splits, the path contains `{split}`.
+        dataset_file: Path of the dataset file. With splits, it contains `{split}`.
         kept: Number of shards that an earlier run had finished.
-        skipped: Number of skipped files and samples, which are listed in `out.skipped`.
+        skipped: Number of skipped files and samples, listed in `out.skipped`.
         fingerprint: The content fingerprint, which does not depend on order, shards or splits.
         dropped: Number of samples that the function of `map` dropped.
-        features: For TFRecord, the Python source of each feature's parser, such as `tf.io.FixedLenFeature(...)`. Pass
-            these parsers to `tf.io.parse_single_example`.
+        features: For TFRecord, the Python source of each feature's parser (`tf.io.FixedLenFeature(...)`), for
+            `tf.io.parse_single_example`.
         urls: For tar shards without splits, the argument of `webdataset.WebDataset`, or "" if webdataset cannot open
-            the shards.
+            them.
         appended: The appended shards. All other attributes describe the whole dataset.
         changes: The changes of a resumed run, or None if no dataset existed.
-        part: The part of a parallel run, such as `3/64`, or "". All counts cover only this part.
+        part: The part of a parallel run, such as `3/64`, or "". Counts cover only this part.
         merged: Whether all parts are finished and the dataset file exists.
         planned: The shards that a dry run planned, for all splits.
     """
@@ -147,7 +147,7 @@ class CreateResult(Result):
     _optional = ("dropped", "features", "urls", "splits", "appended", "exported", "changes", "part", "joined")
 
     def to_json(self) -> dict[str, object]:
-        """Return the result as `--json` prints it, without attributes for options that were not used."""
+        """Return the result as `--json` prints it."""
         if self.dry_run:
             return {
                 "dry_run": True,
@@ -172,7 +172,7 @@ class CopiedDataset:
     Attributes:
         copied: Number of shards that were copied, or whose sidecar was copied.
         kept: Number of shards that already existed with the right bytes.
-        removed: Number of deleted shards, which only the replaced dataset had.
+        removed: Number of deleted shards that only the replaced dataset had.
         copied_size: Bytes of the copied shards and sidecars.
         indexes: Number of copied index files of other tools.
     """
@@ -215,8 +215,8 @@ class ExtractResult(Result):
     """The result of `extract`.
 
     Attributes:
-        manifest: Path of the table that lists the key and path of each file. `create` accepts this table as a source.
-        metadata: Path of the table with the metadata of each sample, for `join`, or "" if there is none.
+        manifest: Path of the table with the key and path of each file, which `create` accepts as a source.
+        metadata: Path of the table with the metadata of each sample, for `join`, or "".
         kept: Number of files that already existed with the right bytes.
         create: Options with which `create` packs the files into the same samples.
     """
@@ -240,10 +240,10 @@ class RemovalSummary:
 
     Attributes:
         samples: Number of remaining samples.
-        empty: Names of the rewritten shards from which all samples were removed.
+        empty: Names of the rewritten shards without remaining samples.
         size: Total bytes of the rewritten shards.
         freed: Bytes by which the shards became smaller.
-        fingerprint: The content fingerprint, or "" if unknown or in a dry run.
+        fingerprint: The content fingerprint, or "" if unknown.
     """
 
     dataset_file: str
@@ -289,8 +289,8 @@ class ExportResult(Result):
     """The result of `export`.
 
     Attributes:
-        files: Names of the index files, first the files for single shards, then the files for whole folders.
-        kept: Number of existing files that were kept, because they are equal or users may edit them.
+        files: Names of the index files, first for single shards, then for whole folders.
+        kept: Number of existing files that were kept, because they are equal or editable.
     """
 
     dataset_file: str
@@ -350,9 +350,7 @@ class MovedSample(NamedTuple):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class DiffResult(Displayed):
-    """The differences between `a` and `b`. Each is one dataset or several, and `b` can be the source of `a`.
-
-    A sample can be both moved and changed.
+    """The differences between `a` and `b`. A sample can be both moved and changed.
 
     Attributes:
         added: Keys that only b has.
@@ -360,7 +358,7 @@ class DiffResult(Displayed):
         fields: For each field, the number of samples in which it differs.
         classes: Fields in which a class number has different names in a and b.
         metadata_only: Number of changed samples that differ only in metadata.
-        uncompared: Fields that were not compared with the source, because their table was not found.
+        uncompared: Fields that were not compared, because their table was not found.
     """
 
     samples: tuple[int, int]
@@ -420,7 +418,7 @@ class Check(NamedTuple):
 
     Attributes:
         name: What was checked: `server`, `list`, `delete` ...
-        state: `ok`, `wrong`, or `unknown` if the check was not possible. `found` then contains the reason.
+        state: `ok`, `wrong`, or `unknown` (`found` contains the reason).
         cure: How to fix the problem.
     """
 

@@ -1,4 +1,4 @@
-"""Split the writing of a dataset into parts for N parallel runs. Slurm or Kubernetes can number the parts."""
+"""Split the writing of a dataset into parts for N parallel runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EXPECTED_PART = f"K/N such as 3/64, with K from 1 to N, or {SLURM} or {KUBERNET
 
 @dataclass(frozen=True, slots=True)
 class RunPart:
-    """One of `parts` parallel runs that write one dataset. `number` is from 1 to `parts`."""
+    """One of `parts` parallel runs that write one dataset, numbered from 1."""
 
     number: int
     parts: int
@@ -34,7 +34,7 @@ class RunPart:
         return f"part{self.number:0{len(str(self.parts))}d}of{self.parts}"
 
     def shards(self, planned: int) -> range:
-        """Return the numbers of the shards that this part writes, of `planned` shards in total."""
+        """Return the numbers of this part's shards, of `planned` shards in total."""
         return range(planned * (self.number - 1) // self.parts, planned * self.number // self.parts)
 
 

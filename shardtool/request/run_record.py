@@ -8,7 +8,7 @@ from shardtool.dataclass import dataclass
 from shardtool.messages import PARENT_FORMS, cli_words, option_text, quote_for_shell, uses_cli_names
 from shardtool.values import Dots, __version__
 
-_RECORDED_NAMES = {  # options that have another name in dataset files and plan files
+_RECORDED_NAMES = {  # other names of options in dataset files and plan files
     "field": "values",
     "file": "files",
     "bytes": "binary",
@@ -53,7 +53,7 @@ def from_recorded(options: Mapping[str, object]) -> dict[str, object]:
 class RunRecord:
     """The record of a run. Commands and paths in a record are never executed or opened.
 
-    `parse_dataset` checks `document`. Unknown keys of `document` are kept when the dataset file is rewritten.
+    Unknown keys of `document` are kept when the dataset file is rewritten.
     """
 
     document: Mapping[str, object]
@@ -75,7 +75,7 @@ class RunRecord:
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """All splits that the run created."""
+        """All splits of the run."""
         splits = self.document.get("splits")
         return tuple(map(str, splits)) if isinstance(splits, list) else ()
 
@@ -92,7 +92,7 @@ class RunRecord:
 
     @property
     def selecting_options(self) -> dict[str, object]:
-        """The options that select samples and create fields, but not those that assign samples to shards."""
+        """The options that select samples and create fields, but do not assign samples to shards."""
         others = {*_SHARD_OPTIONS, "on_duplicate", *(() if "split" in self.options else ("seed",))}
         return {name: value for name, value in self.options.items() if name not in others}
 
@@ -104,7 +104,7 @@ class RunRecord:
 
     @property
     def dots(self) -> Dots:
-        """The dot of tar member names at which keys end: the first or the last."""
+        """The dot at which keys end in tar member names: the first or the last."""
         return "last" if self.options.get("dots") == "last" else "first"
 
     @property
@@ -114,7 +114,7 @@ class RunRecord:
         return tuple(map(RunRecord, runs)) if isinstance(runs, list) else ()
 
     def as_append_to(self, first: RunRecord) -> RunRecord:
-        """Return this record as an item of `first.appended`, without the split names that `first` also records."""
+        """Return this record as an item of `first.appended`, without split names that `first` records."""
         skipped = {"splits", "split"} if self.split == first.split else {"splits"}
         return RunRecord({name: value for name, value in self.document.items() if name not in skipped})
 
@@ -131,7 +131,7 @@ class RunRecord:
         return only_new and same_selection and self.verb == first.verb and self.verb in ("create", "reshard")
 
     def is_sibling_split_of(self, other: RunRecord) -> bool:
-        """Return whether one run created both datasets as two splits. Later changes are ignored."""
+        """Return whether one run created both datasets as two splits, ignoring later changes."""
         later = {"split": "", "splits": [], "appended": [], "removed": 0}
         mine, theirs = ({**record.document, **later} for record in (self, other))
         return mine == theirs and self.split != other.split and bool(self.split and other.split)
@@ -155,7 +155,7 @@ def format_command_line(run: RunRecord) -> str:
 
 
 def describe_differences(then: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
-    """Return, for each option that differs between two runs, a string with both values."""
+    """Return a text with both values for each option that differs between two runs."""
     then, now = from_recorded(then), from_recorded(now)
     names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
     labels = {name: name if name == "format" else option_text(name) for name in names}  # `format` is not an option

@@ -205,7 +205,7 @@ class SelectingOptions(OutputOptions):
         return {**probed, **({EXIF_COLUMN: "string"} if self.exif else {}), **dict.fromkeys(self.hash, "string")}
 
     def make_transform(self) -> Transform | None:
-        """Return the `Transform` that downloads files and changes samples, or None if samples are copied unchanged."""
+        """Return the `Transform` that downloads files and changes samples, or None if there is nothing to do."""
         fetch = self.make_fetch_options()
         if fetch is None and not any(getattr(self, name) for name in TRANSFORM_OPTIONS):
             return None
@@ -221,5 +221,5 @@ class SelectingOptions(OutputOptions):
         return Transform(images, function, fetch, columns)
 
     def make_fetch_options(self) -> FetchOptions | None:
-        """Return the download options, or None if no field is downloaded."""
+        """Return the download options, or None."""
         return None

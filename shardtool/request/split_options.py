@@ -1,4 +1,4 @@
-"""Options for splitting samples by shares or by a column, and valid names of splits."""
+"""Options for splitting samples by shares or by a column."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SplitOptions(NamedTuple):
     """Options for splitting samples.
 
     Attributes:
-        shares: Name and share of each split. The sum of all shares is 1. Empty if `column` contains the split.
+        shares: Name and share of each split, with the sum 1. Empty if `column` contains the split.
         stratify: Column of labels that have the same proportions in every split.
         group_by: Column whose equal values stay in one split.
         option: Name of the option that set `column`, used in messages.
@@ -39,7 +39,7 @@ class SplitOptions(NamedTuple):
 
     @property
     def required_column(self) -> tuple[str, str] | None:
-        """An option that requires a column, and the name of this column. None if only keys determine the split."""
+        """An option that requires a column, and this column, or None if only keys determine the split."""
         columns = {self.option: self.column, "stratify": self.stratify, "group_by": self.group_by}
         return next(((option_text(name), column) for name, column in columns.items() if column is not None), None)
 

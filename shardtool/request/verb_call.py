@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     class VerbOfOne(Protocol[_A_contra, _Options_contra, _Result_co, _OptionParams]):
         """A verb of one argument, such as `verify(dataset, quick=True)`."""
 
-        # With several overloads, type checkers would report a wrong option once per overload.
+        # No overloads, because type checkers would report a wrong option once per overload.
         def __call__(
             self,
             first: _A_contra,
@@ -56,8 +56,8 @@ _cached_signature = cache(signature)  # `signature` takes 1 ms for a hundred opt
 def merge_options(where: str, options: object, named: Mapping[str, Any], kind: type[OptionsT]) -> OptionsT:
     """Return the options of a call as an object of the class `kind`.
 
-    The keyword arguments in `named` override the values in `options`, or the defaults if `options` is None. `where` is
-    the name of the function in errors.
+    The keyword arguments in `named` override `options`, or the defaults if it is None. `where` is the function's name
+    in errors.
     """
     known = [option.name for option in fields(kind)]  # type: ignore[arg-type]
     if unknown := [name for name in named if name not in known]:
@@ -79,10 +79,7 @@ _FunctionT = TypeVar("_FunctionT", bound=Callable[..., object])
 
 
 def lists_options(kind: Any) -> Callable[[_FunctionT], _FunctionT]:
-    """Return a decorator that adds the options of the class `kind` to the signature and the docstring of a function.
-
-    `help` and the completion of editors use them.
-    """
+    """Return a decorator that adds the options of the class `kind` to a function's signature and docstring."""
 
     def describe(function: _FunctionT) -> _FunctionT:
         own = [item for item in signature(function).parameters.values() if item.kind is not item.VAR_KEYWORD]
@@ -121,7 +118,7 @@ _OptionsT = TypeVar("_OptionsT", bound=BaseOptions)
 class accepts_options(Generic[_OptionsT, _OptionParams]):  # noqa: N801 - a decorator
     """Let a verb accept options as keyword arguments, as in `create("imgs", "out-{000000..}.tar", shuffle=True)`.
 
-    Keyword arguments override an options object. The verb always receives an options object and an observer.
+    Keyword arguments override an options object.
     """
 
     def __init__(self, kind: Callable[_OptionParams, _OptionsT]) -> None:
