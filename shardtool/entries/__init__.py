@@ -1,1 +1,1 @@
-"""The table of a source's samples (`SampleTable`), its columns, and conversions for them."""
+"""The table of a source's samples (`SampleTable`) and its columns."""

@@ -26,7 +26,7 @@ def number_array(values: NDArray[np.generic]) -> pa.Array:
 
 
 def string_array(data: bytes, lengths: NDArray[np.int64]) -> pa.StringArray:
-    """Convert concatenated strings to an Arrow array. `lengths` are the lengths of the strings in bytes."""
+    """Convert concatenated strings with these lengths in bytes to an Arrow array."""
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
     return pa.StringArray.from_buffers(len(lengths), pa.py_buffer(offsets), pa.py_buffer(data))
@@ -44,7 +44,7 @@ def decode_strings(texts: list[bytes], codes: NDArray[Any]) -> Any:
 
 
 def ipc_stream(table: pa.Table) -> pa.Buffer:
-    """Return the table as an Arrow IPC stream with one batch, for example to compute a hash."""
+    """Return the table as an Arrow IPC stream with one batch."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table.combine_chunks())
@@ -52,7 +52,7 @@ def ipc_stream(table: pa.Table) -> pa.Buffer:
 
 
 def to_python_rows(table: pa.Table) -> list[dict[str, Any]]:
-    """Return the rows as dicts. Times that Python cannot represent become strings."""
+    """Return the rows as dicts (see `to_python_values`)."""
     columns = {name: to_python_values(table.column(name)) for name in table.column_names}
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
@@ -78,7 +78,7 @@ def _to_python_value(value: pa.Scalar) -> object:
 
 
 def number_values(array: pa.Array) -> NDArray[Any]:
-    """Convert an Arrow array of numbers to NumPy without a copy. Nulls become undefined numbers."""
+    """Convert an Arrow array of numbers to NumPy without a copy. Nulls become arbitrary numbers."""
     dtype = np.dtype(_FLOATS.get(str(array.type), str(array.type)))
     if not len(array):
         return np.zeros(0, dtype)
@@ -146,10 +146,7 @@ def _offsets(array: pa.Array) -> NDArray[Any]:
 
 
 def to_plain(array: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Convert dictionaries, views, extension types, run-end encodings and float16 to types without these encodings.
-
-    For example, a dictionary of strings becomes a string array, and float16 becomes float32.
-    """
+    """Decode dictionaries, views, extension types and run-end encodings, and convert float16 to float32."""
     import pyarrow.compute as pc
 
     while True:
@@ -202,7 +199,7 @@ def _cast(array: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array | pa
 
 
 def to_one_chunk(column: pa.ChunkedArray) -> pa.Array:
-    """Return a column as one array. If its strings have more than 2 GiB, its type becomes large_string."""
+    """Return a column as one array. Strings of more than 2 GiB become large_string."""
     if column.num_chunks == 1:
         return column.chunk(0)
     if pa.types.is_string(column.type) and column.nbytes > _MAX_STRING_BYTES:
@@ -212,7 +209,7 @@ def to_one_chunk(column: pa.ChunkedArray) -> pa.Array:
 
 
 def compact_table(table: pa.Table) -> pa.Table:
-    """Return a table with one chunk per column. Free each old column after its copy is made, to save memory."""
+    """Return a table with one chunk per column. To save memory, free each old column after its copy."""
     names, columns, remaining = table.column_names, [], table.columns[::-1]
     del table
     while remaining:

@@ -53,10 +53,7 @@ class Classes(NamedTuple):
 def number_classes(
     labels: Collection[bytes], field: str, class_lists: Classes | None
 ) -> tuple[dict[bytes, int], list[str]]:
-    """Return the class number of each label, and the list of class names.
-
-    Labels without an existing number are numbered in byte order. If `class_lists` is None, no label has a number.
-    """
+    """Return the class number of each label, and the list of class names. New labels are numbered in byte order."""
     texts = {name: quote_name(name) for name in sorted(labels)}
     names = [] if class_lists is None else class_lists.of(field)
     number_of = {name: number for number, name in enumerate(names)}
@@ -90,7 +87,7 @@ def recorded_names(names: Sequence[str]) -> list[str]:
 def merge_classes(old: Mapping[str, list[str]], new: Mapping[str, list[str]]) -> dict[str, list[str]]:
     """Merge the class names of each field.
 
-    If both mappings have names for a field, one list must start with the other list. Class numbers then stay the same.
+    If both mappings have names for a field, one list must start with the other list, to keep class numbers the same.
     """
     classes = dict(old)
     for name, names in new.items():
@@ -107,10 +104,7 @@ def merge_classes(old: Mapping[str, list[str]], new: Mapping[str, list[str]]) ->
 
 
 def sorted_labels_note(entries: SampleTable, order: NDArray[np.int64] | None) -> str:
-    """Return a note if the samples, in this order, are sorted by class. Otherwise, return an empty string.
-
-    Samples are sorted by class if there are several classes, and if the samples of each class are adjacent.
-    """
+    """Return a note if there are several classes, and the samples of each are adjacent in `order`, otherwise ""."""
     total = len(entries) if order is None else len(order)
     for name in entries.values.classes:
         texts = entries.values.inline.get(name)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def with_column(columns: pa.Table | None, name: str, values: pa.Array) -> pa.Table:
-    """Add a column to `columns`, or replace the column of the same name. If `columns` is None, create a table."""
+    """Add a column, or replace the column of the same name. If `columns` is None, create a table."""
     field = pa.field(name, values.type)
     if columns is None:
         return pa.Table.from_arrays([values], schema=pa.schema([field]))
@@ -26,10 +26,7 @@ def with_column(columns: pa.Table | None, name: str, values: pa.Array) -> pa.Tab
 
 
 def with_number_columns(columns: pa.Table | None, number_columns: Mapping[str, pa.Array | None]) -> pa.Table | None:
-    """Add the columns in `number_columns`, except values that are None and names that start with `__`.
-
-    An existing column of the same name is replaced only if the existing column is numeric.
-    """
+    """Add or replace columns. Skip values of None, names with a leading `__`, and existing non-numeric columns."""
     for name, values in number_columns.items():
         if values is None or name.startswith("__"):
             continue
@@ -71,7 +68,7 @@ def with_measured_columns(
 ) -> pa.Table | None:
     """Add or replace columns with values that workers measured, such as image sizes.
 
-    `kinds` contains the name and type of each column, and `sample_values` a tuple for each sample.
+    `kinds` contains the name and type of each column, `sample_values` a tuple per sample.
     """
     for index, (name, kind) in enumerate(kinds):
         column = pa.array([values[index] for values in sample_values], pa.type_for_alias(kind))

@@ -1,7 +1,7 @@
-"""Compute the exact size of every record in a shard before reading any payload.
+"""Compute the exact size of every sample in a shard before reading any payload.
 
-A record is the bytes of one sample in a shard. Each payload in a record has a head, the format's bytes before the
-payload (such as a tar header), and a tail, the format's bytes after the payload (such as padding).
+Each payload has a head, the format's bytes before the payload (such as a tar header), and a tail, the format's bytes
+after the payload (such as padding).
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ class RecordColumns(NamedTuple):
 
     Attributes:
         first: int64[samples + 1], the first row of each sample, as in `SampleTable`.
-        fields: The field names.
         code: uint16[rows], the index in `fields` of each row's field.
         stored_sizes: int64[rows], size in bytes of each payload as stored in the shard.
         is_list: bool[rows], whether the payload is an encoded list of TFRecord values. None if there are no lists.
@@ -46,7 +45,7 @@ class RecordColumns(NamedTuple):
 
 
 def head_and_tail_sizes(shard_format: str, payloads: RecordColumns) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the size in bytes of each payload's head, and of each payload's tail, both as int64[rows]."""
+    """Return the size in bytes of each payload's head and tail, both as int64[rows]."""
     return _tar_sizes(payloads) if shard_format == "tar" else _tfrecord_sizes(payloads)
 
 

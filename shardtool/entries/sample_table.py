@@ -35,7 +35,7 @@ _Number = TypeVar("_Number", bound=np.generic)
 
 @dataclass(frozen=True, slots=True)
 class FieldRows:
-    """The fields of all samples, with one row for each field of each sample.
+    """The fields of all samples, one row per field of each sample.
 
     Attributes:
         code: uint16[rows], index of the field's name in `SampleTable.fields`.
@@ -65,7 +65,7 @@ class FieldRows:
         )
 
     def take(self, rows: NDArray[np.int64]) -> FieldRows:
-        """Return the given rows, in the given order."""
+        """Return these rows, in this order."""
         paths = None if self.paths is None else self.paths.take(rows)
         times = take_values(self.mtime_ns, rows), take_values(self.changed_ns, rows)
         return FieldRows(self.code[rows], take_values(self.kind, rows), self.size[rows], *times, paths)
@@ -92,11 +92,11 @@ class FieldSpans:
     row_file: NDArray[np.uint32] | None = None
 
     def take(self, samples: NDArray[np.int64], rows: NDArray[np.int64]) -> FieldSpans:
-        """Return the locations of the payloads of `samples`. `rows` are the rows of these samples."""
+        """Return the locations for `samples`. `rows` are the rows of these samples."""
         return replace(self.take_rows(rows), file=take_values(self.file, samples))
 
     def take_rows(self, rows: NDArray[np.int64]) -> FieldSpans:
-        """Return the locations of the payloads of `rows`. Keep `file`, which has one item per sample, not per row."""
+        """Return the locations for `rows`. `file`, which has one item per sample, does not change."""
         is_list = None if self.is_list is None else self.is_list[rows]
         row_file, expected = None if self.row_file is None else self.row_file[rows], take_values(self.expected, rows)
         return replace(self, offset=self.offset[rows], expected=expected, is_list=is_list, row_file=row_file)
@@ -109,8 +109,8 @@ class FieldValues(NamedTuple):
     """Values, value types and class names of fields. Each attribute is a dict by field name.
 
     Attributes:
-        inline: One text per sample: the payload of the sample's INLINE row (see `decode_inline_payload`). If the sample
-            has no INLINE row for the field, the text is unused.
+        inline: One text per sample, the payload of its INLINE row (see `decode_inline_payload`). Unused if the sample
+            has no INLINE row for the field.
         types: The original type of values that are stored as text. Bytes and unknown types are omitted.
         lists: The value types of fields with TFRecord lists. All rows of such a field are SPAN rows.
         classes: The class names of fields with class numbers.
@@ -127,7 +127,7 @@ class FieldValues(NamedTuple):
         return number_fields(self.types)
 
     def rename(self, names: Mapping[str, str]) -> FieldValues:
-        """Rename fields. `names` maps old names to new names. Fields that are not in `names` are dropped."""
+        """Rename fields from old to new names. Drop fields that are not in `names`."""
         renamed: list[Any] = [{new: by_name[old] for old, new in names.items() if old in by_name} for by_name in self]
         return FieldValues(*renamed)
 
@@ -137,7 +137,7 @@ class FieldValues(NamedTuple):
         return FieldValues(*selected)
 
     def merge(self, other: FieldValues) -> FieldValues:
-        """Return the fields of both objects. If both have a field, use the values of `other`."""
+        """Return the fields of both objects. If both have a field, use that of `other`."""
         merged: list[Any] = [{**mine, **theirs} for mine, theirs in zip(self, other, strict=True)]
         return FieldValues(*merged)
 
@@ -211,7 +211,7 @@ class SampleTable:
         return self.root + resolve_source_path(self.path(row), self.folders)
 
     def files(self) -> tuple[bytes, ...]:
-        """Return paths of files with payloads, as examples: of three FILE or LINK rows, and of three `spans.files`."""
+        """Return example paths: up to three of FILE and LINK rows, and up to three of `spans.files`."""
         file_rows = np.flatnonzero(self.rows.kind <= LINK)
         file_rows = file_rows[[0, len(file_rows) // 2, -1]] if len(file_rows) else file_rows
         paths = [self.file_path(row) for row in file_rows.tolist()]
@@ -236,11 +236,11 @@ class SampleTable:
         return [name for name, count in zip(self.fields, self.code_counts(), strict=True) if count]
 
     def owners(self, rows: NDArray[np.int64] | int) -> NDArray[np.int64]:
-        """Return the index of the sample to which each row belongs."""
+        """Return the index of each row's sample."""
         return np.asarray(np.searchsorted(self.first, rows, "right")) - 1
 
     def file_numbers(self, rows: NDArray[np.int64]) -> NDArray[np.uint32]:
-        """Return the index in `spans.files` of each row's file. `spans` must not be None."""
+        """Return the index in `spans.files` of each row's file."""
         spans = self.known_spans
         return spans.file[self.owners(rows)] if spans.row_file is None else spans.row_file[rows]
 
@@ -274,7 +274,7 @@ class SampleTable:
 
 
 def concat_columns(columns: Sequence[NDArray[_Number]]) -> NDArray[_Number]:
-    """Concatenate columns. If all columns are broadcasts of the same scalar, the result is a broadcast, too."""
+    """Concatenate columns. Broadcasts of the same scalar give a broadcast."""
     filled = [column for column in columns if len(column)]
     if not any(any(column.strides) for column in columns) and len({column[0].item() for column in filled}) == 1:
         return np.broadcast_to(filled[0][0], sum(map(len, columns)))
@@ -282,7 +282,7 @@ def concat_columns(columns: Sequence[NDArray[_Number]]) -> NDArray[_Number]:
 
 
 def take_values(values: NDArray[_Number], positions: NDArray[np.int64]) -> NDArray[_Number]:
-    """Return `values[positions]`. If `values` is a broadcast scalar, the result is a broadcast, too."""
+    """Return `values[positions]`. A broadcast scalar gives a broadcast."""
     if len(values) and not any(values.strides):
         return np.broadcast_to(values[0], len(positions))
     return values[positions]
@@ -302,14 +302,13 @@ def field_ids(
 ) -> Rows:
     """Return an id for each row of a table, to compare two tables.
 
-    A row has the same id as the row of the other table with the same sample and field. Rows that are not compared have
-    the id -1.
+    Rows with the same sample and field have the same id in both tables. Rows that are not compared have the id -1.
 
     Args:
         samples: The id of each sample, or -1 if the sample is only in this table.
         counts: The number of rows of each sample.
         codes: The index in `names` of each row's field.
-        ids_by_name: The id of each field name, or -1 if the field is not compared. The same for both tables.
+        ids_by_name: The same for both tables: the id of each field name, or -1 if the field is not compared.
     """
     owners, fields = np.repeat(samples, counts), np.array([*(ids_by_name[name] for name in names), -1], np.int64)[codes]
     return np.asarray(np.where((owners < 0) | (fields < 0), -1, owners * (len(ids_by_name) + 1) + fields))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-_MIN_ARROW_STRINGS = 2**18  # if the column has so many strings, Arrow gathers them three times as fast as a loop
+_MIN_ARROW_STRINGS = 2**18  # for a column of this size, Arrow gathers strings three times as fast as a loop
 _MAX_SLICED_STRINGS = 2**8  # for so few positions, a loop is faster
 
 
@@ -50,7 +50,7 @@ class PackedStrings:
 
     @classmethod
     def parse(cls, data: bytes) -> PackedStrings:
-        """Return the NUL-terminated strings of a buffer as a column."""
+        """Return a column of the NUL-terminated strings in a buffer."""
         ends = np.flatnonzero(np.frombuffer(data, np.uint8) == 0)
         starts = np.empty(len(ends) + 1, np.int64)
         starts[0] = 0
@@ -127,7 +127,7 @@ class PackedStrings:
 def hash_strings(texts: Iterable[bytes], person: bytes = b"", seed: int | None = None) -> NDArray[np.uint64]:
     """Return the 8-byte BLAKE2b hash (RFC 7693) of each string as a number.
 
-    The hash is the same on every machine. Different values of `person` or `seed` give independent hashes.
+    Different values of `person` or `seed` give independent hashes.
     """
     salt = b"" if seed is None else blake2b(b"%d" % seed, digest_size=16).digest()
     digests = [blake2b(text, digest_size=8, person=person, salt=salt).digest() for text in texts]

@@ -1,10 +1,9 @@
 """Download the file at one URL: follow redirects, retry, apply limits and check the content.
 
-Only public addresses may be contacted. This excludes this machine, local networks and the metadata services of
-clouds. The IP address is checked when the socket is created, for every resolved address and every redirect. A later
-DNS lookup therefore cannot lead to an unchecked address.
+Only public addresses may be contacted, not this machine, local networks or the metadata services of clouds. The IP
+address is checked when the socket is created. Neither a redirect nor another DNS lookup can bypass this check.
 
-All special-purpose ranges are listed in this module, because `ipaddress.is_global` differs between Python versions.
+Special-purpose ranges are listed here, because `ipaddress.is_global` differs between Python versions.
 Sources: IANA's special-purpose address registries, RFC 5771 (multicast), RFC 4291 (global unicast), RFC 6052 (NAT64)
 and RFC 3056 (6to4).
 """
@@ -71,7 +70,7 @@ _LOW_32 = 2**32 - 1
 
 
 def is_public(address: str) -> bool:
-    """Return whether an IP address is public. An IPv4 address inside an IPv6 address is checked as IPv4."""
+    """Return whether an IP address is public. An IPv4 address embedded in IPv6 is checked as IPv4."""
     ip = ip_address(address.partition("%")[0])
     if isinstance(ip, IPv6Address):
         shift = next((shift for network, shift in _EMBEDDED_IPV4 if ip in network), None)
@@ -102,7 +101,7 @@ def is_image(data: bytes | bytearray) -> bool:
 
 
 def refusing_directive(headers: Iterable[str], user_agent: str) -> str:
-    """Return the directive of an X-Robots-Tag header that forbids the use of a file, or "" if no header forbids it.
+    """Return the directive of an X-Robots-Tag header that forbids the use of a file, or "" if there is none.
 
     A header applies to all robots (`noai, noindex`) or to a named robot (`shardtool: noai`).
     """
@@ -118,10 +117,9 @@ def refusing_directive(headers: Iterable[str], user_agent: str) -> str:
 
 
 class BodyDecoder:
-    """Decompresses a response body in steps of limited size. Invalid data raises `FetchFailed`.
+    """Decompresses a response body in steps of limited size. `coding` is its Content-Encoding header.
 
-    Args:
-        coding: The Content-Encoding header of the response.
+    Invalid data raises `FetchFailed`.
     """
 
     def __init__(self, coding: str) -> None:
@@ -173,11 +171,11 @@ class _RefusedAddress(OSError):
 
 
 def _download_error(error: Exception, timeout_s: float) -> FetchFailed:
-    # Raise errors that this machine causes, such as too little memory. Convert other errors.
+    # Raise errors that this machine causes. Convert errors that the server causes.
     if is_out_of_memory(error):
         raise error
     number = getattr(error, "errno", None)
-    if number in (errno.EMFILE, errno.ENFILE):  # the limit belongs to this machine, so the server is not at fault
+    if number in (errno.EMFILE, errno.ENFILE):
         remedy = f"Raise the limit (ulimit -n), or use fewer {option_text('connections')}."
         raise OutputFailed("the web", "too many open files", remedy=remedy)
     if isinstance(error, asyncio.TimeoutError):
@@ -196,7 +194,7 @@ _MAX_REDIRECTS = 5
 _PIECE_BYTES = 2**16
 _DNS_THREADS = 32
 _DNS_CACHE_S = 300
-_KEEP_ALIVE_S = 2.0  # short, because a worker contacts thousands of hosts and most have only one file
+_KEEP_ALIVE_S = 2.0  # short, because most of thousands of hosts have only one file
 _MAX_OPEN_FILES = 2**16
 _FIRST_WAIT_S, _MAX_WAIT_S = 0.5, 30.0
 _QUOTED_URL = re.compile(r"[A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=%]+")
@@ -226,10 +224,7 @@ class DownloadClient:
         await self._session.close()
 
     async def get(self, url: str, number: int, limits: DownloadLimits) -> bytes:
-        """Download a file. `number` is the position of `url` in the list of URLs.
-
-        The download waits while `limits` allow no more requests or no more bytes in memory.
-        """
+        """Download a file, within `limits`. `number` is the position of `url` in the list of URLs."""
         try:
             with PausableTimeout(self._options.max_time_s) as clock:
                 return await self._download_with_retries(_parse_url(url), Download(number, clock), limits)

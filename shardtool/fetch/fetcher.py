@@ -1,7 +1,7 @@
 """Download the files of a shard concurrently and return them in order.
 
-Downloads start in the order in which the files are needed, as far ahead as memory allows. While a host has its
-maximum number of requests, downloads from other hosts start first.
+Downloads start in this order, as far ahead as memory allows. While a host has its maximum number of requests, downloads
+from other hosts start first.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAX_LISTED_RETRIES = 10
 
 
 class HttpFetcher:
-    """Downloads lists of URLs, one list after the other. Use it from one thread only."""
+    """Downloads one list of URLs after the other. Not thread-safe."""
 
     def __init__(self, options: FetchOptions) -> None:
         self._options = options
@@ -50,7 +50,7 @@ class HttpFetcher:
 
         Args:
             samples: Number of samples in the shard, for progress reports.
-            on_wait: Function that `take` calls repeatedly while it waits.
+            on_wait: Function that `take` calls repeatedly while waiting.
         """
         if self._urls:
             self._report_progress(len(self._urls))
@@ -59,7 +59,7 @@ class HttpFetcher:
         self._next_report = self._started + _PROGRESS_INTERVAL_S
 
     def take(self, number: int) -> bytes:
-        """Wait for the file of URL `number` and return it. Files of earlier URLs are dropped."""
+        """Wait for the file of URL `number` and return it. Drop files of earlier URLs."""
         if number > self._limits.head:
             self._loop.call_soon_threadsafe(self._skip_until, number)
         while (result := self._take_if_done(number)) is None:
@@ -125,7 +125,7 @@ class HttpFetcher:
         await self._loop.shutdown_default_executor()
 
     async def _replace_urls(self, urls: Sequence[str]) -> None:
-        self._urls, tasks = (), [*self._tasks]  # without URLs, no download starts while the old ones are cancelled
+        self._urls, tasks = (), [*self._tasks]  # no download may start during cancellation
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,8 +1,8 @@
 """Limit the downloads of one worker: concurrent requests, requests per host, and bytes in memory.
 
-A download over a limit waits in the queue of its host, or in the queue for memory. The head is the file that the
-caller takes next. The download of the head never waits, because the caller frees memory only by taking the head. All
-code runs in one event loop.
+A download over a limit waits in the queue of its host, or in the queue for memory. The download of the head (the file
+that the caller takes next) never waits, because the caller frees memory only by taking the head. All code runs in one
+event loop.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shardtool.fetch.options import FetchOptions
 
 
-AHEAD_FACTOR = 4  # downloads to start for each connection, because some downloads wait for a slow host
+AHEAD_FACTOR = 4  # downloads per connection, because some wait for a slow host
 _MAX_HOSTS = 100_000
 
 
@@ -37,7 +37,7 @@ class HostTimes:
         self.start(())
 
     def start(self, hosts: Sequence[str]) -> None:
-        """Start counting the files of a new shard. `hosts` has the host of each file in download order."""
+        """Start a new shard. `hosts` has the host of each file in download order."""
         self._hosts, self._file_counts, ahead = hosts, Counter(hosts), AHEAD_FACTOR * self._options.connections
         self._remaining = [Counter(hosts[index : index + ahead]) for index in range(0, len(hosts), ahead)]
         if len(self._finished) > _MAX_HOSTS:
@@ -59,10 +59,7 @@ class HostTimes:
         self._remaining[number // (AHEAD_FACTOR * self._options.connections)][host] -= 1
 
     def estimate(self) -> tuple[float, str, int, int, float]:
-        """Return the last fields of `FetchProgress`: the remaining seconds, and the progress of the slowest host.
-
-        This method is thread-safe.
-        """
+        """Return the last fields of `FetchProgress`, about remaining seconds and the slowest host. Thread-safe."""
         seconds_per_file, seconds = self._seconds_per_file(), defaultdict[str, float](float)
         for counts in self._remaining:
             busy = {host: count * seconds_per_file[host] for host, count in counts.items() if count}
@@ -74,7 +71,7 @@ class HostTimes:
         return sum(seconds.values()), host, done, self._file_counts[host], seconds_per_file.get(host, 0)
 
     def _seconds_per_file(self) -> dict[str, float]:
-        # Requests in progress count as well, because a slow host may not have completed any file yet.
+        # Include requests in progress, because a slow host may not have completed any file yet.
         active_times = defaultdict[str, list[float]](list)
         for number, started in [*self._active.items()]:  # a copy, because the event loop changes the dict
             active_times[self._hosts[number]].append(self._now() - started)
@@ -123,7 +120,7 @@ class DownloadLimits:
 
     @asynccontextmanager
     async def request(self, download: Download, host: str) -> AsyncIterator[None]:
-        """Wait until the limits allow one more request to a host, and count the request during the `with` block."""
+        """Wait until the limits allow a request to a host, and count it during the `with` block."""
 
         def take() -> None:
             self._active += 1
@@ -159,7 +156,7 @@ class DownloadLimits:
             self._wake(queue[0])
 
     def move_head(self, number: int) -> None:
-        """Set `head` to `number`. The downloads of this file and of earlier files stop waiting."""
+        """Set `head` to `number`. Downloads up to this file stop waiting."""
         for index in range(self.head, number + 1):
             self._wake(index)
         self.head = number

@@ -1,7 +1,7 @@
-"""List the index files for other tools that `--export` can write, recognise them, and compare them with shards.
+"""The index files for other tools that `--export` can write.
 
-If an index does not match its shard, most readers silently return wrong bytes. A file is recognised as an index only if
-its first bytes have the right format, because a user's file of the same name must not be replaced.
+If an index does not match its shard, most readers silently return wrong bytes. A file counts as an index only if its
+first bytes have the right format, because a user's file of the same name must not be replaced.
 
 Source: docs/format.md, "Exported indexes".
 """
@@ -36,9 +36,9 @@ class ExportFormat(NamedTuple):
     """A kind of index that another tool reads.
 
     Attributes:
-        suffix: Ending of index names, which replaces the shard's ending. "" if the format has no index per shard.
+        suffix: Ending that replaces the shard's ending. "" if the format has no index per shard.
         folder_file: The file that lists all shards of a folder, or "" if the format has none.
-        min_samples: Minimum number of samples per shard that the tool accepts.
+        min_samples: Minimum number of samples per shard.
         has_hashes: Whether the index contains hashes, which require reading the shard.
         has_readme: Whether shardtool also writes a `README.md` that lists the shards.
     """
@@ -126,10 +126,7 @@ def shard_stems(name: str) -> list[str]:
 
 
 def detect_export(name: str, head: bytes, size: int) -> str:
-    """Return the name of the export format that matches a file's name and first bytes, or "" if none matches.
-
-    `head` contains the first `PROBE_BYTES` bytes of the file.
-    """
+    """Return the export format of an index file, or "" if the file is none. `head` is its first `PROBE_BYTES` bytes."""
     for export in EXPORTS.values():
         if export.suffix and name.endswith(export.suffix) and export.shard_index.has_format(head, size):
             return export.name

@@ -1,10 +1,5 @@
 """Encode and compare the index files of other tools.
 
-- DALI, and the `tfrecord` package: offsets next to each shard.
-- Megatron-Energon: offsets next to each shard, and the splits once per folder.
-- hfutils: offsets and hashes of the files in a tar shard, for the Hugging Face Hub.
-- timm's `_info.json` and open_clip's `sizes.json`: sample counts per shard, once per folder.
-
 Source: NVIDIA/DALI, `tools/wds2idx.py`, `tools/tfrecord2idx` and ParseIndexFile in
 `dali/operators/reader/loader/webdataset_loader.cc`; vahidk/tfrecord, `tfrecord/tools/tfrecord2idx.py`;
 NVIDIA/Megatron-Energon, `megatron/energon/flavors/webdataset/{itar,metadata,config,prepare}.py`;
@@ -48,7 +43,7 @@ class ShardIndexFile(NamedTuple):
     """Functions for the index file of one shard.
 
     Attributes:
-        has_format: Returns whether a file has this format, by its first bytes and its size.
+        has_format: Whether a file with these first bytes and this size has the index format.
         difference: Describes how an index differs from its shard. Returns "" if both are equivalent.
     """
 
@@ -57,9 +52,9 @@ class ShardIndexFile(NamedTuple):
     difference: Callable[[bytes, IndexedShard], str] = lambda _, __: _OTHER_OFFSETS
 
     def compare(self, data: bytes, shard: IndexedShard, *, has_hashes: bool) -> str:
-        """Describe how the index file with the content `data` differs from its shard. Return "" if it is equivalent.
+        """Describe how the index `data` differs from its shard. Return "" if both are equivalent.
 
-        `has_hashes` means that `encode` needs the hashes of the shard, which may be unknown.
+        `has_hashes` means that `encode` needs the shard's hashes, which may be unknown.
         """
         try:
             is_same = not has_hashes and self.encode(shard) == data

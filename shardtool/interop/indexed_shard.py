@@ -1,4 +1,4 @@
-"""Collect the samples and hashes of a shard that index files of other tools contain."""
+"""The samples and hashes of a shard, as index files of other tools need them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,7 @@ _SHA256_BYTES = 32
 
 
 class ShardHashTask(NamedTuple):
-    """A shard to hash.
-
-    `starts` and `stops` contain the offsets of the payloads (the bytes of each field) as int64. The payloads must be in
-    ascending order, without overlaps.
-    """
+    """A shard to hash. `starts` and `stops` are the payloads' offsets, as int64, ascending and without overlaps."""
 
     path: str
     size: int
@@ -117,7 +113,7 @@ class IndexedShard:
         return list(zip(self.index.starts.tolist(), self.index.sizes.tolist(), strict=True))
 
     def limit(self) -> int:
-        """Return the maximum size in bytes that an index of this shard can have."""
+        """Return the maximum size in bytes of an index of this shard."""
         index, fields = self.index, Counter(self.index.codes.tolist())
         name_bytes = int((index.key_sizes * index.counts).sum())
         name_bytes += sum(count * len(index.names[code].encode()) for code, count in fields.items())
@@ -126,7 +122,7 @@ class IndexedShard:
 
 _MAX_HEAD_BYTES = 4096
 _MAX_BYTES_PER_FIELD = 1024
-_MAX_ESCAPED_BYTES = 6  # JSON needs up to this many bytes for one byte of a name
+_MAX_ESCAPED_BYTES = 6  # in JSON, for one byte of a name
 STANDARD_SPLITS = ("train", "val", "test")  # `energon lint` requires all three splits
 
 

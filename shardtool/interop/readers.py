@@ -1,4 +1,4 @@
-"""Find names that some readers of tar shards misread. `select.portable` can rename such samples.
+"""Find names that some readers of tar shards misread. `make_portable` renames such samples.
 
 Observed with webdataset 1.0.2, wids 0.1.11, DALI 2.4.0, datasets 5.2.0 and megatron-energon 7.4.1 (tests/clients).
 """
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 NUMBER_FIELDS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
 _INTEGER = re.compile(rb"\s*[+-]?[0-9]+\s*")
 _WHITESPACE = tuple(bytes([code]) for code in (*range(1, 33), 127))
-# code, readers, problem (a noun phrase), bytes, pattern. The pattern matches affected NUL-terminated keys. The search
-# is skipped if no key contains one of the bytes.
+# code, readers, problem (a noun phrase), bytes, pattern of affected NUL-terminated keys. Keys without any of the bytes
+# are not searched.
 _KEY_RULES: tuple[tuple[str, str, str, tuple[bytes, ...], re.Pattern[bytes]], ...] = (
     ("dot-in-key", "webdataset, wids, DALI, energon and Hugging Face datasets end the key at its first dot",
      "key with a dot in the last part", (b".",), re.compile(rb"\.[^\0/]*\0")),
@@ -95,7 +95,7 @@ class NameProblem:
 
 
 class ReaderProblems:
-    """Collects the problems that readers have with the names in tar shards."""
+    """Collects the problems of readers with the names in tar shards."""
 
     def __init__(self) -> None:
         self._problems: dict[tuple[str, str], NameProblem] = {}  # by a problem's `code` and `what`
@@ -129,7 +129,8 @@ class ReaderProblems:
     def add_shard(self, index: ShardIndex, texts: bytes = b"", numbers: Mapping[str, NumberType] | None = None) -> None:
         """Check the names of a shard's samples.
 
-        `texts` contains the NUL-terminated string of each field, or is b"" if the strings are unknown.
+        `texts` contains a NUL-terminated string per field row, which is empty for fields without a text. If all texts
+        are unknown, `texts` is b"".
         """
         names, code_bytes = index.codes_by_name()
         codes, fields, rows = np.frombuffer(code_bytes, np.uint16), tuple(map(to_text, names)), texts[:-1].split(b"\0")
@@ -182,14 +183,14 @@ class ReaderProblems:
 
 
 def find_reader_problems(entries: SampleTable) -> list[NameProblem]:
-    """Return the problems that readers have with these samples."""
+    """Return the problems of readers with these samples."""
     problems = ReaderProblems()
     problems.add(entries)
     return problems.problems()
 
 
 def find_key_problems(keys: PackedStrings) -> list[NameProblem]:
-    """Return the problems that readers have with these keys."""
+    """Return the problems of readers with these keys."""
     problems = []
     for code, readers, what, required, pattern in _KEY_RULES:
         match = pattern.search(keys.data) if any(sign in keys.data for sign in required) else None

@@ -1,7 +1,7 @@
 """Assign samples to shards, in order or by the hash of their keys.
 
-Sample sizes are known or estimated before writing, so each shard is an independent task. With hashes, adding or
-removing a sample changes only one shard, unless the number of shards changes (docs/format.md, "Shards by hash").
+Sample sizes are known or estimated before writing, so shards are independent tasks. With hashes, adding or removing a
+sample changes only one shard, unless the number of shards changes (docs/format.md, "Shards by hash").
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _advise_count(count: int = 0) -> str:
 
 
 DEFAULT_MAX_SIZE = 10**9
-_ESTIMATE_FILL_SHARE = 0.97  # plan only this share of the maximum size, because estimates may be too small
+_ESTIMATE_FILL_SHARE = 0.97  # share of the maximum size to plan, because estimates may be too small
 
 
 @dataclass(frozen=True)
@@ -167,8 +167,8 @@ class Plan:
         order: int64[samples], the sample at each position. None if the plan has the order of `entries`.
         total: int64[samples + 1], bytes of all samples before each position.
         ends: int64[shards], the position after the last sample of each shard.
-        regions: int64[regions, 2], start and end of each range that is read at once from the first span file. None
-            if payloads are read one by one.
+        regions: int64[regions, 2], start and end of each range of the first span file to read in one call. None if
+            payloads are read one by one.
     """
 
     format: str
@@ -197,7 +197,7 @@ class Plan:
         return sizes + TRAILER_SIZE[self.format]
 
     def span(self, shard: int) -> tuple[int, int]:
-        """Return the position of a shard's first sample, and the position after its last sample."""
+        """Return the positions of a shard's first sample, and after its last sample."""
         return (int(self.ends[shard - 1]) if shard else 0), int(self.ends[shard])
 
     def count(self, shard: int) -> int:
@@ -206,7 +206,7 @@ class Plan:
         return last - first
 
     def key_at(self, position: int) -> str:
-        """Return the key of the sample at a position of the plan."""
+        """Return the key of the sample at a position."""
         return self.entries.key(position if self.order is None else int(self.order[position]))
 
     def metadata(self, shard: int) -> pa.Table | None:
@@ -253,9 +253,8 @@ def make_plan(
     """Return the plan for `entries`.
 
     Args:
-        pattern: Pattern of the shard names. If the pattern has a fixed number of names, and `bounds` contains no limit,
-            the plan has a shard for each name. If there are fewer samples than names, or if `bounds` contains a limit,
-            the number of names is only a maximum.
+        pattern: Pattern of the shard names. A fixed number of names is the number of shards. If `bounds` contains a
+            limit, or if there are fewer samples than names, it is only the maximum.
         samples: Numbers of the samples to pack. None for all.
         estimate: int64[samples], estimated bytes of each sample, if exact sizes are unknown.
     """
@@ -358,7 +357,7 @@ def rounded_note(name: str, count: int) -> str:
 
 
 def count_rounded(texts: Sequence[bytes]) -> int:
-    """Return how many numbers change if they are stored as 32-bit floats and converted back to text."""
+    """Return how many numbers change if stored as 32-bit floats and converted back to text."""
     wide = np.array([float(text) for text in texts])
     narrow = wide.astype(np.float32).astype(str).astype(np.float64)
     return int(np.count_nonzero((narrow != wide) & ~np.isnan(wide)))

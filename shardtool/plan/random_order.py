@@ -1,8 +1,7 @@
 """Random numbers and permutations that are identical on every machine and with every NumPy version.
 
 Source: SplitMix64; Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014. For
-permutations that are computed one position at a time: Black and Rogaway, "Ciphers with arbitrary finite domains",
-CT-RSA 2002.
+`permute_positions`: Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ _ROUNDS = 8
 
 
 def random_numbers(start: int, count: int) -> NDArray[np.uint64]:
-    """Return the first `count` numbers of the random number generator with the state `start`."""
+    """Return the first `count` numbers of the generator with the state `start`."""
     numbers = np.empty(count, np.uint64)
-    # Each step of `random_at` copies the array, which is faster for chunks that fit into the CPU cache.
+    # The copies in `random_at` are faster for chunks that fit into the CPU cache.
     for chunk in chunk_slices(count):
         numbers[chunk] = random_at(start, np.arange(chunk.start, chunk.stop, dtype=np.uint64))
     return numbers
@@ -52,7 +51,7 @@ def random_permutation(count: int, seed: int) -> NDArray[np.int64]:
 
 
 def derive_state(purpose: str, *numbers: int) -> int:
-    """Derive the state of a random number generator. A different purpose or number gives a different state."""
+    """Derive a generator's state from a purpose and numbers."""
     text = " ".join([purpose, *map(str, numbers)])
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
@@ -60,7 +59,7 @@ def derive_state(purpose: str, *numbers: int) -> int:
 def permute_positions(
     positions: NDArray[np.int64], size: int, keys: NDArray[np.uint64] | np.uint64
 ) -> NDArray[np.int64]:
-    """Return the values of a pseudorandom permutation of the numbers below `size` at the given positions.
+    """Return the values of a pseudorandom permutation of the numbers below `size` at these positions.
 
     A Feistel network permutes all numbers that have at most as many bits as `size - 1`. Numbers of `size` or more are
     permuted again (cycle walking).

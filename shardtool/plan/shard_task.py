@@ -27,7 +27,7 @@ _MIN_REGION_SHARE = 0.25  # if a shard needs less of a region (see `Plan`), read
 
 
 def build_shard_samples(plan: Plan, shard: int) -> ShardSamples:
-    """Return the data that a worker needs to write a shard, as plain bytes."""
+    """Return the data that a worker needs to write a shard."""
     first, last = plan.span(shard)
     entries = replace(plan.entries, metadata=None).take(plan.sample_numbers(shard))
     stored = entries.rows.size if plan.stored_sizes is None else plan.stored_sizes[plan.rows(shard)]
@@ -113,11 +113,11 @@ def _inline_payloads(entries: SampleTable) -> bytes:
 
 
 def hash_shard_plan(shard_format: str, samples: ShardSamples, work: str = "") -> str:
-    """Return a hash of the keys, fields, sizes and paths in a shard's plan, and of `work`, the identity of a transform.
+    """Return a hash of a shard's keys, fields, sizes and paths, and of `work`, the identity of a transform.
 
     A copy of the source gives the same hash, because the hash ignores the source's root and times.
     """
-    # hash only this shard's field names, so that other shards do not change the hash
+    # hash only this shard's fields, independent of other shards
     content = samples.content
     used, codes = _unique_codes(np.frombuffer(content.codes, np.uint16))
     names = b"\0".join(content.fields[code] for code in used)

@@ -1,8 +1,4 @@
-"""Add fields to the samples of a `SampleTable`: new values for `--field`, or the fields of another dataset for `--add`.
-
-A `SampleTable` has one row for each field of each sample. The rows of each sample stay sorted by the bytes of the
-field names.
-"""
+"""Add fields to the samples of a `SampleTable`: new values (`--field`), or the fields of another dataset (`--add`)."""
 
 from __future__ import annotations
 
@@ -35,13 +31,13 @@ _Number = TypeVar("_Number", bound=np.generic)
 
 
 class NewField(NamedTuple):
-    """A field to add to samples, with its values.
+    """A field to add to samples.
 
     Attributes:
         texts: The value for each sample as text (see `decode_inline_payload`).
         has_value: bool[samples], whether the sample gets the field.
         labels: The class names, if the values are class numbers.
-        column: The values, if they are numbers. `add_fields` also adds them to the metadata.
+        column: The values, if they are numbers, which `add_fields` also adds to the metadata.
     """
 
     name: str
@@ -53,7 +49,7 @@ class NewField(NamedTuple):
 
 
 def add_fields(entries: SampleTable, new_fields: Sequence[NewField]) -> SampleTable:
-    """Add fields to samples, or replace fields of the same name. Also remove unused names from `SampleTable.fields`."""
+    """Add fields, or replace fields of the same name. Also remove unused names from `SampleTable.fields`."""
     new_fields = [field for field in new_fields if field.has_value.any()]
     if not new_fields:
         return entries
@@ -78,7 +74,7 @@ def add_fields(entries: SampleTable, new_fields: Sequence[NewField]) -> SampleTa
         spans = replace(spans, offset=offset, expected=expected, is_list=is_list, row_file=row_file)
 
     def is_one_type(field: NewField) -> bool:
-        # A sample without a new value keeps its old payload, so the field has one type only if the old type is equal.
+        # Samples without a new value keep their old payload, whose type may differ.
         return bool(field.has_value.all()) or field.name not in old_names or values.types.get(field.name) == field.kind
 
     columns = {field.name: field.column for field in new_fields}
@@ -114,10 +110,7 @@ def _extend_paths(paths: StringColumn, source: NDArray[np.int64]) -> PackedStrin
 
 
 def match_samples(entries: SampleTable, other: SampleTable, where: str) -> NDArray[np.int64]:
-    """Return for each sample the index of the sample in `other` with the same key, or -1.
-
-    Raise an error if both tables have a field of the same name.
-    """
+    """Return the index in `other` of each sample's key, or -1. Raise an error if both tables have a field in common."""
     shared = sorted({*entries.used_fields()} & {*other.used_fields()}, key=to_bytes)
     if shared:
         found = f"fields that exist in both: {format_list([repr(name) for name in shared])} (also in {where})"
@@ -128,10 +121,7 @@ def match_samples(entries: SampleTable, other: SampleTable, where: str) -> NDArr
 
 
 def merge_fields(entries: SampleTable, other: SampleTable) -> SampleTable:
-    """Add the fields of `other` to `entries`, and the metadata columns that `entries` lacks.
-
-    Both tables must contain the same samples in the same order.
-    """
+    """Add the fields and the new metadata columns of `other`, which must have the same samples in the same order."""
     names = sorted({*entries.used_fields(), *other.used_fields()}, key=to_bytes)
     check_field_count(option_text("add"), names)
     codes, columns = [field_codes(table, names) for table in (entries, other)], entries.metadata

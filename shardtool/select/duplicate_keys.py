@@ -1,7 +1,4 @@
-"""Handle samples that have the same key: raise an error, rename the later samples, or keep one sample per key.
-
-If the samples are appended to a dataset, `existing_keys` are the keys of this dataset. These keys never change.
-"""
+"""Handle samples with the same key: raise an error, rename the later samples, or keep one sample per key."""
 
 from __future__ import annotations
 
@@ -47,9 +44,10 @@ def resolve_duplicate_keys(
     """Make the keys of samples unique. Return the samples, the skipped samples, and a note about renamed samples.
 
     Args:
-        rule: With `rename`, the second sample with the key `a` gets the key `a-2`, and the third gets `a-3`. If such a
-            key already exists, its number is skipped. `last` cannot be combined with `existing_keys`.
+        rule: With `rename`, the second sample with the key `a` gets the first unused key of `a-2`, `a-3` and so on.
+            `last` cannot be combined with `existing_keys`.
         shards: Names of the files in `entries.known_spans.files`, for messages.
+        existing_keys: Keys of the dataset to which the samples are appended. These keys never change.
     """
     if rule == "last" and existing_keys is not None:
         problem = "last, with a dataset that is appended to"
@@ -116,7 +114,7 @@ def _rename_duplicates(
     old_names = (name for keys in tables for _, chunk in keys.chunks() for name in chunk)
     used_names = {name for name in old_names if name.rpartition(b"-")[0] in bases}
     names: dict[int, bytes] = {}
-    for group in groups:  # groups cannot get equal new keys, because a new key is the group's key, `-` and a number
+    for group in groups:  # new keys start with the group's key, so groups never share one
         number = 2
         for sample in group.samples if group.exists else group.samples[1:]:
             while (name := b"%b-%d" % (group.key, number)) in used_names:

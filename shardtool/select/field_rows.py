@@ -1,4 +1,4 @@
-"""Sort, merge and check the rows of a `SampleTable`, which has one row for each field of each sample."""
+"""Sort, merge and check the rows of a `SampleTable`, which has one row per field of each sample."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def list_source_paths(entries: SampleTable) -> PackedStrings:
-    """Return the path of each row's source file, or an empty path if the payload is not from a file."""
+    """Return the path of each row's source file, or "" if the payload is not from a file."""
     if (paths := entries.rows.paths) is not None:
         return PackedStrings.parse(paths.span(0, len(paths)))
     chunks = []
@@ -41,12 +41,7 @@ def drop_empty_samples(
 ) -> tuple[SampleTable, tuple[Skipped, ...]]:
     """Drop samples without fields. Return the remaining samples, and a `Skipped` for each dropped sample.
 
-    If no sample has a field, raise an error.
-
-    Args:
-        where: The location in the error.
-        found: The problem in the error.
-        why: The reason in each `Skipped`.
+    `why` is the reason in each `Skipped`. If no sample has a field, raise an error with `where` and `found`.
     """
     counts = entries.counts()
     empty = np.flatnonzero(counts == 0)
@@ -77,13 +72,12 @@ def order_rows(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Merge the rows of several tables that contain the same samples, and sort the rows by sample and field.
 
-    Return two arrays. The first lists the merged rows in order, as indexes into the concatenated tables. The second is
-    `SampleTable.first` for the merged rows. If several tables have the same field of a sample, keep only the rows of
-    the first of these tables.
+    Return the merged rows, as indexes into the concatenated tables, and their `SampleTable.first`. If several tables
+    have the same field of a sample, keep only the rows of the first of these tables.
 
     Args:
         firsts: `SampleTable.first` of each table.
-        codes: For each table, the field of each row, as an index into a list of fields that all tables share.
+        codes: The field of each row of each table, as an index into a shared list of fields.
     """
     orders, counts = [np.zeros(0, np.int64)], [np.zeros(1, np.int64)]
     part_starts = np.cumsum([0, *map(len, codes)])
@@ -105,7 +99,7 @@ def order_rows(
 
 
 def group_sorted(keys: PackedStrings) -> RowGroups:
-    """Group the samples with the same key. The groups are sorted by key, unlike the groups of `group_rows`."""
+    """Group the samples with the same key. The groups are sorted by key, unlike those of `group_rows`."""
     import pyarrow.compute as pc
 
     from shardtool.entries.arrow import true_positions
@@ -122,7 +116,7 @@ def group_sorted(keys: PackedStrings) -> RowGroups:
 def merge_groups(entries: SampleTable, groups: RowGroups) -> SampleTable:
     """Merge each group of samples into one sample, with the metadata and INLINE fields of the group's first sample.
 
-    If two samples of a group have the same field, the merged sample has this field twice. Callers must check for this.
+    Callers must check for a field that two samples of a group have, because the merged sample has it twice.
     """
     part = np.repeat(np.arange(len(entries)), entries.counts())
     sample, code = groups.of_row[part], entries.rows.code

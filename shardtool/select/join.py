@@ -55,7 +55,7 @@ class JoinedSamples(NamedTuple):
     Attributes:
         name: Name of the table.
         unmatched: Number of samples without a row in the table.
-        unused: Number of rows that match no sample. Rows that were collected into lists count once for each key.
+        unused: Number of rows that match no sample, or of keys if rows were collected into lists.
         classes: Class names by column.
         columns: Type of each joined column.
     """
@@ -74,16 +74,14 @@ def join_table(
 ) -> JoinedSamples:
     """Add the columns of a table to the metadata of samples.
 
-    A row matches a sample if the row's value in the column `on` is the key of the sample. If no value is a key, the
-    values are compared with the paths of the samples' files. If no path matches either, the values are compared with
-    the keys again, without their extensions.
-
-    If the samples have a metadata column `on`, the values are compared only with this column.
+    A row matches a sample if the row's value in the column `on` is the key of the sample. If no row matches, the values
+    are compared with the paths of the samples' files, and finally, without their extensions, with the keys. If the
+    samples have a metadata column `on`, the values are compared only with this column.
 
     New columns replace existing columns of the same name for samples with a matching row.
 
     Args:
-        on: The key column of the table. If empty, use the column that the table's format defines, or `key`.
+        on: The key column of the table. By default, the column that the table's format defines, or `key`.
         collect: The columns to collect into lists if rows share a key, or `all`. If empty, keys must be unique.
     """
     source, default_key = open_table(table, {on or _DEFAULT_KEY_COLUMN}, form), list[str]()
@@ -114,7 +112,7 @@ def join_table(
         side = "keys" if on not in sample_types else f"values of the samples' column {on!r}"
         expected = f"{side}, such as {show_keys(keys, np.flatnonzero(keys.lengths())[:1])}{_path_example(entries, on)}"
         raise _no_match_error(source.location, on, rows, keys, expected)
-    used = np.zeros(len(rows) + 1, bool)  # the last element is for samples without a row (-1)
+    used = np.zeros(len(rows) + 1, bool)  # the last element is for -1
     used[matched_rows] = True
     unused = np.flatnonzero(~used[:-1])
     kinds = {name: column.type for name, column in columns.items()}
@@ -160,7 +158,7 @@ def add_table_columns(
 ) -> tuple[SampleTable, tuple[str, ...]]:
     """Add columns of a table to the metadata of samples. Return the samples, and notes about replaced columns.
 
-    `rows` contains the row of the table for each sample, or -1. `columns` is emptied, to free memory early.
+    `rows` contains the table row of each sample, or -1. `columns` is emptied, to free memory.
     """
     old_table, table, notes = entries.metadata, entries.metadata, list[str]()
     matched = pluralize(int(np.count_nonzero(rows >= 0)), "sample")
@@ -287,7 +285,7 @@ def metadata_column(table: pa.Table, name: str) -> pa.Array:
 
 
 def show_keys(keys: PackedStrings, positions: NDArray[np.int64]) -> str:
-    """Return the keys at the first few `positions` as text for messages."""
+    """Return the keys at the first few `positions`, for messages."""
     first_keys = [keys[position][:_MAX_KEY_LETTERS] for position in positions[:_MAX_LISTED_KEYS].tolist()]
     return format_list([f"'{printable(key)}'" for key in first_keys]) or "none"
 
@@ -326,8 +324,7 @@ def _unify_types(*columns: pa.Array) -> list[pa.Array] | None:
 
 
 def _take_values(column: pa.Array, sample_rows: NDArray[np.int64], before: pa.Array | None) -> pa.Array:
-    # Take values in chunks. If many samples match the same row with a long text, each sample gets a copy of the text,
-    # and one array could exceed the 2 GiB limit of Arrow strings.
+    # Many copies of a long text could exceed the 2 GiB limit of one Arrow array, so take values in chunks.
     chunks = []
     for chunk in chunk_slices(len(sample_rows)):
         rows = sample_rows[chunk]

@@ -2,10 +2,9 @@
 
 If the pattern matches the whole relative path without its extension, the first group with a match is the key. The rest
 of the file name, without separators at both ends, becomes the start of the field name, for example `mask.png`. If the
-pattern does not match a path, the key is the path without its extension.
+pattern does not match, the key is the path without its extension.
 
-Arrow's RE2 engine matches the pattern, because RE2 takes linear time, even for a pattern from an untrusted dataset
-file.
+Arrow's RE2 engine takes linear time, even for a pattern from an untrusted dataset file.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ if TYPE_CHECKING:
 
 _REGEX_GROUP = re.compile(r"\\.|\[\^?\]?(?:\\.|\[:\^?\w+:\]|[^\]\\])*\]|\(\?P?<\w+>|\((?!\?)", re.DOTALL)
 _SEPARATORS = b"_-. "
-_INVALID_PART = re.compile(rb"(?:^|/)(?:\.{0,2})(?:/|$)")  # matches an empty part of a key, and the parts `.` and `..`
+_INVALID_PART = re.compile(rb"(?:^|/)(?:\.{0,2})(?:/|$)")  # matches empty parts, `.` and `..`
 _MAX_LISTED_PAIRS = 3
 
 
 class KeyPattern:
-    """A pattern that computes keys from paths. `matched` is the number of paths that the pattern has matched so far."""
+    """A pattern that computes keys from paths. `matched` counts the paths that matched so far."""
 
     def __init__(self, text: str) -> None:
         import pyarrow.compute as pc
@@ -66,7 +65,7 @@ class KeyPattern:
     def split(self, names: PackedStrings) -> tuple[PackedStrings, list[bytes], list[int]]:
         """Split each path (without its extension) into a key and the rest of the file name.
 
-        Return the keys, the list of distinct rests, and for each path the index of its rest in this list.
+        Return the keys, the list of distinct rests, and the index of each path's rest in this list.
         """
         import pyarrow.compute as pc
 
@@ -94,7 +93,7 @@ class KeyPattern:
         return PackedStrings.parse(bytes(keys)), [*rests], rest_numbers
 
     def check_matched(self, keys: PackedStrings) -> None:
-        """Raise an error if the pattern has matched no path so far. If `keys` is empty, there were no paths."""
+        """Raise an error if the pattern has matched none of `keys`."""
         if not self.matched and len(keys):
             expected = f"a pattern for whole paths without their endings, such as '{printable(keys[0])}'"
             raise InvalidRequest(self._where, "no file matches", expected=expected)

@@ -1,11 +1,10 @@
 """Find the rows of a table that match a query such as `label == 'dog' and width > 256`.
 
-The query language is a subset of pandas' query language. Python parses a query, but never runs it. An untrusted query
-can therefore only select the wrong rows. A comparison with null is false, except that `!=` is true. `not` inverts the
-result.
+The query language is a subset of pandas'. Python parses a query, but never runs it, so an untrusted query can only
+select the wrong rows. A comparison with null is false, except that `!=` is true. `not` inverts the result.
 
-Two features are not in pandas. A class name can be compared with class numbers (`cls == 'cat'`), and lists have
-`.len()` and `.contains()`.
+Unlike in pandas, class names can be compared with class numbers (`cls == 'cat'`), and lists have `.len()` and
+`.contains()`.
 """
 
 from __future__ import annotations
@@ -130,11 +129,11 @@ _BAD_TOKENS = {
 
 
 def match_rows(table: pa.Table, query: str, classes: ClassNames = _NO_CLASSES) -> NDArray[np.int64]:
-    """Return the ascending row numbers, counted from 0, of the rows that match `query`.
+    """Return the ascending numbers, counted from 0, of the rows that match `query`.
 
     Args:
         query: Comparisons, combined with `and`, `or` and `not`. Column names with blanks are in backticks.
-        classes: Class names by column. A query can compare these columns of class numbers with class names.
+        classes: Class names by column of class numbers.
     """
     return match_partially(table, query, {}, classes)[0]
 
@@ -144,20 +143,17 @@ def match_partially(
 ) -> tuple[NDArray[np.int64], ReadCondition | None]:
     """Evaluate only the conditions of a query (the operands of `and`) whose columns are all in `table`.
 
-    Return the matching rows, and the remaining conditions or None.
-
-    Args:
-        later_columns: Names and types of columns whose values become known only when samples are read, such as image
-            sizes. Names of columns in `table` are ignored.
+    Return the matching rows, and the remaining conditions or None. `later_columns` are names and types of columns that
+    are measured while reading samples, such as image sizes. Columns in `table` take precedence.
     """
     where = option_text("where")
     try:
         with warnings.catch_warnings():
-            # Ignore Python's warnings about text such as `\d` in quotes, and NumPy's warnings about division by zero.
+            # Python warns about text such as `\d` in quotes, and NumPy about division by zero.
             warnings.simplefilter("ignore")
             parsed, table_columns = _parse(query, where, classes), {*table.column_names}
             measured = [(name, kind) for name, kind in later_columns.items() if name not in table_columns]
-            # First evaluate the query with all columns but no rows, so an error message can list all columns.
+            # First evaluate all columns without rows, so that errors can list all columns.
             _evaluate(metadata_columns.with_measured_columns(table.slice(0, 0), measured, []), parsed)
             parts = _split_conjunction(parsed.tree)
             later_parts = [part for part in parts if not table_columns.issuperset(parsed.columns(part))]

@@ -1,4 +1,4 @@
-"""Convert the columns in a query to arrays, and compare and calculate with them.
+"""Convert columns in queries to arrays, and compare and calculate with them.
 
 Numbers and booleans are NumPy arrays, because NumPy compares int64 with uint64 exactly. Text, times and lists are Arrow
 arrays. `pyarrow.scalar` and `to_numpy` are not used, because they import pandas.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 QueryKind = Literal["a number", "text", "true or false", "a time", "a list", "lists", "empty", "of another type"]
 _ARROW_KINDS: Sequence[tuple[QueryKind, Callable[[pa.DataType], bool], pa.DataType | None]] = (
-    # kind, test for Arrow types, and the type to which a column is cast; the first successful test applies
+    # kind, test for Arrow types, and cast type; the first successful test applies
     ("empty", types.is_null, None),
     ("true or false", types.is_boolean, None),
     ("a number", types.is_uint64, None),
@@ -72,7 +72,7 @@ _FIXED_OFFSET = re.compile(r"([+-])([0-9]{2}):?([0-9]{2})")
 
 
 class Numbers(NamedTuple):
-    """The numbers or booleans of a column. Where `valid` is false, the row is null and its value undefined."""
+    """The numbers or booleans of a column. If `valid` is false, the row is null, and its value is undefined."""
 
     values: NDArray[Any]
     valid: Bools
@@ -84,12 +84,12 @@ class Numbers(NamedTuple):
         return cls(_to_numpy(array) if types.is_boolean(array.type) else arrow.number_values(array), valid)
 
     def to_bools(self, *, missing: bool) -> Bools:
-        """Return the values as booleans, with `missing` in place of nulls."""
+        """Return the values as booleans, with `missing` for nulls."""
         return np.where(self.valid, self.values, missing)
 
 
 class Time(NamedTuple):
-    """A time in a query, in nanoseconds since 1970. It is in UTC if `is_zoned`, otherwise without a time zone."""
+    """A time in a query, in nanoseconds since 1970, in UTC if `is_zoned`, otherwise without a time zone."""
 
     nanoseconds: int
     is_zoned: bool
@@ -135,10 +135,10 @@ def missing_rows(data: Numbers | pa.Array) -> Bools:
 
 
 def calculate(function: Callable[..., Any], *operands: Any) -> Any:
-    """Apply a function to columns of numbers and constants. A row of the result is null if an operand is null.
+    """Apply a function to columns of numbers and constants. Null operands give null.
 
     Raises:
-        OverflowError: A result is an integer outside the range of its column, which is int64 or uint64.
+        OverflowError: An integer result is outside the range of its column (int64 or uint64).
     """
     values = [value.values if isinstance(value, Numbers) else value for value in operands]
     masks = [value.valid for value in operands if isinstance(value, Numbers)]
@@ -147,7 +147,7 @@ def calculate(function: Callable[..., Any], *operands: Any) -> Any:
         return result
     valid = np.logical_and.reduce(masks)
     if function in _CAN_OVERFLOW and result.dtype.kind in "iu":
-        # An integer that wrapped around differs from the floating-point result by about a multiple of 2^64.
+        # A wrapped integer differs from the floating-point result by about a multiple of 2^64.
         estimate = function(*(np.asarray(value, np.float64) for value in values))
         if (np.abs(result - estimate) > 2.0**60)[valid].any():
             raise OverflowError(_OVERFLOW_ERROR)
@@ -155,7 +155,7 @@ def calculate(function: Callable[..., Any], *operands: Any) -> Any:
 
 
 def calculate_pair(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
-    """Call `calculate`, but first convert an integer constant to a float if the other operand's type cannot contain it.
+    """Call `calculate`. Convert an integer constant outside the range of the other operand's type to a float.
 
     Raises:
         OverflowError: As in `calculate`, or one operand is a column with values above 2^63 - 1, and the other operand
@@ -167,7 +167,7 @@ def calculate_pair(function: Callable[[Any, Any], Any], left: Any, right: Any) -
 
 
 def _to_unsigned(column: Any, value: Any) -> Any:
-    # Convert int64 to uint64, because NumPy would convert a uint64 and an int64 column to float64, which is inexact.
+    # NumPy would convert a uint64 and an int64 column to float64, which is inexact.
     if not isinstance(column, Numbers) or column.values.dtype != np.uint64:
         return value
     is_signed = isinstance(value, Numbers) and value.values.dtype == np.int64
@@ -233,7 +233,7 @@ def is_in(data: Numbers | pa.Array, items: list[Any]) -> Bools:
 
 
 def parse_time(text: str, zone: str | None) -> Time | None:
-    """Parse a time. If the text contains no UTC offset, use the time zone `zone`. Return None for other text."""
+    """Parse a time, in the time zone `zone` if the text contains no UTC offset. Return None for other text."""
     if not (match := _TIME_TEXT.fullmatch(text)):
         return None
     *parts, fraction, offset = match.groups()
@@ -264,7 +264,7 @@ def _offset_seconds(zone: str) -> int | None:
 
 
 def time_field(name: str, times: pa.Array) -> Numbers:
-    """Return one component of each time, such as its `year`, in the time zone of the column. See `TIME_FIELDS`."""
+    """Return one of `TIME_FIELDS` of each time, such as its `year`, in the time zone of the column."""
     offset = _offset_seconds(times.type.tz or "")
     if offset is not None:  # pyarrow 21 supports named zones, but not offsets such as +02:00
         unit = times.type.unit
@@ -280,10 +280,7 @@ def value_lengths(column: pa.Array) -> Numbers:
 
 
 def rows_with_element(lists: pa.Array, matches: Bools) -> Bools:
-    """Return for each list whether any of its elements matches.
-
-    `matches` contains a boolean for each element of all lists, in order.
-    """
+    """Return whether any element of each list matches. `matches` has a boolean for each element of all lists."""
     lengths, valid = value_lengths(lists)
     counts = np.where(valid, lengths, 0)
     rows = np.zeros(len(lists), np.bool_)

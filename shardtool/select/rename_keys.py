@@ -38,7 +38,7 @@ _MAX_LISTED_KEYS = 3
 
 
 def check_key_rename(rename: str) -> None:
-    """Raise an error if the regular expression in `rename` is invalid. This check needs no samples."""
+    """Raise an error if the regular expression in `rename` is invalid."""
     if (substitution := parse_substitution("rename_keys", rename)) is not None:
         _substitute(arrow.text_array([""]), substitution)
 
@@ -51,8 +51,7 @@ def rename_keys(
     Args:
         rename: `s/PATTERN/REPLACEMENT/`, or the name of a column with the new keys.
         column_of: Function that returns a column by name.
-        has_paths: Whether the fields of the samples are files. Their paths are then stored in the table, because the
-            new keys do not contain the paths.
+        has_paths: Whether fields are files, whose paths the table must then store, because new keys lack them.
     """
     keys = entries.keys
     if not is_utf8(keys.data):
@@ -135,7 +134,7 @@ def _check_column(keys: PackedStrings, column: pa.ChunkedArray, name: str) -> pa
 
 
 def _check_unique(keys: PackedStrings, new_keys: PackedStrings) -> None:
-    # Report only different keys that became equal. `on_duplicate` handles keys that were already equal.
+    # `on_duplicate` handles keys that were already equal.
     repeated = {new: [*dict.fromkeys(keys[at] for at in rows)] for new, rows in find_repeated(new_keys).items()}
     if clashes := {new: old for new, old in repeated.items() if len(old) > 1}:
         new, old = next(iter(clashes.items()))

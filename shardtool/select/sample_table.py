@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def sort_order(values: pa.ChunkedArray, name: str, *, descending: bool = False) -> NDArray[np.int64]:
-    """Return the positions that sort the values. The sort is stable. Nulls and NaN are last in both directions."""
+    """Return the positions that stably sort the values. Nulls and NaN are last in both directions."""
     import pyarrow.compute as pc
 
     kind = arrow.to_plain(values.slice(0, 0)).type
@@ -48,9 +48,9 @@ def _is_sortable(kind: pa.DataType) -> bool:
 def make_sample_table(entries: SampleTable, shards: Sequence[str]) -> pa.Table:
     """Return a table with one row per sample and all columns that queries can use.
 
-    The table has the metadata columns, `key`, and `size` (total bytes). Samples in shards also have `shard`, a file
-    name, and `fields`, the number of fields. If `shards` is empty, samples are files: `size` counts only files, and the
-    table also has `path`, the path of the first file, and `folder`, the key up to its last slash.
+    The table has the metadata columns, `key`, and `size` (total bytes). Samples in shards also have `shard` (a file
+    name) and `fields` (their number). If `shards` is empty, samples are files: `size` counts only files, and the table
+    also has `path` (of the first file) and `folder` (the key up to its last slash).
     """
     keys, sizes, is_file = entries.keys, entries.rows.size, entries.rows.kind != INLINE
     properties: dict[str, pa.Array] = {"key": arrow.strip_nuls(keys.span(0, len(keys)), pa.large_string())}
@@ -73,7 +73,7 @@ def make_sample_table(entries: SampleTable, shards: Sequence[str]) -> pa.Table:
 
 
 def table_column(table: pa.Table, name: str, option: str) -> pa.ChunkedArray:
-    """Return the column with this name. Raise an error about `option` if no or several columns have this name."""
+    """Return a column. Raise an error about `option` if no or several columns have this name."""
     indices: Sequence[int] = table.schema.get_all_field_indices(name)
     if not indices:
         raise missing_name_error("column", option, name, table.column_names)

@@ -44,10 +44,10 @@ def select_fields(
     """Select, drop and rename fields. Return the remaining samples, and a `Skipped` for each sample without fields.
 
     Args:
-        select: The fields to keep, or empty for all fields.
-        rename: Pairs of new and old names. All names change at the same time. Two fields can get the same name if no
-            sample has both fields.
-        to_format: The format of the output. For TFRecords, a number field and a text field must not get the same name.
+        select: The fields to keep. If empty, all fields.
+        rename: Pairs of new and old names, which change at the same time. Two fields can get the same name if no sample
+            has both fields.
+        to_format: The output format. For TFRecords, a number field and a text field must not get the same name.
     """
     if not (select or drop or rename):
         return entries, ()

@@ -5,7 +5,7 @@
 - by the hash of each key
 - by the hash of a column value, so that samples with the same value (a group) are in the same split
 - by the hash of each key, but with exact shares for each label
-- by a column that contains the names of the splits
+- by a column with split names
 
 A hash depends only on the key or group and the seed, not on other samples.
 """
@@ -45,7 +45,7 @@ class SplitAssignment(NamedTuple):
 
     Attributes:
         names: The splits in the requested order, or in byte order if they are values of a column.
-        number: int16[samples], the index in `names` of the split of each sample.
+        number: int16[samples], the index in `names` of each sample's split.
     """
 
     names: tuple[str, ...]
@@ -53,12 +53,12 @@ class SplitAssignment(NamedTuple):
     notes: tuple[str, ...] = ()
 
     def samples(self, split: int) -> NDArray[np.int64]:
-        """Return the indexes of the samples in a split, ascending."""
+        """Return the ascending indexes of the samples in a split."""
         return np.flatnonzero(self.number == split)
 
 
 def assign_splits(keys: PackedStrings, options: SplitOptions, values: pa.ChunkedArray | None = None) -> SplitAssignment:
-    """Assign each sample to a split. `values` is the metadata column that `options.required_column` names."""
+    """Assign each sample to a split. `values` is the metadata column of `options.required_column`."""
     option_and_column = options.required_column
     if option_and_column is None:
         return _assign_by_hash((hash_strings(names, _HASH_PERSON, options.seed) for _, names in keys.chunks()), options)
@@ -140,10 +140,7 @@ def _assign_by_label(keys: PackedStrings, values: pa.ChunkedArray, options: Spli
 def sample_per_class(
     keys: PackedStrings, values: pa.ChunkedArray, max_count: int, *, column: str, seed: int
 ) -> NDArray[np.int64]:
-    """Select the `max_count` samples of each label with the smallest key hashes. Return their sorted indexes.
-
-    These hashes are independent of the hashes for splits.
-    """
+    """Select the `max_count` samples of each label with the smallest key hashes. Return their sorted indexes."""
     labels_column = _simplify(values, option_text("of"), column)
     _check_nulls(keys, labels_column, option_text("of"), column)
     label, labels = _number_labels(labels_column, _MAX_LABELS, option_text("of"), column)
@@ -160,9 +157,9 @@ def _share_weights(options: SplitOptions) -> tuple[tuple[str, ...], list[int]]:
 def _apportion(sizes: NDArray[np.int64], weights: list[int]) -> NDArray[np.int64]:
     """Return the number of samples of each label in each split, as int64[labels, splits].
 
-    For each label, the shares with the largest remainders are rounded up (Hamilton's method). A split that loses a
-    fraction of a sample by rounding has a larger remainder for the next labels. Otherwise, all samples of small labels
-    would be in the largest split.
+    For each label, the shares with the largest remainders are rounded up (Hamilton's method). What a split loses by
+    rounding is added to its remainder for the next labels. Otherwise, all samples of small labels would be in the
+    largest split.
     """
     counts, remainder_rows = np.divmod(sizes[:, None] * np.array(weights, np.int64), SHARE_UNIT)
     owed = [0] * len(weights)
@@ -252,18 +249,15 @@ def _small_notes(names: tuple[str, ...], labels: list[bytes], counts: NDArray[np
 def sample_by_key(keys: PackedStrings, share: float | str) -> NDArray[np.int64]:
     """Select a random share of the samples by key hash. Return their sorted indexes.
 
-    A sample is selected if its hash (see `hash_strings`) is below share * 2^64, so a larger share contains all samples
-    of a smaller share. `share` is a number above 0 and at most 1, or a string such as `0.01` or `1%`.
+    A sample is selected if its hash (see `hash_strings`) is below share * 2^64, so a larger share includes a smaller
+    one. `share` is a number above 0 and at most 1, or a string such as `0.01` or `1%`.
     """
     last = np.uint64(math.ceil(parse_share("sample", share, positive=True) * 2**64) - 1)
     return np.flatnonzero(keys.hashes() <= last)
 
 
 def sample_with_notes(keys: PackedStrings, share: float | str) -> tuple[NDArray[np.int64], list[str]]:
-    """Return the result of `sample_by_key`, and a note if the number of samples is far from the requested share.
-
-    Raise an error if no sample is selected.
-    """
+    """Call `sample_by_key`. Return a note if the share is far from `share`. Raise an error if no sample is selected."""
     selected, total = sample_by_key(keys, share), len(keys)
     if not len(selected):
         found = f"{share} selects none of {total:,} samples"

@@ -42,7 +42,7 @@ _PART_STARTS = b"/\0."
 
 
 def has_dotted_keys(keys: PackedStrings) -> bool:
-    """Return whether the last component of any key contains a dot after the component's first character."""
+    """Return whether the last component of any key contains a dot after its first character."""
     data = keys.data
     return any(
         b"." in match[0][1:] or data[max(0, match.start() - 1)] not in _PART_STARTS
@@ -51,10 +51,7 @@ def has_dotted_keys(keys: PackedStrings) -> bool:
 
 
 def check_storable_names(entries: SampleTable, where: str, *, skip: bool = False) -> None:
-    """Raise an error if a shard cannot store a key or field name.
-
-    If `skip` is true, the error also suggests the option that skips such samples.
-    """
+    """Raise an error if a shard cannot store a key or field name. If `skip`, suggest the option to skip samples."""
     keys, fields = _unsafe_keys(entries.keys), _unsafe_fields(entries)
     bad = [entries.keys[index] for index in keys[:5]] + [to_bytes(name) for name in fields]
     if not bad:
@@ -71,7 +68,7 @@ def check_storable_names(entries: SampleTable, where: str, *, skip: bool = False
 
 
 def skip_unsafe_names(entries: SampleTable) -> tuple[SampleTable, tuple[Skipped, ...]]:
-    """Return the samples whose keys and field names a shard can store, and a `Skipped` for each other sample."""
+    """Return the samples with names that a shard can store, and a `Skipped` for each other sample."""
     keys, fields = _unsafe_keys(entries.keys), _unsafe_fields(entries)
     codes = [entries.fields.index(name) for name in fields]
     rows = np.flatnonzero(np.isin(entries.rows.code, codes)) if codes else np.zeros(0, np.int64)
@@ -91,7 +88,7 @@ def skip_unsafe_names(entries: SampleTable) -> tuple[SampleTable, tuple[Skipped,
 def choose_dots(entries: SampleTable, requested: Dots | None, where: str) -> tuple[Dots, str]:
     """Choose whether the first or the last dot of a tar member's name ends the key. Return the choice and a note.
 
-    By default, use the last dot only if keys contain dots. Raise an error if a name would be split at the wrong dot.
+    By default, choose the last dot only if keys contain dots. Raise an error if a name would be split at a wrong dot.
     """
     fields = [name for name in entries.used_fields() if "." in name]
     if requested != "last" and not has_dotted_keys(entries.keys):
@@ -143,9 +140,8 @@ _HASH_LENGTH = 16
 def make_portable(entries: SampleTable, *, by_key: bool = True) -> SampleTable:
     """Rename keys and fields to names that all readers accept. If `by_key`, sort the samples by their new keys.
 
-    Bytes of a key other than ASCII letters, digits, `_`, `-` and `/` are percent-encoded (see
-    `urllib.parse.unquote_to_bytes`). Field names become lower case. If a key does not fit into a tar header, a hash
-    replaces the end of the key. The sidecar records the original names.
+    Bytes of a key other than ASCII letters, digits, `_`, `-` and `/` are percent-encoded. Field names become lower
+    case. A hash replaces the end of a key that does not fit into a tar header. The sidecar records the original names.
     """
     fields = tuple(_portable_field(name) for name in entries.fields)
     longest = max((fields[code] for code in np.unique(entries.rows.code).tolist()), key=len, default="")
@@ -167,7 +163,7 @@ def make_portable(entries: SampleTable, *, by_key: bool = True) -> SampleTable:
         source_paths=True,
     )
     check_case(renamed)
-    # Sort again: lower-case field names and percent-encoded keys may have another order than the original names.
+    # New names may have another order than the original names.
     if np.any(np.diff(new_code.astype(np.int64)) < 0):
         by_field = np.lexsort((renamed.rows.code, np.repeat(np.arange(len(renamed)), renamed.counts())))
         renamed = renamed.take_rows(by_field)
@@ -208,7 +204,7 @@ def _portable_key(key: bytes, max_bytes: int) -> bytes:
 
 
 def check_case(entries: SampleTable) -> None:
-    """Raise an error if fields of a sample differ only in case, because webdataset converts them to lower case."""
+    """Raise an error if fields of a sample differ only in case, which webdataset ignores."""
     lower = [name.lower() for name in entries.fields]
     first_equal: NDArray[np.int64] = np.array([lower.index(name) for name in lower], np.int64)
     if len(set(lower)) == len(lower) and not entries.source_paths:

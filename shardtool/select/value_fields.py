@@ -48,15 +48,14 @@ def set_value_fields(
     """Add fields with the values of metadata columns. Return the samples and notes.
 
     A new field replaces an existing field of the same name. If the value of a sample is null, the sample keeps its
-    existing payload. Unless `may_lack` is true, null is an error in fields of numbers or labels, and in samples without
-    an existing payload.
+    existing payload, or lacks the field. Unless `may_lack` is true, null is an error in fields of numbers or labels,
+    and in samples without an existing payload.
 
     Args:
         fields: Pairs of a field and the column with its values.
         classes: The fields whose values are replaced by class numbers.
         known: Existing class names. By default, classes are numbered in the byte order of their names.
         names: Class names by column, for columns that already contain class numbers.
-        may_lack: Whether null is allowed. A sample without a value and without an existing payload lacks the field.
     """
     check_field_names(option_text("field"), [name for name, _ in fields])
     check_labels(classes, fields)
@@ -93,7 +92,7 @@ def _make_field(
     if not may_lack or len(missing) == len(values):
         _refuse_samples(entries, missing if is_uniform else missing[~has_field[missing]], found, expected, remedy)
     elif len(missing):
-        # The value that replaces null does not matter, because these samples do not get the field.
+        # Any value can replace null, because these samples do not get the field.
         values = values.fill_null(values.drop_null()[0])
     labels = class_names
     if label and class_names is None:

@@ -16,7 +16,7 @@ from shardtool.storage import paths
 from shardtool.table.columns import MAX_ROW_BYTES
 
 HEADER_BYTES = 2**20
-READ_BLOCK_BYTES = 2**20  # first block size; `read_in_blocks` increases it until every row fits
+READ_BLOCK_BYTES = 2**20  # first block size of `read_in_blocks`
 _NULL_TEXTS = ["", "NA", "N/A", "null", "NULL", "nan", "NaN"]
 
 _NUMBER_PATTERNS = (
@@ -40,8 +40,8 @@ class Table:
 
     Attributes:
         folder: The folder to which relative paths in the table refer.
-        classes: Class names of each column that contains class numbers or lists of class numbers.
-        key_column: The column that identifies samples, if the table's format defines one, otherwise empty.
+        classes: Class names of each column with class numbers or lists of class numbers.
+        key_column: The column that identifies samples, or "" if the table's format defines none.
     """
 
     schema: pa.Schema
@@ -65,11 +65,11 @@ class Table:
         return sum(batch.num_rows for batch in self.batches(self.schema.names[:1]))
 
     def row_counts(self) -> list[tuple[str, int]]:
-        """Return the path and row count of each file, or [] if the table is not stored in several files."""
+        """Return the path and row count of each file, or [] if the table is not several files."""
         return []
 
     def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        """Yield all rows of the given columns as record batches."""
+        """Yield all rows of these columns as record batches."""
         yield from self.read(columns, ()).to_batches()
 
     def iter_struct_field(self, column: str, field: str) -> Iterator[pa.Array]:
@@ -87,7 +87,7 @@ class MemoryTable(Table):
         self._table, self.schema = table, table.schema
 
     def read(self, columns: list[str], _text: Collection[str], /) -> pa.Table:
-        """Return the given columns."""
+        """Return these columns."""
         return self._table.select(columns)
 
     def count(self) -> int:
@@ -96,10 +96,7 @@ class MemoryTable(Table):
 
 
 def parse_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Convert a text column to numbers if all its values are numbers. A value such as 007 is not a number.
-
-    Empty cells, NA, null and NaN become null in a column of numbers.
-    """
+    """Convert a text column to numbers if all values are numbers (007 is not) or missing: empty, NA, null or NaN."""
     gaps = pc.is_in(column, value_set=arrow.text_array(_NULL_TEXTS).cast(column.type))
     filled = column.filter(pc.invert(gaps)).drop_null()
     for pattern, number_type in _NUMBER_PATTERNS:
@@ -110,7 +107,7 @@ def parse_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def read_in_blocks(read: Callable[[int], pa.Table]) -> pa.Table:
-    """Call `read` with increasing block sizes, in bytes, until every row fits into a block."""
+    """Call `read` with increasing block sizes in bytes until every row fits into a block."""
     block = READ_BLOCK_BYTES
     while True:
         try:
@@ -122,7 +119,7 @@ def read_in_blocks(read: Callable[[int], pa.Table]) -> pa.Table:
 
 
 def check_text_start(name: str, head: bytes) -> bytes:
-    """Return the start of a text file without its byte-order mark. Raise an error if the encoding is not UTF-8."""
+    """Return the start of a text file without its byte-order mark. Raise an error if it is not UTF-8 text."""
     for mark, meaning in _FOREIGN_MARKS:
         if head.startswith(mark):
             remedy = "Convert it: `iconv -f UTF-16 -t UTF-8`." if meaning == "UTF-16" else ""
@@ -137,7 +134,7 @@ def reading_table(name: str) -> Iterator[None]:
     """Convert errors in the `with` block to `InvalidRequest`, except errors about memory."""
     try:
         yield
-    except MemoryError:  # this clause must come first, because pyarrow's MemoryError is also an ArrowException
+    except MemoryError:  # first, because pyarrow's MemoryError is also an ArrowException
         raise
     except (pa.ArrowException, OSError, ValueError, TypeError, ArithmeticError) as error:
         if is_out_of_memory(error):

@@ -1,6 +1,6 @@
 """Read Parquet, Feather and Arrow files.
 
-Columns of bytes are read only when shards are written, so the files must not change until then.
+Byte columns are read only when shards are written, so the files must not change until then.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 
-_BUFFER_BYTES = 2**20  # limits memory: without it, pyarrow reads a whole column of a row group at once
+_BUFFER_BYTES = 2**20  # without a limit, pyarrow reads a whole column of a row group
 _BATCH_ROWS = 64
 
 
@@ -177,7 +177,7 @@ class ArrowTable(_FileTable):
         return table
 
     def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        # Use a memory map to save memory, because a batch may be the whole file.
+        # A memory map saves memory, because a batch may be the whole file.
         with reading_table(self.location), self._reader(columns, pa.memory_map) as reader:
             if isinstance(reader, pa.RecordBatchFileReader):
                 for index in range(reader.num_record_batches):

@@ -41,30 +41,30 @@ def is_bytes_type(kind: pa.DataType) -> bool:
 
 
 def is_empty_struct(kind: pa.DataType) -> bool:
-    """Return whether a type contains a struct without fields, which Arrow infers if every row is `{}`."""
+    """Return whether a type contains a struct without fields, which Arrow infers for `{}`."""
     return any(pa.types.is_struct(nested) and not nested.num_fields for nested, _ in _nested_types(kind))
 
 
 def is_wrapped_bytes(kind: pa.DataType) -> bool:
-    """Return whether a type is the `struct<bytes, path>` in which Hugging Face datasets stores files."""
+    """Return whether a type is Hugging Face datasets' `struct<bytes, path>` for files."""
     has_bytes = bool(pa.types.is_struct(kind)) and kind.get_field_index("bytes") >= 0
     return has_bytes and is_bytes_type(kind.field("bytes").type)
 
 
 def is_index_name(column: str) -> bool:
-    """Return whether `column` is the name that pandas gives to an index without a name."""
+    """Return whether `column` is pandas' name for an unnamed index."""
     return _PANDAS_INDEX.match(column) is not None
 
 
 def is_text_type(kind: pa.DataType) -> bool:
-    """Return whether a type is text, which may be dictionary-encoded or run-end encoded."""
+    """Return whether a type is text, plain, dictionary-encoded or run-end encoded."""
     if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
         kind = kind.value_type
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def check_column_names(name: str, columns: list[str]) -> None:
-    """Raise an error if a column has no name, or if several columns have the same name."""
+    """Raise an error if column names are empty or repeated."""
     unnamed = [str(number) for number, column in enumerate(columns, 1) if not column.strip()]
     if unnamed:
         found = f"column {format_list(unnamed)} without a name"
@@ -77,7 +77,7 @@ def check_column_names(name: str, columns: list[str]) -> None:
 
 
 def missing_name_error(thing: str, option: str, name: str, names: Sequence[str]) -> InvalidRequest:
-    """Return the error for an unknown name of a `thing`, such as a column. The message suggests similar names."""
+    """Return the error for an unknown name of a `thing`, such as a column, with similar names."""
     by_lower_case = {candidate.casefold(): candidate for candidate in names}
     similar = [by_lower_case[candidate] for candidate in get_close_matches(name.casefold(), by_lower_case, n=3)]
     remedy = f"Did you mean {' or '.join(map(repr, similar))}?" if similar else ""
@@ -107,7 +107,7 @@ def check_sidecar_names(location: str, columns: list[str], *, remedy: str) -> No
 
 
 def check_field_name(location: str, found: str, name: str) -> None:
-    """Raise an error if a field name is invalid, or if the user could not type it in `--fields`."""
+    """Raise an error if a field name is invalid, or cannot be typed in `--fields`."""
     if BAD_FIELD.search(name) or _UNTYPABLE.search(name) or not is_utf8(to_bytes(name)):
         expected = "a name such as jpg, cls or seg.png, without '=' or ',', a leading '-', or a space at either end"
         raise InvalidRequest(location, found, expected=expected)
@@ -123,7 +123,7 @@ def check_field_names(location: str, names: Sequence[str], *, remedy: str = RENA
 
 
 def check_labels(classes: Sequence[str], fields: Sequence[tuple[str, str]]) -> None:
-    """Raise an error if a field in `classes` does not exist. `fields` are pairs of field and column."""
+    """Raise an error if a field in `classes` is not in `fields`, which are pairs of field and column."""
     unknown = [name for name in classes if name not in dict(fields)]
     if unknown:
         remedy = f"Choose its column with {option_text('field', {unknown[0]: 'COLUMN'})}."
@@ -137,7 +137,7 @@ MAX_ROW_BYTES = 2**28
 
 
 def check_shape(location: str, schema: pa.Schema) -> None:
-    """Raise an error if a table has too many columns or too deeply nested values."""
+    """Raise an error if a table exceeds `MAX_COLUMNS` or `MAX_NESTING`."""
     if len(schema) > MAX_COLUMNS:
         raise column_count_error(location, len(schema))
     for field in schema:
@@ -165,7 +165,7 @@ def _nested_types(kind: pa.DataType) -> Iterator[tuple[pa.DataType, int]]:
 
 
 def column_count_error(location: str, count: int | None = None) -> InvalidRequest:
-    """Return the error for a table with too many columns."""
+    """Return the error for too many columns."""
     found = f"more than {MAX_COLUMNS:,} columns" if count is None else f"{count:,} columns"
     remedy = "Store related numbers in one list column."
     return InvalidRequest(location, found, expected=f"at most {MAX_COLUMNS:,}", remedy=remedy)
@@ -178,7 +178,7 @@ def nesting_error(location: str) -> InvalidRequest:
 
 
 def row_size_error(location: str) -> InvalidRequest:
-    """Return the error for a row that is too long."""
+    """Return the error for too long a row."""
     found = f"a row of more than {MAX_ROW_BYTES >> 20} MiB"
     remedy = f"Store the text in a file and its path in the table ({option_text('file', {'FIELD': 'COLUMN'})})."
     return InvalidRequest(location, found, expected="a shorter row", remedy=remedy)

@@ -48,7 +48,7 @@ class ConcatenatedTable(Table):
         tables = self._read_all(columns, text)
         kinds = _types_by_column([table.schema for table in tables])
         if mixed := {name for name in kinds if len(kinds[name]) > 1 and kinds[name] & {"string", "large_string"}}:
-            # Open the tables again, because the first read fixed the types of text files.
+            # The first read fixed the types of text files.
             self._tables = [self._open_file(file) for file in self._files]
             tables = self._read_all(columns, mixed.union(text))
         try:
@@ -71,7 +71,7 @@ class ConcatenatedTable(Table):
             yield from table.iter_struct_field(column, field)
 
     def file_names(self) -> pa.Array:
-        """Return the column `FILE_COLUMN`: for each row, the name of its file without extensions."""
+        """Return the name of each row's file without extensions, for the column `FILE_COLUMN`."""
         counts = [count for _, count in self.row_counts()]
         names = arrow.text_array([_name_without_extensions(file) for file in self._files])
         return names.take(arrow.number_array(np.repeat(np.arange(len(counts)), counts)))
@@ -86,7 +86,7 @@ class ConcatenatedTable(Table):
         return InvalidRequest(self.location, found, expected="values of one type in each column")
 
     def _check_columns(self) -> None:
-        # If a text file lacks a column, this is probably a mistake, so the column is not filled with nulls.
+        # A column that a text file lacks is probably a mistake, so it is not filled with nulls.
         first = self._tables[0]
         for file, table in zip(self._files, self._tables, strict=True):
             differing = sorted({*table.schema.names} ^ {*first.schema.names})

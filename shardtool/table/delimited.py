@@ -1,6 +1,6 @@
 """Read CSV, TSV and other delimited text with pyarrow.
 
-Empty lines are ignored, and messages do not count them as rows.
+Empty lines are ignored and not counted as rows.
 
 The type of a column is inferred from all its values. The following columns are read as text:
 
@@ -8,7 +8,7 @@ The type of a column is inferred from all its values. The following columns are 
 - columns with a value such as 007
 - columns with whole numbers that a float cannot represent exactly
 
-`NA` and an empty cell are text in a column of text, and null in other columns.
+`NA` and empty cells are text in a text column, and null in other columns.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _UNQUOTED_DELIMITER = "|"  # with this delimiter, quotation marks are ordinary c
 
 
 class DelimitedTable(Table):
-    """Delimited text, such as CSV or TSV. In `schema`, all columns are text, because types are inferred later."""
+    """Delimited text, such as CSV. In `schema`, all columns are text, because types are inferred later."""
 
     def __init__(self, location: str, opened: Opened, form: DelimitedFormat, separator: str, name: str = "") -> None:
         super().__init__(location, name)
@@ -65,7 +65,7 @@ class DelimitedTable(Table):
         self.schema = pa.schema([(column, pa.string()) for column in names])
 
     def read(self, columns: list[str], text: Collection[str], /) -> pa.Table:
-        """Read columns. Only the first call uses `text`; later calls read the same columns as text."""
+        """Read columns. Only the first call uses `text`."""
         if self._table is None:
             self._table = arrow.compact_table(self._read_typed(frozenset(text) & set(self.schema.names)))
         return self._table.select(columns)
@@ -139,7 +139,7 @@ class DelimitedTable(Table):
         return read_in_blocks(read)
 
     def _check_last_quote(self, table: pa.Table) -> None:
-        # If a quotation mark is never closed, pyarrow returns the remaining rows as one value, without an error.
+        # After an unclosed quotation mark, pyarrow returns the remaining rows as one value, without an error.
         last_column = table.column(table.num_columns - 1)
         if not table.num_rows or not pa.types.is_string(last_column.type):
             return

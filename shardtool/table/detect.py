@@ -1,7 +1,4 @@
-"""Detect whether a source is a table or an archive, by its type or name, or by the first bytes of a JSON file.
-
-In a folder, only a few names are read, unless they suggest a folder of Parquet files.
-"""
+"""Detect whether a source is a table or an archive, by its type or name, or by the first bytes of a JSON file."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ def is_frame(source: object) -> TypeGuard[pd.DataFrame]:
 
 
 def table_ending(path: str) -> str:
-    """Return the extension of a table, such as `.csv` for `a.csv.gz`, or an empty string for other files."""
+    """Return the extension of a table, such as `.csv` for `a.csv.gz`, or "" for other files."""
     lower = paths.base_name(path).lower() if address.is_web(path) else path.lower()
     compression = next((suffix for suffix in COMPRESSIONS if lower.endswith(suffix)), "")
     ending = os.path.splitext(lower.removesuffix(compression))[1]
@@ -55,8 +52,8 @@ def is_parquet_glob(path: str) -> bool:
 def list_parquet_files(folder: str) -> list[str]:
     """Return the sorted paths of the Parquet files that match a glob or are below a folder.
 
-    If the folder also contains other files, return an empty list. In a folder, names that start with a dot or an
-    underscore, such as `_SUCCESS`, are ignored.
+    If the folder also contains other files, return []. Names that start with a dot or an underscore, such as
+    `_SUCCESS`, are ignored in a folder.
     """
     if is_parquet_glob(folder):
         return [path for path in match_glob(folder) if paths.base_name(path)[0] != "."]
@@ -76,7 +73,7 @@ def list_parquet_files(folder: str) -> list[str]:
 
 
 def match_glob(path: str) -> list[str]:
-    """Return the sorted paths of the files whose names match the glob in the last component of `path`."""
+    """Return the sorted paths that match the glob in the last component of `path`."""
     folder = paths.folder_of(path)
     names = fnmatch.filter(list_folder_names(folder), paths.base_name(path))
     return [paths.join(folder, name) for name in sorted(names, key=os.fsencode)]
@@ -115,7 +112,7 @@ def _is_row_json(path: str) -> bool:
 
 
 def find_archive(source: object) -> tuple[str, str] | None:
-    """Split a path into an archive and the folder in it (empty, or with a final slash). Return None for other paths."""
+    """Split a path into an archive and the folder inside ("" or with a final slash). Return None for other paths."""
     if not isinstance(source, str | os.PathLike) or os.path.isdir(source):
         return None
     path, folder = os.fspath(source).rstrip("/"), ""
@@ -127,7 +124,7 @@ def find_archive(source: object) -> tuple[str, str] | None:
 
 
 def is_table(source: object, form: DelimitedFormat = DEFAULT_FORMAT) -> bool:
-    """Return whether a source is a table. If the user sets a format in `form`, every file is a table."""
+    """Return whether a source is a table. If `form` is not the default, every file is a table."""
     if not isinstance(source, str | os.PathLike):
         return True
     path = os.fspath(source)

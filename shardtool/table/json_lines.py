@@ -1,15 +1,15 @@
 """Check JSON lines, and read them with pyarrow.
 
-The checks are needed because of these problems of pyarrow:
+The checks are needed because of pyarrow:
 
 - A line `null` or deep nesting crashes the process.
-- pyarrow accepts objects that span several lines, and several objects on one line.
+- Objects may span several lines, and a line may contain several objects.
 - Each name takes memory in every row, even in rows without this name.
 
-Each line must therefore be one object with at most `MAX_NESTING` levels. The number of names times the number of rows
-is limited, depending on the file size. To save time, Python parses only blocks of lines that look suspicious.
+Each line must therefore be one object with at most `MAX_NESTING` levels, and the number of names times the number of
+rows is limited, depending on the file size. To save time, Python parses only blocks of lines that look suspicious.
 
-Text stays text, even if it is a time. Integers of more than 64 bits become floats.
+Times stay text. Integers of more than 64 bits become floats.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def read_json_lines(name: str, open_stream: Opened) -> pa.Table:
             table = _read_json(open_stream, schema)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise _json_error(name, open_stream, str(error)) from None
-    if table.num_rows != rows:  # the counts differ if an object spans lines, or a line has several objects
+    if table.num_rows != rows:  # an object spans lines, or a line has several objects
         raise _json_error(name, open_stream, "not one object per line")
     return arrow.compact_table(table)
 
@@ -105,12 +105,12 @@ _SUSPICIOUS = (
 )
 
 _NON_MARKS = bytes({*range(256)} - {*b'"[]{}'})
-_MIN_CELL_LIMIT = 5 * 10**7  # allowed for any file size; pyarrow needs about 500 MB for so many values
+_MIN_CELL_LIMIT = 5 * 10**7  # for any file size; pyarrow needs about 500 MB for so many values
 _CELLS_PER_BYTE = 2
 
 
 def check_json_lines(location: str, open_stream: Opened) -> int:
-    """Return the number of lines that are not blank. Raise an error if pyarrow cannot read the text safely."""
+    """Return the number of nonblank lines. Raise an error if pyarrow cannot read the text safely."""
     names, rows, size = set[bytes](), 0, 0
     with open_stream() as stream:
         for block in _read_line_blocks(location, stream):

@@ -30,7 +30,7 @@ class JsonStream:
         self._text, self._at, self._start, self._before, self._at_end = "", 0, 0, 0, False
 
     def peek(self) -> str:
-        """Return the next character that is not white space, without consuming it, or an empty string at the end."""
+        """Return the next character after white space, without consuming the character, or "" at the end."""
         while True:
             self._at = _WHITE_SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
             if self._at < len(self._text):
@@ -47,7 +47,7 @@ class JsonStream:
             except RecursionError:
                 raise nesting_error(self._location) from None
             except json.JSONDecodeError as error:
-                # Create the error before more text is read, because its position refers to the current text.
+                # The position of the error refers to the current text, so create the error before reading more.
                 problem = self._problem(error.msg, error.pos)
                 is_cut = error.msg.startswith("Unterminated") or error.pos > len(self._text) - _MAX_TOKEN_CHARS
                 if not is_cut or not self._fill():
@@ -61,7 +61,7 @@ class JsonStream:
                     return value
 
     def text(self) -> str:
-        """Return the JSON text of the value that was read last."""
+        """Return the JSON text of the last value."""
         return self._text[self._start : self._at]
 
     def elements(self) -> Iterator[Any]:
@@ -132,7 +132,7 @@ class JsonStream:
 
 
 def to_json_lines(location: str, rows: JsonStream) -> pa.Buffer:
-    """Convert an array of objects to LZ4-compressed JSON lines, which can be read more than once."""
+    """Convert an array of objects to LZ4-compressed JSON lines."""
     sink, number = pa.BufferOutputStream(), 0
     with pa.CompressedOutputStream(sink, "lz4") as lines:
         for number, row in enumerate(rows.elements(), 1):

@@ -59,8 +59,8 @@ def open_table(source: object, named: Collection[str], form: DelimitedFormat = D
 
     Args:
         source: A path, several paths, a glob, `-` for standard input, or a table in memory.
-        named: Columns that the user names. If the first line of standard input contains one of these names, the input
-            is read as a table, not as a list of paths.
+        named: Columns that the user names. If the first line of standard input contains such a name, the input is a
+            table, not a list of paths.
         form: The format of delimited text, by default from the file name.
     """
     path = os.fspath(source) if isinstance(source, str | os.PathLike) else None
@@ -146,7 +146,7 @@ def _stream_opener(path: str) -> Callable[[], BinaryIO]:
 
 
 def read_columns(table: Table, names: Collection[str], text: Collection[str]) -> dict[str, pa.ChunkedArray]:
-    """Read columns as arrays of plain types, in the order of the table. Columns in `text` are read as text."""
+    """Read columns as arrays of plain types, in the table's order. For `text`, see `Table.read`."""
     with reading_table(table.location):
         selected = table.read([name for name in table.schema.names if name in names], text)
         columns = {}
@@ -176,10 +176,7 @@ def _read_standard_input(data: bytes, named: Collection[str], form: DelimitedFor
 
 
 def check_column(location: str, name: str, column: pa.ChunkedArray) -> None:
-    """Raise an error if a column contains invalid UTF-8, other invalid values, or times that Parquet cannot store.
-
-    pyarrow does not check these values when it reads a table.
-    """
+    """Raise an error for what pyarrow does not check: invalid UTF-8 or other values, and times Parquet cannot store."""
     try:
         column.validate(full=True)
     except pa.ArrowInvalid as error:

@@ -1,7 +1,4 @@
-"""Convert column values to field payloads: strings, class numbers or, if the field name ends in npy, NumPy arrays.
-
-Columns may contain nulls, which `missing_positions` finds.
-"""
+"""Convert column values to field payloads: strings, class numbers or, if the field name ends in npy, NumPy arrays."""
 
 from __future__ import annotations
 
@@ -102,8 +99,7 @@ def _check_shapes(field: str, name: str, column: pa.Array, refuse: Callable[...,
 
 
 def _npy_texts(values: pa.Array) -> ArrowStrings:
-    # Each list of numbers becomes an `.npy` file as hexadecimal text, and a null becomes an array of zeros.
-    # Source: NumPy, `numpy.lib.format`, version 1.0 of the format.
+    # Each list becomes an `.npy` file (NumPy, `numpy.lib.format`, version 1.0) in hexadecimal. Null becomes zeros.
     dtype, level, shape = _dtype_of(values.type), values.drop_null()[:1], list[int]()
     while arrow.is_list_type(level.type):
         shape.append(int(arrow.number_values(pc.list_value_length(level))[0]) if len(level) else 0)
@@ -155,12 +151,12 @@ def _over_int64_positions(column: pa.ChunkedArray) -> NDArray[np.int64]:
     if not pa.types.is_uint64(column.type):
         return np.zeros(0, np.int64)
     too_large = np.flatnonzero(arrow.number_values(column) > _MAX_INT64)
-    # The values of nulls are undefined and may seem too large.
+    # The number of a null is undefined and may seem too large.
     return np.setdiff1d(too_large, missing_positions(column), assume_unique=True)
 
 
 def infinite_positions(column: pa.Array) -> NDArray[np.int64]:
-    """Return the positions of values that are infinite, or that contain an infinite number."""
+    """Return the positions of values that are or contain an infinite number."""
     kind = column.type
     if pa.types.is_floating(kind):
         return arrow.true_positions(pc.is_inf(column))
@@ -185,7 +181,7 @@ def check_payload(
 ) -> None:
     """Raise an error if a column contains values that no field can store.
 
-    `refuse` is a function like `TableRows.refuse`. `class_names` are the names if the column contains class numbers.
+    `refuse` is like `TableRows.refuse`. `class_names` are set if the column contains class numbers.
     """
     refuse(nul_positions(column), f"column {name!r}: a NUL in the text", expected="text without NUL")
     too_large = f"column {name!r}: a number over 2^63"
@@ -207,7 +203,7 @@ def _unknown_class_positions(column: pa.ChunkedArray, classes: Sequence[str]) ->
 
 
 def check_list_field(name: str, column: str, kind: pa.DataType) -> None:
-    """Raise an error if the column contains lists of class numbers, but the field `name` does not end in json."""
+    """Raise an error if a field for lists of class numbers does not end in json."""
     if pa.types.is_nested(kind) and name.rpartition(".")[2].lower() != "json":
         found = f"column {column!r} (field {name}) holds lists of class numbers"
         remedy = f"Use {option_text('field', {f'{column}.json': column})}."
@@ -215,7 +211,7 @@ def check_list_field(name: str, column: str, kind: pa.DataType) -> None:
 
 
 def value_type(kind: pa.DataType) -> ValueType:
-    """Return the type of values that are stored as text, given their type in Arrow."""
+    """Return the type of values of an Arrow type that are stored as text."""
     if pa.types.is_boolean(kind):
         return "bool"
     return "json" if pa.types.is_nested(kind) else number_type(kind) or "text"
@@ -228,12 +224,12 @@ def renumber_columns(
     requested_fields: Collection[str],
     class_lists: Classes | None,
 ) -> Iterator[tuple[str, pa.Array]]:
-    """Renumber class numbers to match existing class lists. Yield each changed column with its new values.
+    """Renumber classes to match existing class lists. Yield each changed column with its new values.
 
     Args:
-        classes: Class names by column. The dict is updated to the new class names.
+        classes: Class names by column, which this function updates.
         fields: Pairs of field and column.
-        requested_fields: The fields to renumber. If empty, or if `class_lists` grows, renumber all fields.
+        requested_fields: The fields to renumber. If empty, or if `class_lists` grows, all fields.
         class_lists: Existing class lists. If None, no column changes.
     """
     if class_lists is None:
@@ -268,9 +264,9 @@ def renumber_columns(
 def number_labels(
     labels: pa.ChunkedArray, field: str, class_lists: Classes | None = None
 ) -> tuple[pa.Array, list[str]]:
-    """Return the class number of each label as int64, and the class names. No label may be null.
+    """Return the class number of each label as int64, and the class names (see `number_classes`).
 
-    If `class_lists` is None, classes are numbered in the byte order of their names.
+    No label may be null.
     """
     encoded = labels.dictionary_encode()
     texts = render_column(pa.table({"": encoded.dictionary}), render_values)

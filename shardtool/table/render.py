@@ -1,12 +1,10 @@
 """Convert the rows of Arrow tables to JSON, and values to text.
 
-To save memory, `ArrowStrings` does not store the strings, but creates them from the table each time they are read.
-
 The JSON of a row is `json.dumps(row, ensure_ascii=False, separators=(",", ":"))`, with names in the order of columns.
 Some values have no JSON type:
 
 - NaN becomes null.
-- A float32 becomes the shortest number that is read back as the same float32.
+- A float32 becomes the shortest number with the same float32 value.
 - A decimal becomes a number with all digits.
 - A date or time becomes ISO 8601 text. If it has a time zone, the text is in UTC and ends in Z.
 - A duration becomes a string such as `PT12.5S`.
@@ -47,11 +45,11 @@ _PLAIN_FLOAT_RANGE = (1e-4, 1e10)  # in this range, Arrow writes floats like Pyt
 
 @dataclass(frozen=True, slots=True)
 class ArrowStrings:
-    """A sequence of strings that are created when they are read.
+    """Strings that are created each time they are read, to save memory.
 
     Attributes:
-        render: Function that creates the strings in a slice or at given positions, each followed by NUL.
-        step: Maximum number of strings to create at once.
+        render: Function that creates the strings of a slice or of positions, each followed by NUL.
+        step: Maximum number of strings per call of `render`.
         positions: The positions of the selected strings, or None for all strings.
         size: The payload size, if all strings are encoded payloads of one size (see `decode_inline_payload`).
     """
@@ -66,11 +64,11 @@ class ArrowStrings:
         return self.count if self.positions is None else len(self.positions)
 
     def take(self, positions: NDArray[np.int64]) -> ArrowStrings:
-        """Return an `ArrowStrings` of the strings at `positions`. No string is created yet."""
+        """Return the strings at `positions`, without creating them."""
         return replace(self, positions=positions if self.positions is None else self.positions[positions])
 
     def lengths(self) -> NDArray[np.int64]:
-        """Return the length of each string in bytes. For encoded payloads, return the size of the decoded payload."""
+        """Return the length in bytes of each string, or of its decoded payload if the strings are encoded payloads."""
         if self.size is not None:
             return np.full(len(self), self.size, np.int64)
         lengths, done = np.empty(len(self), np.int64), 0
@@ -112,7 +110,7 @@ def render_rows(table: pa.Table) -> pa.Array:
 
 
 def render_values(table: pa.Table) -> pa.Array:
-    """Return the values of a one-column table as text without quotes, each followed by NUL. Booleans are 0 or 1."""
+    """Return the values of a one-column table as unquoted text, each followed by NUL. Booleans are 0 or 1."""
     array = arrow.to_plain(arrow.to_one_chunk(table.column(0)))
     if pa.types.is_boolean(array.type):
         array = pc.cast(array, pa.int8())

@@ -1,4 +1,4 @@
-"""Raise errors that name rows, and collect the rows that share a key. Row 1 is the first row after the header."""
+"""Raise errors that name rows (row 1 is the first after the header), and collect the rows with the same key."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class TableRows(NamedTuple):
     """The selected rows of a table.
 
     Attributes:
-        numbers: The row numbers, counted from 0, or None if all rows are selected.
-        files: The path and row count of each file, if the table is several files.
+        numbers: The row numbers, counted from 0. None for all rows.
+        files: As from `Table.row_counts`.
     """
 
     location: str
@@ -71,7 +71,7 @@ class TableRows(NamedTuple):
         return format_rows((shown + 1).tolist(), total=len(positions))
 
     def refuse(self, positions: NDArray[np.int64], found: str, *, expected: str = "", remedy: str = "") -> None:
-        """Raise `InvalidRequest` about the rows at `positions`, unless `positions` is empty."""
+        """Raise `InvalidRequest` about the rows at `positions`, if there are any."""
         if len(positions):
             found = f"{found} in {self._format_positions(positions)}"
             raise InvalidRequest(self.location, found, expected=expected, remedy=remedy)
@@ -97,7 +97,7 @@ class TableRows(NamedTuple):
     def refuse_repeated_keys(
         self, keys: PackedStrings, positions: NDArray[np.int64] | None = None, *, expected: str, remedy: str
     ) -> None:
-        """Raise `InvalidRequest` if a key occurs more than once. Compare only the keys at `positions`, if given."""
+        """Raise `InvalidRequest` if a key occurs more than once, in all positions or in `positions`."""
         if repeated := find_repeated(keys if positions is None else keys.take(positions)):
             position_lists = [np.array(at, np.int64) for at in islice(repeated.values(), _MAX_EXAMPLES)]
             rows = [self._format_positions(at if positions is None else positions[at]) for at in position_lists]
@@ -108,7 +108,7 @@ class TableRows(NamedTuple):
             raise InvalidRequest(self.location, found, expected=expected, remedy=remedy)
 
     def examples(self, column: pa.ChunkedArray, positions: NDArray[np.int64]) -> str:
-        """Return the first values at the given positions as text for messages."""
+        """Return the first values at `positions`, for messages."""
         values = column.take(arrow.number_array(positions[:_MAX_EXAMPLES])).to_pylist()
         shown = [f"'{shorten(printable(str(value)))}'" for value in values]
         return format_list(shown, _MAX_EXAMPLES, total=len(positions))
@@ -147,7 +147,7 @@ def collected_note(rows: int, keys: int, name: str) -> str:
 
 
 def collect_lists(columns: Mapping[str, pa.Array], of_row: NDArray[np.int64], count: int) -> dict[str, pa.Array]:
-    """Return columns with one list per group. `of_row` is the group of each row, or -1 for rows to ignore."""
+    """Return columns with one list per group. `of_row` is the group of each row, or -1 to ignore the row."""
     order = np.argsort(of_row, kind="stable")[int(np.count_nonzero(of_row < 0)) :]
     ends = np.cumsum(np.bincount(of_row[order], minlength=count))
     offsets, rows = arrow.number_array(np.append(0, ends).astype(np.int32)), arrow.number_array(order)
@@ -159,8 +159,8 @@ def collect_rows(
 ) -> dict[str, pa.Array]:
     """Return the columns `names` with one value per group of rows.
 
-    In the columns `requested` (or in all columns, for `all`), this value is the list of the group's values. In other
-    columns, all rows of a group must have the same value.
+    In the columns `requested` (`all` for all), this value is the list of the group's values. In other columns, all rows
+    of a group must have the same value.
     """
     listed = names if [*requested] == [ALL_COLUMNS] else requested
     if unknown := [name for name in listed if name not in names]:

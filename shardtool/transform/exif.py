@@ -17,7 +17,7 @@ from shardtool.transform.image_decode import IMAGE_FORMATS, may_have_exif
 # For each coordinate: the tags of its hemisphere and angle, the negative hemisphere, and the maximum in degrees.
 _GPS_TAGS = {"latitude": (1, 2, "S", 90), "longitude": (3, 4, "W", 180)}
 
-# TIFF tags to keep, because other TIFF tags describe the pixel layout
+# other TIFF tags describe the pixel layout
 _IMAGE_TAGS = (270, 271, 272, 274, 282, 283, 296, 305, 306, 315, 33432)
 _MAX_TEXT_LENGTH, _MAX_VALUES = 1024, 16  # limits for each tag; they exclude maker notes and previews
 
@@ -42,7 +42,7 @@ def read_exif(data: bytes | memoryview) -> str | None:
             values |= _read_gps(tags.get_ifd(ExifTags.IFD.GPSInfo))
     except MemoryError:
         raise
-    except Exception:  # noqa: BLE001, S110 - broken EXIF raises nearly anything, and hides no pixel
+    except Exception:  # noqa: BLE001, S110 - broken EXIF may raise anything
         pass
     values = {name: value for name, value in values.items() if name and value is not None}
     return json.dumps(values, sort_keys=True, ensure_ascii=False) if values else None

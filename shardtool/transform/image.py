@@ -2,17 +2,16 @@
 
 `change_image` returns the same bytes if there is nothing to do. Otherwise:
 
-- Pixels are turned upright, and EXIF, XMP and comments are removed. The ICC profile is kept unless the colour kind
-  (CMYK, grey, RGB) changes.
+- Pixels are turned upright. EXIF, XMP and comments are removed. The ICC profile is kept unless the colour kind changes.
 - Values that may be labels or measurements are never blended. Modes 1, P, PA, I;16, I and F, GIFs, and the fields in
   `masks` are resampled with NEAREST. These images keep their mode in their own format and in PNG.
 - Other images are resampled with LANCZOS, weighted by alpha.
 - `encode` to jpg or webp converts to 8 bits per colour. Palettes become colours, white becomes 255 for any bit depth,
   and jpg replaces transparency by white. Images without a defined white, such as floats, are refused (`image-depth`).
-- An image with several frames or pages cannot be changed (`animated-image`).
+- Images with several frames or pages are refused (`animated-image`).
 - The same build of Pillow and its codecs always returns the same bytes.
 
-`change_image` is not thread-safe, because it changes Python's warning filters. libtiff may print to stderr.
+`change_image` changes Python's warning filters, which is not thread-safe. libtiff may print to stderr.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ _LOSSLESS_TIFF_CODECS = frozenset({"raw", "packbits", "tiff_lzw", "tiff_adobe_de
 _DEFAULT_QUALITY = 90
 
 # A JPEG is decoded at 1/2, 1/4 or 1/8 if the result is at least this many times the target size. For eight photographs,
-# the PSNR compared to LANCZOS on all pixels is at least 43 dB. JPEG quality 90 alone has 29 to 38 dB.
+# the PSNR to LANCZOS on all pixels is at least 43 dB. JPEG quality 90 alone has 29 to 38 dB.
 _DRAFT_GAP = 2.0
 _REDUCING_GAP = 3.0  # Pillow first averages blocks of pixels, down to at least this many times the target size
 
@@ -86,20 +85,20 @@ logging.getLogger("PIL").addHandler(logging.NullHandler())  # do not print Pillo
 
 @dataclass(frozen=True, slots=True)
 class ImageOptions:
-    """The requested changes to images. With neither `resize` nor `encode`, images are not changed.
+    """The requested changes to images.
 
     Attributes:
         resize: Target width and height in pixels, in display orientation.
         resize_mode: `shorter` scales until the image covers `resize`, `longer` until it fits inside. `exact` may change
             the aspect ratio. `crop` scales like `shorter`, then crops the centre. `pad` scales like `longer`, then adds
-            borders, which are transparent if the written mode has alpha, otherwise black. If a palette has no such
-            colour, the borders have its first colour.
+            borders: transparent if the written mode has alpha, otherwise black. A palette without such a colour gives
+            borders of its first colour.
         only_larger: Never enlarge. An image that fits in `resize` is not changed, even by `pad`. A side that is shorter
             than its target keeps its length.
         encode: Output format. For `jpg`, CMYK JPEGs are re-encoded as RGB.
         fields: Image fields. If empty, all fields with an image suffix.
-        masks: Fields that contain labels, which are resampled with NEAREST and never encoded as jpg or webp.
-        max_pixels: Maximum pixels that are read or written. Pillow's own limit also applies.
+        masks: Fields with labels, which are resampled with NEAREST and never encoded as jpg or webp.
+        max_pixels: Maximum pixels to read or write. Pillow's own limit also applies.
     """
 
     resize: tuple[int, int] | None = None
@@ -150,12 +149,12 @@ def _ending(field: str) -> str:
 
 
 def change_image(data: bytes | memoryview, field: str, options: ImageOptions) -> tuple[bytes | memoryview, ImageInfo]:
-    """Return the changed image and its size and mode.
+    """Return the changed image, or `data` itself if no change is needed, and the size and mode.
 
-    If no change is needed, return `data` itself. With `resize` or `encode`, always decode pixels, to detect damage.
+    With `resize` or `encode`, always decode pixels, to detect damage.
     """
     with warnings.catch_warnings(), image_errors(data):
-        warnings.simplefilter("ignore")  # Pillow's warnings are harmless, because real damage raises an error
+        warnings.simplefilter("ignore")  # real damage raises an error
         return _change_image(data, field, options)
 
 
@@ -192,9 +191,9 @@ def _change_image(data: bytes | memoryview, field: str, options: ImageOptions) -
 
 
 class _Placement(NamedTuple):
-    kept: tuple[float, float]  # size of the area that is kept, at the centre of the source
+    kept: tuple[float, float]  # size of the area to keep, at the centre of the source
     scaled: tuple[int, int]  # size of this area after resampling
-    canvas: tuple[int, int]  # size of the output, which has the resampled area at its centre
+    canvas: tuple[int, int]  # size of the output, with this area at its centre
 
 
 def _place_pixels(size: tuple[int, int], options: ImageOptions) -> _Placement:
@@ -216,7 +215,7 @@ def _place_pixels(size: tuple[int, int], options: ImageOptions) -> _Placement:
         canvas = min(target_width, scaled[0]), min(target_height, scaled[1])
         if scaled == size:
             return _Placement(size, size, canvas)
-        # Resample only the kept area, because scaling a whole image of 1 x 60,000 pixels would need too much memory.
+        # scaling a whole image of 1 x 60,000 pixels would need too much memory
         kept: tuple[float, float] = (width, target_height * width / target_width)
         if target_width * height < target_height * width:
             kept = (target_width * height / target_height, height)

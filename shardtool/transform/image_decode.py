@@ -1,10 +1,10 @@
 """Decode images with Pillow, within limits of pixels and memory.
 
-- The format is detected from the content, not from the name. For example, `ImageNet/n02105855_2933.JPEG` is a PNG.
+- The content determines the format, not the name. For example, `ImageNet/n02105855_2933.JPEG` is a PNG.
 - Only seven formats are tried. EPS, for example, would start another program.
 - Only the first picture of a multi-picture JPEG (MPO) is used, because the others are previews and gain maps.
-- A truncated image is refused (`truncated-image`), even if its decoder accepts it. One case is not detected: a JPEG,
-  GIF or fax (TIFF) whose compressed data end correctly, but before the last row.
+- A truncated image is refused (`truncated-image`), even if its decoder accepts it. Exception: a JPEG, GIF or fax (TIFF)
+  whose compressed data end correctly, but before the last row.
 
 Source: the Pillow handbook, "Concepts" (modes, filters) and "Image file formats"; EXIF 2.32, tag 0x0112.
 """
@@ -33,29 +33,27 @@ if TYPE_CHECKING:
 
 DecodingLoss = Literal["grey bits", "colour bits", "pages"]
 
-# Pillow's limit. An RGB image with this many pixels needs 0.7 GB of memory. Pillow warns at half the limit, but then an
-# A0 scan at 300 dpi (139 million pixels) would not be supported.
+# Pillow's limit, 0.7 GB as RGB. Half the limit, where Pillow warns, would exclude an A0 scan at 300 dpi (139 million).
 MAX_PIXELS = 2 * (1024**3 // 4 // 3)
 
 # Importing a reader registers its format. If a format is missing, Pillow imports all readers.
 PILLOW_READERS = ("Jpeg", "Png", "WebP", "Bmp", "Gif", "Tiff", "Ppm")
 IMAGE_FORMATS = tuple(name.upper() for name in PILLOW_READERS)
 
-# An A0 scan at 300 dpi needs 0.97 GB to decode. WebP images may have at most 53 million pixels, because libwebp
-# keeps four copies.
+# An A0 scan at 300 dpi needs 0.97 GB. WebP images may have only 53 million pixels, because libwebp keeps four copies.
 MAX_DECODE_BYTES = 2**30
 _WEBP_BYTES_PER_PIXEL = 20
 _COEFFICIENT_BYTES = 2  # bytes per colour and pixel of a progressive JPEG
 _PILLOW_BITS = 8  # bits per value in most Pillow modes
 
-# Memory in bytes per pixel. Modes that are not listed take 4 bytes.
+# Other modes take 4 bytes.
 _BYTES_PER_PIXEL = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2, "I;16N": 2}
 WIDE_MODES = frozenset({"I", "I;16", "I;16B", "I;16L", "I;16N", "F"})
 GREY_MODES = frozenset({"1", "L", "LA", "La"}) | WIDE_MODES
 _MAX_16_BIT = 0xFFFF
 ORIENTATION_TAG = 0x0112
 
-TRANSPOSES = {  # maps each EXIF orientation to the transposition that turns the image upright
+TRANSPOSES = {  # by EXIF orientation, to turn the image upright
     2: Transpose.FLIP_LEFT_RIGHT,
     3: Transpose.ROTATE_180,
     4: Transpose.FLIP_TOP_BOTTOM,
@@ -92,7 +90,7 @@ def decode_image(
 ) -> Image.Image:  # fmt: skip
     """Return an image's pixels (first frame) in their own mode and in display orientation.
 
-    16-bit grey is rounded to 8 bits, unless `exact`. The function is thread-safe.
+    16-bit grey is rounded to 8 bits, unless `exact`. Thread-safe.
 
     Args:
         min_size: Width and height. A JPEG is decoded at 1/8, 1/4 or 1/2 if it is then at least this large.
@@ -166,8 +164,7 @@ class OpenedImage:
     def check_memory(self, full: tuple[int, int] | None = None, *, turned: bool = False) -> None:
         """Raise `BadImage` if decoding and conversion would need too much memory.
 
-        Args:
-            full: Width and height in the file if the image is decoded at a reduced size, else None.
+        `full` is the width and height in the file, if the image is decoded at a reduced size.
         """
         if self._max_bytes is None:
             return
@@ -212,7 +209,7 @@ def _read_orientation(image: Any, stream: BytesIO) -> int:
 
 
 def may_have_exif(image: Any, stream: BytesIO) -> bool:
-    """Return whether an image may have EXIF. This decodes a PNG whose EXIF follows the pixels."""
+    """Return whether an image may have EXIF. Decode a PNG whose EXIF may follow the pixels."""
     if image.format != "PNG":
         return True
     data = stream.getvalue()
@@ -264,8 +261,8 @@ def colour_kind(mode: str) -> str:
 def decode_pixels(picture: OpenedImage, goal: tuple[int, int] | None) -> tuple[Image.Image, tuple[float, float]]:
     """Return the decoded image, and the width and height of its content in pixels.
 
-    A JPEG may be decoded at a fraction of its size that is not smaller than `goal`. The content may then cover only a
-    part of the last row and column of pixels.
+    A JPEG may be decoded at a fraction of its size, at least `goal`. The content may then cover only a part of the last
+    row and column.
     """
     image: Any = picture.image
     full_size, extent = image.size, None
@@ -320,7 +317,7 @@ def _png_has_rows(data: bytes) -> bool:
 
 
 def _gif_has_end(data: bytes) -> bool:
-    """Return whether a GIF is complete. The trailer may be missing if the GIF has a single frame.
+    """Return whether a GIF is complete. A GIF with a single frame needs no trailer.
 
     Source: GIF89a, sections 18 to 27.
     """
@@ -395,8 +392,7 @@ def image_errors(data: bytes | memoryview) -> Iterator[None]:
     try:
         yield
     except (BadImage, MemoryError):
-        # Images have a pixel limit, so a `MemoryError` means that the machine lacks memory.
-        raise
+        raise  # within the pixel limit, only a machine with too little memory runs out of memory
     except Exception as error:  # hostile bytes can make Pillow raise any exception
         raise _image_error(error, data) from error
 

@@ -1,13 +1,12 @@
 """Decode JPEGs with libjpeg-turbo (simplejpeg), which returns the same pixels as Pillow in three quarters of the time.
 
-`decode_jpeg_fast` decodes upright 8-bit JPEGs in grey or three colours. It returns None in the following cases, and the
-caller decodes the image with Pillow:
+`decode_jpeg_fast` returns None in the following cases, and the caller decodes the image with Pillow:
 
-- simplejpeg is not installed, or the image is of another kind.
+- simplejpeg is not installed, or the image is not an upright 8-bit JPEG with one or three colours.
 - Decoding may exceed the memory limit.
 - A side has fewer than 8 pixels, and the image is decoded at a fraction of its size.
-- libjpeg reports a warning, except one expected warning about the data after the rows kept by `crop_jpeg_rows`. The
-  file must then end with the end marker.
+- libjpeg reports a warning. The warning about the rows that `crop_jpeg_rows` drops is ignored if the file ends with the
+  end marker.
 
 Source: ITU T.81, B.1.1.3 and B.2.2 (markers, frame header), B.2.4.2 (sampling factors); TIFF 6.0, section 2 (tags).
 """
@@ -37,7 +36,7 @@ _BITS, _CHANNELS = 8, (1, 3)
 _BLOCK_PIXELS = 8
 _END_MARKER = b"\xff\xd9"
 
-# Text of libjpeg's warning about extra data before an end or restart marker. Fatal errors have other strings.
+# libjpeg's warning about extra data before an end or restart marker
 _EXTRA_DATA_WARNING = "extraneous bytes before marker 0xd"
 
 _MAX_BYTES_PER_PIXEL = 9  # three colours of one byte, and three coefficients of two bytes in a progressive JPEG
@@ -54,10 +53,10 @@ class JpegHeader(NamedTuple):
     """The header fields of an upright JPEG.
 
     Attributes:
-        height_offset: Position in the file of the two bytes with the height.
+        height_offset: Offset in the file of the two bytes with the height.
         block_rows: Pixel rows per row of blocks.
         is_supported: Whether simplejpeg decodes the JPEG: eight bits, and one or three colours.
-        is_cropped: Whether `crop_jpeg_rows` reduced `height`, so that the data contain more rows.
+        is_cropped: Whether `crop_jpeg_rows` reduced `height`.
     """
 
     height_offset: int
@@ -93,7 +92,7 @@ def read_jpeg_header(data: bytes) -> JpegHeader | None:
 
 def crop_jpeg_rows(data: bytes, head: JpegHeader, rows: int) -> tuple[bytes, JpegHeader]:
     """Reduce the height in a sequential JPEG's header to `rows`, so that only these rows are decoded."""
-    view = memoryview(data)  # slicing it copies no data
+    view = memoryview(data)
     cropped = b"".join((view[: head.height_offset], rows.to_bytes(2, "big"), view[head.height_offset + 2 :]))
     return cropped, head._replace(height=rows, is_cropped=True)
 
@@ -122,7 +121,7 @@ def decode_jpeg_fast(
     scale = min(width // min_size[0], height // min_size[1]) if min_size else 1
     if scale > 1:
         if min(width, height) < _BLOCK_PIXELS:
-            return None  # several fractions give the same size, and simplejpeg may choose another one than Pillow
+            return None  # several fractions give the same size, and simplejpeg may not choose Pillow's
         fraction = next(divisor for divisor in _SCALE_FRACTIONS if scale >= divisor)
         width, height = -(-width // fraction), -(-height // fraction)
     pixels = np.empty((height, width, 3), np.uint8)
@@ -147,7 +146,7 @@ def jpeg_decoder() -> Callable[..., Any] | None:
 
 
 def _is_upright(app1_data: bytes, data: bytes) -> bool:
-    """Return whether EXIF and XMP require no rotation. If a search for their tags is inconclusive, Pillow decides."""
+    """Return whether EXIF and XMP require no rotation. If their bytes are inconclusive, ask Pillow."""
     if len(_ORIENTATION_PATTERN.findall(app1_data)) == sum(map(app1_data.count, _UPRIGHT_TAGS)):
         return True
     try:

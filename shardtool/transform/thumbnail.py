@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
 
-# Images with these problems are valid but cannot be resized. Their thumbnail shows the first frame.
+# valid images that `change_image` cannot resize; their thumbnail shows the first frame
 FRAME_PROBLEMS = ("animated-image", "image-depth")
 MAX_PIXELS = 100_000_000
 WEBP_QUALITY = 75
@@ -182,7 +182,7 @@ def make_thumbnail(
     """Return an upright thumbnail of an image. A mask is coloured.
 
     Args:
-        max_bytes: Maximum bytes, or None for no limit. Larger thumbnails are made smaller, down to a minimum size.
+        max_bytes: Maximum bytes, or None. Larger thumbnails are made smaller, down to a minimum edge.
         has_photo: Whether the sample also has a photograph. If so, an image with few values is a mask.
     """
     _, info = change_image(data, name, ImageOptions(probe=True, max_pixels=MAX_PIXELS))

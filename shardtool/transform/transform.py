@@ -1,4 +1,4 @@
-"""Describe how to transform samples, as values that can be sent to workers."""
+"""Descriptions of transforms, which can be sent to workers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EXIF_COLUMN = "exif"
 
 
 class ReadCondition(NamedTuple):
-    """The part of a query that can be evaluated only after reading a sample."""
+    """The part of a query that needs a sample's payloads."""
 
     query: str
     columns: tuple[str, ...]
@@ -41,7 +41,7 @@ class Transform(NamedTuple):
 
     Attributes:
         function: `package.module:function`, which is called with each sample, or "".
-        measured_columns: Names and types of values that are measured while reading samples.
+        measured_columns: Names and types of columns to measure while reading samples.
     """
 
     images: ImageOptions | None = None

@@ -1,4 +1,4 @@
-"""Apply a transform to samples. This runs in workers."""
+"""Apply a transform to samples, in workers."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Transformer:
         return fields, tuple(values.values())
 
     def call_function(self, key: bytes, fields: Mapping[str, Payload]) -> list[TransformedSample]:
-        """Call the user's function with a sample, and return its results as samples, or raise `BadSample`."""
+        """Call the user's function, and return its results as samples. Raise `BadSample` if the function fails."""
         if self._function is None:
             return [TransformedSample(key, _sort_fields(fields))]
         sample: dict[str, object] = {KEY_ITEM: to_text(key), **{name: bytes(data) for name, data in fields.items()}}
@@ -84,7 +84,7 @@ class Transformer:
             returned = self._function(sample)
             is_several = isinstance(returned, Iterable) and not isinstance(returned, (dict, str, bytes))
             results = list(returned) if is_several else [] if returned is None else [returned]
-        except MemoryError:  # not a reason to skip a sample, because skips must not depend on the machine
+        except MemoryError:  # skipped samples must not depend on the machine
             raise
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's function may raise anything
             user_frames = error.__traceback__.tb_next if error.__traceback__ else None  # skip the frame of this module
