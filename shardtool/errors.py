@@ -89,9 +89,9 @@ class PlainError(Exception):
         return _rebuild_error, (type(self), vars(self))
 
     def embed_in_text(self) -> None:
-        """Append the attributes to the message as JSON. The constructor restores the error from this JSON.
+        """Append the attributes to the message as JSON, from which the constructor restores the error.
 
-        A worker of a PyTorch `DataLoader` sends the main process only the text of an error, not its attributes.
+        A worker of a PyTorch `DataLoader` sends only the text of an error to the main process.
         """
         import json
 
@@ -226,15 +226,15 @@ class Interrupted(BaseException):
 
 
 def os_error_text(error: OSError) -> str:
-    """Return the message of the operating system in lower case, without the text that Arrow adds before the message."""
+    """Return the operating system's message in lower case, without the text that Arrow adds before it."""
     return _ARROW_INTRODUCTION.sub("", error.strerror or str(error)).lower()
 
 
 def raise_if_machine_error(error: Exception, where: str, kinds: frozenset[int] = _MACHINE_ERRNOS) -> None:
     """Raise `StoreFailed` if an OSError was caused by the machine and not by the file.
 
-    Call this function before you report an OSError as damage or skip a sample. To check only errors that a file can
-    never cause, pass `PROCESS_ERRNOS`.
+    Call this function before reporting an OSError as damage or skipping a sample. Pass `PROCESS_ERRNOS` to check only
+    errors that a file can never cause.
     """
     if isinstance(error, OSError) and error.errno in kinds:
         remedy = FILE_LIMIT_FIX if error.errno in (errno.EMFILE, errno.ENFILE) else ""
@@ -246,7 +246,7 @@ def raise_if_machine_error(error: Exception, where: str, kinds: frozenset[int] =
 
 @contextmanager
 def raising_machine_errors(where: str) -> Iterator[None]:
-    """Convert an OSError in the block to `StoreFailed` if the machine, not a file, caused the error."""
+    """Call `raise_if_machine_error` for an OSError in the block."""
     try:
         yield
     except OSError as error:
@@ -255,7 +255,7 @@ def raising_machine_errors(where: str) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an exception means that memory ran out. Python and pyarrow use several classes for this."""
+    """Return whether an exception means that memory ran out. Python and pyarrow raise several classes."""
     if isinstance(error, ImportError):
         return any(text in str(error).lower() for text in _LOADER_MEMORY_ERRORS)
     if isinstance(error, RuntimeError):
@@ -293,7 +293,7 @@ def explaining_missing_cwd() -> Iterator[None]:
 def format_list(items: list[str], max_shown: int = 5, *, total: int | None = None) -> str:
     """Join the first `max_shown` distinct items with commas, for example `a, b (3 times) and 5 more`.
 
-    If `items` contains only some of the items, `total` is the number of all items.
+    `total` is the number of all items, if `items` contains only some of them.
     """
     counts = Counter(items)
     shown = [*counts.items()][:max_shown]

@@ -1,7 +1,7 @@
 """Compute CRC-32C checksums in hardware, and the content fingerprint.
 
-In `crc32c(data, crc=0)`, `crc` is the checksum of the bytes before `data`, and the result covers both. Only the
-extension module of the package `crc32c` is loaded, because importing the whole package takes 50 ms.
+In `crc32c(data, crc=0)`, `crc` is the checksum of the bytes before `data`, and the result covers both. Importing the
+whole package `crc32c` takes 50 ms, so only its extension module is loaded.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ crc32c = _load_crc32c()
 def content_digest(
     keys: Sequence[bytes], counts: Sequence[int], names: Sequence[bytes], *, codes: bytes, lengths: bytes, crcs: bytes
 ) -> int:
-    """Return the fingerprint of samples, which is the sum of their BLAKE2b hashes modulo 2^256.
+    """Return the fingerprint of samples: the sum of their BLAKE2b hashes modulo 2^256.
 
-    The sum does not depend on the order of the samples, or on which shards contain them. The hash of a sample covers:
+    The sum does not depend on the order of the samples or on their shards. The hash of a sample covers:
 
     1. the key and the field names, each followed by NUL
     2. the lengths of the fields
     3. the checksums of the fields
 
-    Fields are sorted by the bytes of their names. `counts` are the numbers of fields per sample. `codes` (uint16
-    indices into `names`), `lengths` (uint64) and `crcs` (uint32) are little-endian arrays with one number per field.
+    Fields are sorted by the bytes of their names. `counts` has the number of fields of each sample. `codes` (uint16
+    indices into `names`), `lengths` (uint64) and `crcs` (uint32) are little-endian, with one number per field.
 
     Source: docs/format.md, "Content fingerprint".
     """

@@ -1,6 +1,6 @@
 """Format the names of options and commands in messages: `max_size` in Python, `--max-size` on the command line.
 
-One setting per process selects the form. Create messages only when they are needed, because the setting can change.
+One setting per process selects the form. Create messages only when needed, because the setting can change.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from shlex import quote
 
-# `options_class` adds the options whose command-line form does not follow from their Python names: options with another
-# name, options whose values are joined by commas, and options that are keys of another option (`fetch timeout={}`).
+# `options_class` adds options whose command-line form does not follow from their Python names: another name, values
+# joined by commas, and keys of another option (`fetch timeout={}`).
 CLI_NAMES: dict[str, str] = {}
 COMMA_OPTIONS: set[str] = set()
 PARENT_FORMS: dict[str, str] = {}
@@ -70,7 +70,7 @@ def export_text(form: str) -> str:
 
 
 def export_call_text(dataset_file: str, forms: Sequence[str], *, overwrite: bool) -> str:
-    """Return the call or the command that exports indexes for other tools. `dataset_file` can be empty."""
+    """Return the call or command that exports indexes for other tools. `dataset_file` can be empty."""
     if _cli_names_in_use:
         words = ["index", dataset_file, *map(export_text, forms), "--overwrite" if overwrite else ""]
         return f"`shardtool {' '.join(filter(None, words))}`"
@@ -79,21 +79,18 @@ def export_call_text(dataset_file: str, forms: Sequence[str], *, overwrite: bool
 
 
 def recreate_hint() -> str:
-    """Return advice to recreate a sidecar or dataset file: resume the run that wrote the file, or use `index`."""
+    """Return advice to recreate a sidecar or dataset file."""
     resume = flag_text("resume")
     return f"Run the original command with {resume}, or `shardtool index`, to recreate the file."
 
 
 def quote_for_shell(word: str) -> str:
-    """Quote a word for a shell.
-
-    Double quotes are used if the word contains a single quote, and nothing that shells expand inside double quotes.
-    """
+    """Quote a word for a shell. Use double quotes if it contains a single quote and nothing that shells expand."""
     return f'"{word}"' if "'" in word and not _UNSAFE_IN_DOUBLE_QUOTES.search(word) else quote(word)
 
 
 def resume_hint() -> str:
-    """Return the call or the command that resumes an interrupted `create`."""
+    """Return the call or command that resumes an interrupted `create`."""
     return choose_text("`create(..., resume=True)`", "`create --resume`")
 
 

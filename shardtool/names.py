@@ -58,7 +58,7 @@ def is_utf8(name: bytes) -> bool:
 def name_problem(name: bytes) -> str:
     """Return why a key or field name is invalid, or "".
 
-    Control characters are invalid, because terminals and line-based index files do not show or store them unchanged.
+    Control characters are invalid, because terminals and line-based index files change them.
     """
     if len(name) > MAX_NAME_BYTES:
         return f"more than {MAX_NAME_BYTES:,} bytes"
@@ -107,7 +107,7 @@ def to_local_name(name: str) -> str:
 
 
 def quote_name(name: bytes) -> str:
-    """Convert a name from a source to text. A name that contains `%` or is not UTF-8 is percent-encoded."""
+    """Convert a name from a source to text. Percent-encode a name that contains `%` or is not UTF-8."""
     return quote(name) if b"%" in name or not is_utf8(name) else name.decode()
 
 

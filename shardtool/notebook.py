@@ -1,4 +1,4 @@
-"""Show values in notebooks as short strings and HTML tables. All text is escaped, and long values are shortened."""
+"""Show values in notebooks as short strings and HTML tables."""
 
 from __future__ import annotations
 

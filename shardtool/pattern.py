@@ -94,7 +94,7 @@ MAX_EXPANDED_NAMES = 10**6  # limits the memory for the names
 _MAX_FILE_NAME_BYTES = 240  # file systems allow 255 bytes, and temporary names are longer than final names
 _MAX_DIGITS = 18
 _UNPARSED_RANGE = re.compile(r"[{}<>*?]|%\d*[disux]", re.ASCII)
-# A range in brackets, such as [000..999]. It is not supported, so the error suggests braces.
+# An unsupported range such as [000..999]. The error suggests braces.
 _BRACKET_RANGE = re.compile(r"\[(\d+)(?:\.\.+|-)(\d*)\]", re.ASCII)
 OUTPUT_EXAMPLE = "a pattern such as out-{000000..}.tar, out-<000000..000999>.tar or out-%06d.tar"
 
@@ -107,7 +107,7 @@ class ShardPattern:
         folder: Folder of the dataset's files, or "" for the current folder.
         width: Minimum number of digits. Shorter numbers are padded with zeros.
         count: Number of names, or None for an open range.
-        names: The names of the shards if they are not numbered consecutively, otherwise None.
+        names: The shard names if they are not numbered consecutively, otherwise None.
         text: The pattern without the folder.
     """
 
@@ -153,8 +153,8 @@ class ShardPattern:
     def closed_pattern(self, count: int) -> str:
         """Return the pattern of the first `count` shards, for example `out/x-{000000..000041}.tar`.
 
-        Return "" if the names are not numbered consecutively, or if only some numbers have leading zeros, because
-        shells would pad all numbers.
+        Return "" if the names are not numbered consecutively, or if only some numbers have leading zeros, which shells
+        would add to all numbers.
         """
         if count == 1:
             return os.path.join(self.folder, self.shard(0))
@@ -199,10 +199,7 @@ def sidecar_name(shard: str) -> str:
 
 
 def replacement_plan_name(base: str) -> str:
-    """Return the name of the new dataset file while a run replaces shards.
-
-    If this run is interrupted, the next run reads the file to finish the replacement.
-    """
+    """Return the name of the new dataset file while shards are replaced, which an interrupted run leaves behind."""
     return f".{base}.replacing"
 
 
@@ -248,7 +245,7 @@ def _check_pattern_text(text: str) -> None:
 
 
 def check_writable(pattern: ShardPattern) -> None:
-    """Raise InvalidRequest for names that can be read but not written, and for ranges in brackets instead of braces."""
+    """Raise InvalidRequest for names that cannot be written, and for ranges in brackets instead of braces."""
     name = pattern.shard(0)
     if pattern.names is not None and (range_ := _BRACKET_RANGE.search(name)):
         corrected = f"{name[: range_.start()]}{{{range_[1]}..{range_[2]}}}{name[range_.end() :]}"
@@ -271,7 +268,7 @@ def _parse_range(folder: str, name: str, ranges: list[re.Match[str]]) -> ShardPa
     match = ranges[0]
     prefix, suffix = name[: match.start()], name[match.end() :]
     if extra := _UNPARSED_RANGE.search(prefix) or _UNPARSED_RANGE.search(suffix):
-        where = os.path.join(folder, name)  # the complete URL, because errors remove secrets only from complete URLs
+        where = os.path.join(folder, name)  # errors remove secrets only from complete URLs
         found = f"a range and {extra[0]!r}" if extra[0] in "*?" else "more than one range"
         raise InvalidRequest(where, found, expected="one range, in the file name")
     start, last = match[1] or match[3], match[2] or match[4]

@@ -1,4 +1,4 @@
-"""The samples of one planned shard, as plain bytes that can be sent to the worker that writes the shard."""
+"""The samples of one planned shard, as plain bytes that can be sent to a worker."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class SpanFile(NamedTuple):
 
     Attributes:
         mtime_ns: Modification time when the run was planned, or -1 for a temporary file.
-        form: `tar` or `zip` for an archive, otherwise empty. Payloads in a zip are decompressed when they are read.
-            Their offsets are the offsets of their member headers.
+        form: `tar` or `zip` for an archive, otherwise empty. In a zip, the offset of a payload is the offset of its
+            member header, and reading decompresses the payload.
     """
 
     path: bytes
@@ -50,8 +50,8 @@ class ShardContent:
         codes: uint16, index of the field name in `fields`.
         sizes: int64, payload bytes in the source.
         stored_sizes: int64, payload bytes in the shard. Only fields in `numbers` can differ from `sizes`.
-        inline: The text of an INLINE field (see `decode_inline_payload`), or an empty string, each followed by NUL.
-        is_list: uint8. 1 means that the payload is the value list of a TFRecord feature, and not one value.
+        inline: The text of an INLINE field (see `decode_inline_payload`) or an empty string, followed by NUL.
+        is_list: uint8. 1 means that the payload is the value list of a TFRecord feature, not one value.
         numbers: Number type by code, for fields that the shard stores as numbers.
         lists: Value type by code, for fields whose payloads can be value lists of a TFRecord.
     """
@@ -69,15 +69,15 @@ class ShardContent:
 
 
 class ShardSpans(NamedTuple):
-    """Locations of SPAN payloads. All attributes are empty if there are no SPAN payloads.
+    """Locations of SPAN payloads. Without such payloads, all attributes are empty.
 
     Attributes:
         file_codes: uint32 per field, index into `files`.
         offsets: int64 per field, in bytes.
         crcs: int64 per field, expected CRC-32C of the payload, or -1 if unknown. Empty if all are unknown.
-        runs: uint32, exclusive end of each range of fields whose payloads one call reads. This is possible because
-            the gaps between these payloads are as large as in the new tar shard.
-        regions: int64, start and exclusive end of regions in `files[0]`, ascending. Each region is read with one call.
+        runs: uint32, exclusive end of each range of fields whose payloads one call reads. The gaps between these
+            payloads are as large as in the new tar shard.
+        regions: int64, start and exclusive end of regions in `files[0]`, ascending. One call reads a region.
     """
 
     files: tuple[SpanFile, ...] = ()
@@ -95,11 +95,11 @@ class ShardSamples:
     Attributes:
         record_sizes: int64 per sample, bytes of its records in the shard, with headers and padding.
         kinds: uint8 per field, `FILE`, `LINK`, `INLINE`, `SPAN` or `URL`.
-        mtimes: int64 per field, modification time in nanoseconds when the run was planned.
+        mtimes: int64 per field, planned modification time in nanoseconds.
         paths: The path or URL of each field, followed by NUL. If `paths` is empty, each path is key + "." + field.
         folders: The folder of each name that can be the first component of a path (see `resolve_source_path`).
-        changed_ns: The latest ctime of the source files and their folders when the source was listed, in nanoseconds.
-            If ctimes are not reliable, it is in the future.
+        changed_ns: The latest ctime of the source files and their folders in nanoseconds when the source was listed.
+            Far in the future if ctimes are not reliable.
     """
 
     content: ShardContent

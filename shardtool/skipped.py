@@ -125,7 +125,7 @@ def pack_rows(rows: Sequence[Skipped]) -> str:
 
 
 def unpack_rows(text: str) -> tuple[Skipped, ...]:
-    """Return the rows from a string that `pack_rows` created. Raise ValueError for other strings."""
+    """Return the rows from a result of `pack_rows`. Raise ValueError for other strings."""
     from json import loads
 
     unpacker = decompressobj()
@@ -141,7 +141,7 @@ def unpack_rows(text: str) -> tuple[Skipped, ...]:
 
 
 def count_reasons(rows: Iterable[Skipped], dropped: int = 0) -> str:
-    """Return the reasons and their counts as text, most frequent first. `dropped` counts samples that `map` dropped."""
+    """Return the reasons and their counts as text, most frequent first. `map` dropped `dropped` samples."""
     codes = Counter(row.code for row in rows).most_common()
     counts = [f"{code} {count:,}" for code, count in codes]
     return format_list([*counts, *([f"dropped by the function {dropped:,}"] if dropped else [])])

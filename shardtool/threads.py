@@ -1,7 +1,6 @@
 """Stop the threads of a generator, even if the garbage collector closes the generator.
 
-The default values of arguments with an underscore remain available at interpreter exit, when Python may have deleted
-the same values from their modules.
+Arguments with an underscore keep their default values at interpreter exit, when Python may have cleared modules.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def may_wait(
     """Return whether the current thread may wait for other threads.
 
     The garbage collector closes abandoned generators, and can interrupt code that holds locks of `threading`. Waiting
-    requires these locks, so it could block forever. At interpreter exit, all threads have already stopped.
+    for these locks could block forever. At interpreter exit, all threads have already stopped.
     """
     return not _is_finalizing() and _get_ident() not in _collecting
 
@@ -43,10 +42,7 @@ def may_wait(
 def stop_threads(
     pool: ThreadPoolExecutor, futures: Iterable[Future[Any]], *, _may_wait: Callable[[], bool] = may_wait
 ) -> None:
-    """Cancel the futures and wait for the threads.
-
-    If waiting is not allowed, the threads stop later, when `pool` is deleted.
-    """
+    """Cancel the futures and wait for the threads, unless `may_wait` forbids it. They then stop with `pool`."""
     for future in futures:
         future.cancel()
     if _may_wait():

@@ -29,7 +29,7 @@ OnDuplicate = Literal["error", "rename", "first", "last"]
 HashName = Literal["sha256", "md5", "sha512"]
 ReadMethod = Literal["auto", "gather", "scatter"]
 Target = Literal["webdataset", "wids", "dali", "energon", "huggingface"]
-# Names of the indexes that can be exported for other tools. They are the keys of `EXPORTS`.
+# Indexes that can be exported for other tools: the keys of `EXPORTS`.
 EXPORT_NAMES = ("dali-webdataset", "energon", "huggingface", "timm", "open-clip", "wids", "dali-tfrecord", "tfrecord")
 NumberType = Literal["int64", "float"]
 FeatureType = Literal["bytes", "int64", "float"]
@@ -38,15 +38,12 @@ STORED_TYPES: Mapping[str, NumberType] = {"int64": "int64", "float": "float", "b
 
 
 def number_fields(types: Mapping[str, str]) -> dict[str, NumberType]:
-    """Return the number type of each field that TFRecords store as a number. Other fields are omitted."""
+    """Return the number type of each field that TFRecords store as a number."""
     return {name: STORED_TYPES[kind] for name, kind in types.items() if kind in STORED_TYPES}
 
 
 def common_type(kinds: Iterable[ValueType | None]) -> ValueType | None:
-    """Return the common type of values whose types are `kinds`.
-
-    The common type of booleans and integers is `int64`. For other mixtures and unknown types, return None.
-    """
+    """Return the common type of several types, or None. The common type of booleans and integers is `int64`."""
     types = {*kinds}
     if len(types) > 1:
         types = {STORED_TYPES.get(kind or "") for kind in types}

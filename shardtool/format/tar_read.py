@@ -1,10 +1,10 @@
 """Parse tar shards that common tools write.
 
 If GNU tar, bsdtar and `tarfile` read a header differently, this module follows the majority and reports the difference.
-In contrast to `tarfile`, damage or an early end of the file raises `CorruptShard`.
+Unlike in `tarfile`, damage or an early end of the file raises `CorruptShard`.
 
-After damage, `next_header` searches for a block with a valid header checksum. The search may find a header inside a
-payload that is another tar. Such a nested header is accepted only if the damaged header has no valid size.
+After damage, `next_header` searches for a block with a valid header checksum. If a payload is a tar itself, its headers
+are accepted only if the size in the damaged header does not lead to another header.
 
 Source: POSIX.1-2017, pax; GNU tar manual, "Basic Tar Format"; docs/format.md, "Tar shards".
 """
@@ -83,7 +83,7 @@ class TarMember(NamedTuple):
 def iter_members(read: Read, where: str, note: Note = _ignore_note, offset: int = 0) -> Iterator[TarMember]:
     """Yield the members of a tar, starting with the header at `offset`.
 
-    If tar readers interpret a header differently, call `note` with the offset of this header and the reason.
+    If tar readers interpret a header differently, call `note` with its offset and the reason.
 
     Raises:
         CorruptShard: A block is not a header, or the file ends too early.
@@ -129,9 +129,9 @@ def _check_trailer(read: Read, offset: int, where: str) -> None:
 
 
 def _plain_file_size(block: bytes) -> int:
-    """Return the size in the header of a regular file with a short name. Return -1 for other headers."""
-    # Adler-32 is a fast way to add up the bytes of the header: its low half is their sum plus one. This sum cannot
-    # overflow, because at least half of the bytes are zero.
+    """Return the size in the header of a regular file with a short name, or -1 for other headers."""
+    # The low half of Adler-32 is a fast sum of bytes, plus one. It cannot overflow for 148 bytes, or if half of the
+    # bytes are zero.
     size_text, checksum, tail = block[124:136], block[148:156], block[156:]
     if tail == HEADER_TAIL:
         total = (adler32(block[:148]) & 0xFFFF) + _HEADER_TAIL_SUM
@@ -389,5 +389,5 @@ def damaged_name(block: bytes) -> bytes:
 
 
 def may_lack_name(name: bytes) -> bool:
-    """Return whether `name` may be shortened. The full name may have been in an extended header that is now lost."""
+    """Return whether `name` may be the short form of a name in a lost extended header."""
     return len(name) >= 99 or b"?" in name  # noqa: PLR2004 - the field has 100 bytes; tools replace non-ASCII by ?

@@ -5,8 +5,8 @@
     pax = a header block of type x and its body, only if a name or size requires one
     trailer = 1024 zero bytes
 
-A header depends only on the name and the size. The mode is 0644, uid, gid and mtime are 0, and user names are empty.
-Shard sizes are therefore known in advance, and the same samples produce the same bytes.
+A header depends only on name and size: the mode is 0644, uid, gid and mtime are 0, and user names are empty. Shard
+sizes are therefore known in advance, and the same samples produce the same bytes.
 
 Source: POSIX.1-2017, pax, "ustar Interchange Format" and "pax Extended Header"; docs/format.md, "Tar shards".
 """
@@ -81,7 +81,7 @@ def padding_size(size: int) -> int:
 
 
 def split_prefix(name: bytes) -> tuple[bytes, bytes] | None:
-    """Split a name at a slash into the ustar fields (prefix, name). Return None if no slash makes both parts fit."""
+    """Split a name at a slash into the ustar fields (prefix, name). Return None if no split fits."""
     slash = name.find(b"/", len(name) - USTAR_NAME_BYTES - 1)
     if slash < 1 or slash > USTAR_PREFIX_BYTES or slash == len(name) - 1:
         return None

@@ -40,11 +40,7 @@ def tfrecord_error(where: str, offset: int, found: str, expected: str = "") -> C
 
 
 class TFRecord(NamedTuple):
-    """Where a record is in its shard.
-
-    `offset` is the start of the record. `data`, `size` and `crc` are the offset, size and masked checksum of the
-    record's data.
-    """
+    """The location of a record: its `offset`, and the offset, size and masked checksum of its data."""
 
     offset: int
     data: int
@@ -58,11 +54,11 @@ class TFRecord(NamedTuple):
 
 
 class ExampleFeature(NamedTuple):
-    """A feature of an Example, and where its value is in the shard.
+    """A feature of an Example, and the location of its value in the shard.
 
     Attributes:
-        is_list: Whether `offset` and `size` locate a whole list, including tags and lengths. Otherwise, they locate a
-            single value or packed numbers.
+        is_list: Whether `offset` and `size` locate a whole list with tags and lengths. Otherwise, they locate a single
+            value or packed numbers.
     """
 
     name: bytes
@@ -76,8 +72,8 @@ class ExampleFeature(NamedTuple):
 def iter_records(read: Read, where: str, hold: Hold | None = None, offset: int = 0) -> Iterator[TFRecord]:
     """Yield the records of a shard without checking their data (see `check_record_crc`).
 
-    Pass `hold` if `read` can only read forward. `hold(offset, size)` must keep the bytes of a large record, so that
-    `read` can return these bytes again until the next call of `hold`.
+    Pass `hold` if `read` can only read forward. After `hold(offset, size)`, `read` must return the bytes of this large
+    record repeatedly, until the next `hold`.
 
     Raises:
         CorruptShard: A length does not match its checksum, or the file ends too early.
@@ -107,7 +103,7 @@ def iter_records(read: Read, where: str, hold: Hold | None = None, offset: int =
 
 
 def is_record_start(start: bytes) -> bool:
-    """Return whether a file starts with a record's length and the valid checksum of this length."""
+    """Return whether a file starts with the length of a record and its valid checksum."""
     return len(start) >= FRAME_HEAD_BYTES and _unpack_head(start[:FRAME_HEAD_BYTES])[1] == mask_crc(crc32c(start[:8]))
 
 
@@ -143,7 +139,7 @@ def parse_features(data: Data, start: int, where: str) -> list[ExampleFeature]:
     """Return the features of an Example. `start` is the offset of the Example in the shard.
 
     Raises:
-        CorruptShard: `data` is not an Example, or its features would need far more memory than `data` itself.
+        CorruptShard: `data` is not an Example, or its features would need far more memory than `data`.
     """
     features: list[ExampleFeature] = []
     count = name_bytes = 0
@@ -215,7 +211,7 @@ def decode_bytes_list(data: bytes) -> list[bytes]:
 
 
 def decode_single_int(data: bytes | memoryview) -> int | None:
-    """Return the only number in a packed int64_list. Return None if the list is not one valid varint."""
+    """Return the number in a packed int64_list of one number, or None for other lists."""
     try:
         number, end = read_varint(data, 0, len(data))
     except ValueError:
@@ -287,8 +283,8 @@ _PLAUSIBLE_LENGTH = re.compile(rb"(?s)(?=(?!\0{4}).{4}\0{4})")
 def next_record(read: Read, offset: int, first: int, size: int) -> int | None:
     """Return the offset of the first undamaged record after damage at `offset`, or None.
 
-    A record is recognised by the checksum of its length. The search starts at `first`, which is before `offset` if the
-    previous record may be damaged. `size` is the size of the shard, or -1 if the shard is compressed.
+    The checksum of its length identifies a record. The search starts at `first`, which is before `offset` if the
+    previous record may be damaged. `size` is the size of the shard, or -1 if it is compressed.
     """
     if size >= 0:
         length = int.from_bytes(bytes(read(offset, 8)), "little")

@@ -5,8 +5,8 @@
     data = an Example whose features are sorted by the bytes of their names:
               the key as `__key__`, and each field of the sample
 
-A payload is stored as a bytes_list with one value. A number is stored as an int64_list or float_list with one value.
-Lists from other TFRecords are copied unchanged.
+A payload is a bytes_list with one value, and a number is an int64_list or float_list with one value. Lists from other
+TFRecords are copied unchanged.
 
 Source: tensorflow/core/lib/io/record_writer.h; tensorflow/core/example/{example,feature}.proto; the protobuf encoding
 guide; docs/format.md, "TFRecord shards".
@@ -78,7 +78,7 @@ def key_feature(key: bytes) -> bytes:
 
 
 def example_head(record_size: int) -> bytes:
-    """Return the first bytes of a record's data, which are the tag and length of the message with all features."""
+    """Return the first bytes of a record's data: the tag and length of the message with all features."""
     size = record_size - FRAME_HEAD_BYTES - FRAME_TAIL_BYTES
     width = len(encode_varint(size))
     length = encode_varint(size - 1 - width)

@@ -1,8 +1,8 @@
 """Parse zip archives.
 
-Stored and deflated members, zip64 and data descriptors are supported. Encrypted members and members with other
-compression methods are listed but not read. Split archives are refused. Members that are not in the central directory
-are ignored.
+Stored and deflated members, zip64 and data descriptors are supported. Members that are encrypted or have another
+compression method are listed but not read. Split archives are refused. Members outside the central directory are
+ignored.
 
 Source: PKWARE, APPNOTE.TXT 6.3.10.
 """
@@ -47,7 +47,7 @@ class ZipMember(NamedTuple):
     Attributes:
         offset: Offset of the member's local header.
         packed: Compressed size in bytes.
-        mode: Unix mode including the file type, or 0 if unknown.
+        mode: Unix mode with the file type, or 0 if unknown.
     """
 
     name: bytes
@@ -105,7 +105,7 @@ def zip_payload_start(read: Read, member: ZipMember, where: str) -> int:
 
 
 def iter_zip_payload(read: Read, offset: int, size: int, where: str) -> Iterator[bytes]:
-    """Yield blocks of the decompressed payload of the member at `offset`. `size` is the decompressed size.
+    """Yield blocks of the decompressed payload, `size` bytes in total, of the member at `offset`.
 
     Raises:
         CorruptShard: The member is damaged. The checksum is verified after the last block.

@@ -1,4 +1,4 @@
-"""A zip or tar archive as a source. Packing the archive gives the same samples as packing the extracted files.
+"""A zip or tar archive as a source, which gives the same samples as the extracted files.
 
 Workers read members from the archive. Only members of a compressed tar are first copied to a temporary file.
 """
@@ -67,7 +67,7 @@ def _link_problem() -> tuple[SkipCode, str]:
 
 def _zip_members(file: ShardFile | CompressedFile) -> Iterator[_ArchiveMember]:
     ranges = array("q")
-    with ShardFile(file.path) as header_file:  # a second reader, so that neither reader seeks back and forth
+    with ShardFile(file.path) as header_file:  # with a second reader, neither seeks back and forth
         for member in zip_read.iter_zip_members(file.read, file.size, file.path):
             problem, start = _zip_problem(member), member.offset + len(member.name)
             if not problem:
@@ -116,7 +116,7 @@ class ArchiveSource(FolderSource):
             self._stat = stat_file(path)
         except OSError as error:
             raise InvalidRequest(path, str(error.strerror)) from None
-        self._copied: list[tuple[int, int]] = []  # offset and size of each payload to copy from a compressed tar
+        self._copied: list[tuple[int, int]] = []  # offset and size of each payload in a compressed tar
 
     def choose(self, listed: Listing, _read_existing_keys: object) -> Listing:
         listed = super().choose(listed, _read_existing_keys)

@@ -38,13 +38,13 @@ class Listing:
     """The samples of a source.
 
     Attributes:
-        name: The name of the source for the dataset file, without local folders.
+        name: The name of the source in the dataset file, without folders.
         recorded: Values that the dataset file records in addition to the options.
         digest: The content fingerprint of all samples, or None if unknown.
         stored: The dataset and the shard for each name in `shards`.
-        compressed: Whether some shards are compressed, and can therefore only be read from start to end.
-        later: The conditions of `--where` that workers evaluate, because they depend on the content of files.
-        dropped: Fields that are not packed. Metadata columns of their numbers are kept until splits are chosen.
+        compressed: Whether some shards are compressed, and can only be read from start to end.
+        later: The conditions of `--where` on the content of files, which workers evaluate.
+        dropped: Fields that are not packed. Their numbers stay in metadata columns until splits are chosen.
         classes: Class names by field, including fields that are not packed.
         kept: Positions of the samples among all samples that the source chose, or None if no duplicate was dropped.
     """
@@ -86,7 +86,7 @@ class Listing:
 
 
 class Writable(Protocol):
-    """An object to which bytes can be appended, such as a file."""
+    """An object that accepts bytes, such as a file."""
 
     def write(self, data: memoryview, /) -> object:
         """Append `data`."""
@@ -96,7 +96,7 @@ class Source(ABC):
     """A folder, an archive, a manifest, a plan file or datasets.
 
     Attributes:
-        may_skip_names: Whether `--on-error skip` also skips samples whose names cannot be stored in a shard.
+        may_skip_names: Whether `--on-error skip` also skips samples whose names a shard cannot store.
         by_key: Whether samples are sorted by key.
         may_lack_values: Whether a sample may have no value for a field.
     """
@@ -110,10 +110,7 @@ class Source(ABC):
         """Return the samples, with the requested fields and metadata."""
 
     def choose(self, listed: Listing, read_existing_keys: Callable[[], PackedStrings | None]) -> Listing:  # noqa: ARG002
-        """Select and sort the listed samples as the options request.
-
-        If samples are appended to a dataset, `read_existing_keys` returns the keys in it.
-        """
+        """Select and sort the listed samples. To append to a dataset, `read_existing_keys` returns its keys."""
         return listed
 
     def labels(self, listed: Listing, option: str, name: str) -> pa.ChunkedArray:
@@ -124,12 +121,12 @@ class Source(ABC):
 
     @abstractmethod
     def column(self, listed: Listing, name: str, option: str = "") -> pa.ChunkedArray:
-        """Return the column `name`, with one value per sample. `option` is the option that names it, for messages."""
+        """Return the column `name`, with one value per sample. Messages name the `option` that requests the column."""
 
     def write_binary(self, file: Writable) -> None:
-        """Write the payloads of rows of the kind SPAN to `file`, in the order of their offsets.
+        """Write the payloads of the kind SPAN to `file`, in the order of their offsets.
 
-        Workers cannot read these payloads, because they are in a table or a compressed archive.
+        Workers cannot read payloads in tables and compressed archives.
         """
         raise Bug(str(file), "a source that is not a table has no binary payloads")
 
@@ -146,7 +143,7 @@ def check_not_empty(listed: Listing) -> None:
 
 
 def no_match_error(query: object, split: str = "", remedy: str = "") -> InvalidRequest:
-    """Return the error for a query that matches no sample."""
+    """Return the error if no sample matches a query."""
     found = f"no sample{f' of the split {printable(split)}' if split else ''} matches {query}"
     return InvalidRequest(option_text("where"), found, expected="at least one sample", remedy=remedy)
 

@@ -1,4 +1,4 @@
-"""Compute checksums of payloads before they are packed. Workers import neither NumPy nor pyarrow."""
+"""Compute checksums of payloads before they are packed."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ _Checksum = _Crc32c | _Digest
 def source_checksums(
     source: Source | None, entries: SampleTable, rows: Rows, pool: Pool, observer: Observer | None = None
 ) -> Rows:
-    """Return the CRC-32C of the payload of each row as int64, or -1 if a payload cannot be read.
+    """Return the CRC-32C of each row's payload as int64, or -1 if it cannot be read. Rows must not be INLINE.
 
-    No row may have the kind INLINE. `source` is needed only for payloads in tables and compressed archives.
+    `source` is needed only for payloads in tables and compressed archives.
     """
     import numpy as np
 
@@ -78,7 +78,7 @@ def source_checksums(
 def source_digests(
     source: Source | None, entries: SampleTable, rows: Rows, pool: Pool, observer: Observer | None = None
 ) -> NDArray[np.bytes_]:
-    """Return the 16-byte digest of each row's payload. All bytes are 0 if the payload cannot be read."""
+    """Return the 16-byte digest of each row's payload, or zeros if it cannot be read."""
     import numpy as np
 
     inline, digests = entries.rows.kind[rows] == INLINE, np.zeros(len(rows), f"S{PAYLOAD_DIGEST_SIZE}")
@@ -93,7 +93,7 @@ def _encode_digest(digest: int) -> bytes:
 
 
 def inline_checksums(entries: SampleTable, rows: Rows, *, as_numbers: bool) -> tuple[Rows, Rows]:
-    """Return the payload size and CRC-32C of each row. The CRC-32C is -1 for other kinds than INLINE."""
+    """Return the payload size and CRC-32C of each row. The CRC-32C is -1 unless the row is INLINE."""
     import numpy as np
 
     sizes, sums = entries.rows.size[rows], np.full(len(rows), -1, np.int64)
@@ -105,7 +105,7 @@ def inline_checksums(entries: SampleTable, rows: Rows, *, as_numbers: bool) -> t
 
 
 def inline_payloads(entries: SampleTable, rows: Rows, *, as_numbers: bool) -> Iterator[bytes]:
-    """Yield the payloads of rows of the kind INLINE. `as_numbers` encodes numbers as in a TFRecord."""
+    """Yield the payloads of INLINE rows. `as_numbers` encodes numbers as in a TFRecord."""
     owners, numbers = entries.owners(rows), entries.values.numbers
     for sample, code in zip(owners.tolist(), entries.rows.code[rows].tolist(), strict=True):
         field = entries.fields[code]
@@ -173,7 +173,7 @@ def checksum_payloads(task: FileReads | SpanReads, kind: Callable[[], _Checksum]
         except (MemoryError, OSError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-    # Read failed files again without threads, which may have opened too many files or used too much memory.
+    # Threads may have opened too many files or used too much memory, so read failed files again without threads.
     return [_checksum_file(kind, file) if value < 0 else value for file, value in zip(files, checksums, strict=True)]
 
 

@@ -36,9 +36,9 @@ class DuplicateGroups(NamedTuple):
     """Groups of samples with the same content.
 
     Attributes:
-        groups: The samples of each group, sorted by key. Samples that already exist in the output come first. Groups
-            are sorted by their first samples.
-        sizes: For each group, the content size of one sample in bytes.
+        groups: The samples of each group, sorted by key after the samples that already exist in the output. Groups are
+            sorted by their first samples.
+        sizes: Content bytes of one sample of each group.
         fields: The fields whose content was compared.
         differ: For each sample, the labels and other fields that differ from the first sample of its group.
     """
@@ -52,9 +52,9 @@ class DuplicateGroups(NamedTuple):
 def find_duplicates(
     entries: SampleTable, source: Source | None, pool: Pool, observer: Observer, exists: NDArray[np.bool_] | None = None
 ) -> DuplicateGroups:
-    """Return the groups of samples with the same content.
+    """Find samples with the same content.
 
-    `source` is None if the samples are in shards. `exists` marks the samples that already exist in the output.
+    `source` is None if the samples are in shards. `exists` marks samples that already exist in the output.
     """
     values = entries.values
     labels = {*values.numbers, *values.lists, *values.classes}
@@ -118,7 +118,7 @@ def drop_duplicate_samples(
     read_existing_keys: Callable[[], PackedStrings | None],
 ) -> Listing:
     """If `drop_duplicates` is set, keep only the first sample of each group of duplicates."""
-    # If the samples are from a plan file, duplicates were dropped before the plan file was written.
+    # A plan file contains no duplicates.
     if not options.drop_duplicates or getattr(options, "plan", None) is not None:
         return listed
     entries, exists = listed.entries, np.zeros(len(listed.entries), np.bool_)

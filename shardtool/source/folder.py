@@ -1,7 +1,4 @@
-"""A folder of files as a source. Files that share a key form one sample. Files that cannot be packed are skipped.
-
-The names of the top folders can be class labels and splits.
-"""
+"""A folder of files as a source. Files that share a key form one sample. Top folders can be classes and splits."""
 
 from __future__ import annotations
 
@@ -62,7 +59,7 @@ def add_folder_labels(
     """Add the class number of each sample as the field `cls`. Each top folder is a class, as in ImageFolder.
 
     Classes are numbered in byte order, unless `known` lists them. Samples must be sorted by key. `depth` is the number
-    of folder levels above the class folders. The folders of skipped files are classes too.
+    of folder levels above the class folders. Folders of skipped files are classes too.
     """
     import numpy as np
 
@@ -77,7 +74,7 @@ def add_folder_labels(
         raise InvalidRequest(option_text("label_from_folder"), "the samples already have a field 'cls'")
     expected = "paths such as SPLIT/CLASS/FILE" if depth else "paths such as CLASS/FILE"
     spans = _folder_spans(entries.keys, depth, ("label_from_folder", expected))
-    # Number the folders of skipped files too, so that numbers stay the same once the files can be read.
+    # Class numbers then stay the same once the skipped files can be read.
     paths = [to_bytes(row.path).split(b"/") for row in skipped if row.code != "no-field"]
     failed = {parts[depth] for parts in paths if len(parts) > depth + 1}
     number, names = number_classes({*(name for _, _, name in spans), *failed}, "cls", known)
@@ -88,7 +85,7 @@ def add_folder_labels(
 
 
 def top_folders(keys: PackedStrings, *, in_order: bool = True) -> pa.ChunkedArray:
-    """Return the top folder of each sample. `in_order` means that keys are sorted."""
+    """Return the top folder of each sample. With `in_order`, keys are sorted."""
     import numpy as np
     import pyarrow as pa
 
@@ -126,7 +123,7 @@ def _folder_spans(keys: PackedStrings, depth: int, option_and_paths: tuple[str, 
                     outside.append(path + ".*" if b"/" in keys[sample] else f"./{path}.*")
                     sample += 1
                     continue
-                # the first key after the folder, because "0" follows "/" in byte order
+                # the first key after the folder: "0" is the byte after "/"
                 end = bisect_left(cast("Sequence[bytes]", keys), parent + name + b"0", sample, high)
                 inner_spans.append((sample, end, parent + name + b"/"))
                 sample = end
@@ -173,7 +170,7 @@ class FolderSource(Source):
 
         listed = Listing(entries, skipped, self._name, tuple(notes))
         listed = selection.apply_field_options(listed, options, pool)
-        # Add labels before choosing samples, because class numbers must not depend on the choice.
+        # Class numbers must not depend on the choice of samples.
         if options.label_from_folder:
             from shardtool.dataset.class_names import read_classes
 
@@ -255,7 +252,7 @@ class FolderSource(Source):
 
 
 def open_tree(source: str, options: CreateOptions, outputs: Iterable[ShardPattern]) -> FileTree:
-    """Open a source folder. Files of `outputs` in the folder are not part of the source."""
+    """Open a source folder. Files of `outputs` are not part of the source."""
     root = paths.source_root(source, needed=True)
     located = [(paths.path_inside_source(pattern.folder, root), pattern) for pattern in outputs]
     outputs_inside = tuple((folder, pattern) for folder, pattern in located if folder is not None)
@@ -264,14 +261,14 @@ def open_tree(source: str, options: CreateOptions, outputs: Iterable[ShardPatter
 
 
 def folder_name(source: str) -> str:
-    """Return the name of a source folder, as outputs record it. For a link, this is the name of its target."""
+    """Return the name of a source folder that outputs record. For a link, this is the name of its target."""
     if address.is_url(source):
         return printable(to_bytes(source.rstrip("/").rpartition("/")[2]))
     return printable(os.fsencode(os.path.basename(os.path.realpath(source))))
 
 
 def system_file_notes(parts: Iterable[ScanPart]) -> list[str]:
-    """Return a note about ignored files of operating systems, such as Thumbs.db."""
+    """Return a note about ignored system files, such as Thumbs.db."""
     counts = sum((part.system_files for part in parts), Counter[bytes]())
     if not counts:
         return []
@@ -281,7 +278,7 @@ def system_file_notes(parts: Iterable[ScanPart]) -> list[str]:
 
 
 def collect_samples(root: bytes, parts: list[ScanPart]) -> tuple[SampleTable, tuple[Skipped, ...]]:
-    """Merge `parts` into one table. Return the samples below `root`, and the skipped files."""
+    """Return the samples of `parts` as one table, and the skipped files."""
     import numpy as np
 
     from shardtool.entries.sample_table import FieldRows, SampleTable
@@ -323,9 +320,9 @@ def drop_failed_samples(entries: SampleTable, skipped: Iterable[Skipped]) -> Sam
 
 
 def check_dots(entries: SampleTable) -> None:
-    """Raise an error for names that WebDataset's rule would split at the wrong dot, such as `scan.2019.01.jpg`.
+    """Raise an error for names that WebDataset's rule splits at the wrong dot, such as `scan.2019.01.jpg`.
 
-    A field such as `seg.png` is refused only if a part of it is a number, or nearly every file has a different field.
+    A field such as `seg.png` is refused only if a part is a number or empty, or nearly every file has another field.
     """
     dotted = [code for code, name in enumerate(entries.fields) if "." in name]
     if not dotted:
@@ -354,15 +351,15 @@ _OBJECTS_PER_REPORT = 1000
 
 
 class FileTree(NamedTuple):
-    """A folder, or the objects below a URL of a store. `root` ends in a slash."""
+    """A folder, or a prefix of a store. `root` ends in a slash."""
 
     root: bytes
     rules: ScanRules
 
     def scan(self, pool: Pool, observer: Observer) -> list[ScanPart]:
-        """Return the samples of the tree in key order, as one part per task.
+        """Return the samples in key order, one part per task.
 
-        For a local folder, another part contains the skipped files of the top folders.
+        For a local folder, the first part contains only skipped files of the top folders.
         """
         if is_address(self.root):
             return [self._scan_objects(observer)]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def add_json_columns(listed: Listing, field: str, pool: Pool) -> Listing:
-    """Add the values of a JSON field as metadata columns. Samples whose field cannot be read are skipped."""
+    """Add the values of a JSON field as metadata columns. Skip samples whose field cannot be read."""
     entries, listing, notes = listed.entries, listed, list[str]()
     code = entries.fields.index(field) if field in entries.fields else len(entries.fields)
     rows = np.flatnonzero(entries.rows.code == code)

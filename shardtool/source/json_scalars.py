@@ -1,8 +1,6 @@
 """Read the scalars of JSON payloads: the strings, numbers, booleans and nulls at the top level of an object.
 
 A payload may also be a single number or string.
-
-Workers import neither NumPy nor pyarrow.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ _ReadProblem = tuple[SkipCode, str]
 _MAX_PAYLOAD_BYTES, _MAX_LINE_BYTES = 2**24, 2**20
 MAX_TEXT_LENGTH = 2**15  # longer strings are not metadata: for example, labelme stores images as strings
 _MAX_PLAIN_BYTES = 2**10
-# Strings such as 007 do not match, so they are not converted to numbers.
+# Strings such as 007 do not match, and stay strings.
 _JSON_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
 _INTEGER_LIMIT = 2**63
 _KIND_NAMES = {str: "text", int: "number", float: "number", bool: "boolean", list: "list"}
@@ -38,9 +36,9 @@ class JsonScalars(NamedTuple):
     """The scalars of payloads.
 
     Attributes:
-        lines: A line with a JSON object for each payload. The object is empty if the payload cannot be read.
+        lines: A JSON object on one line for each payload, empty if the payload cannot be read.
         kinds: For each name, the number of values of each type.
-        long: For each name, the number of strings that exceed `MAX_TEXT_LENGTH` and are ignored.
+        long: For each name, the number of ignored strings longer than `MAX_TEXT_LENGTH`.
         failed: The index, reason code and message of each payload that cannot be read.
     """
 
@@ -57,7 +55,7 @@ def read_scalars(task: tuple[str, FileReads | SpanReads]) -> JsonScalars:
 
 
 def parse_scalars(field: str, payloads: Iterable[bytes | _ReadProblem]) -> JsonScalars:
-    """Return the scalars of payloads. A payload that could not be read is given as a reason code and a message."""
+    """Return the scalars of payloads. A reason code and a message replace a payload that could not be read."""
     lines, kinds, long = [], dict[str, Counter[str]](), Counter[str]()
     failed = list[tuple[int, SkipCode, str]]()
     for index, data in enumerate(payloads):

@@ -33,20 +33,18 @@ _MAX_SIMILAR_KEYS, _MAX_COMPARED_KEYS = 3, 1000
 
 
 def find_samples_by_key(keys: PackedStrings, key_list: object, is_known: Callable[[bytes], bool] | None = None) -> Rows:
-    """Return the positions of the given keys in `keys`, ascending.
-
-    A missing key is an error, unless `is_known` returns true for the key, for example because its sample was skipped.
-    """
+    """Return the positions of the given keys in `keys`, ascending (see `match_keys`)."""
     return match_keys(keys, key_list, is_known)[0]
 
 
 def match_keys(
     keys: PackedStrings, key_list: object, is_known: Callable[[bytes], bool] | None = None, *, may_lack: bool = False
 ) -> tuple[Rows, str]:
-    """Return the positions of the given keys, ascending, and a string that describes the unknown keys.
+    """Return the positions of the given keys in `keys`, ascending, and a string that describes the unknown keys.
 
-    An unknown key is an error, unless `may_lack` is true and at least one key is found. `key_list` is a text file with
-    one key per line, a table with a column `key`, `-` for standard input, or a list.
+    A missing key is unknown unless `is_known` returns true, for example because its sample was skipped. Unknown keys
+    are an error, unless `may_lack` is true and another key is found. `key_list` is a text file with one key per line, a
+    table with a column `key`, `-` for standard input, or a list.
     """
     requested = _read_keys(key_list)
     if not len(requested):
@@ -73,7 +71,7 @@ def match_keys(
 
 
 def key_list_name(key_list: object) -> str:
-    """Return the name of a key list for the dataset file. The name contains no folder."""
+    """Return the name of a key list for the dataset file, without folders."""
     if isinstance(key_list, str | os.PathLike):
         return base_name(real_path(os.fspath(key_list)))
     return type(key_list).__name__ if _is_table_object(key_list) else "keys"
@@ -115,7 +113,7 @@ def _listed_keys(key_list: object) -> list[bytes]:
     if isinstance(key_list, Iterable) and not isinstance(key_list, bytes):
         keys = [*key_list]
         if all(isinstance(key, str) and key and "\0" not in key for key in keys):
-            with suppress(UnicodeEncodeError):  # a key with a lone surrogate is invalid
+            with suppress(UnicodeEncodeError):  # a lone surrogate is invalid
                 return [to_bytes(key) for key in keys]
         if "" in keys:
             raise InvalidRequest(_option(key_list), "an empty key", expected="keys such as cat/0001")

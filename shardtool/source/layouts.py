@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from shardtool.entries.sample_table import SampleTable
     from shardtool.source.table_head import Match
 
-# Inspect this number of keys, in runs of adjacent keys, because adjacent files often belong to one sample.
+# Inspect this many keys, in runs, because adjacent files often belong to one sample.
 SAMPLED_KEYS, _RUN_LENGTH = 512, 16
 _TESTED_KEYS = 64
 _MIN_PARTNER_SHARE = 0.8
 _MIN_GROUP_SHARE = 0.05
-_MAX_FOLDERS = 8  # if there are more sibling folders, they are probably classes
+_MAX_FOLDERS = 8  # more sibling folders are probably classes
 _MAX_STRAY_FILES = 64
 _MAX_DEPTH = 4
 _MAX_SUFFIXES = 6
@@ -55,14 +55,14 @@ _MEDIA = IMAGE_ENDINGS | _AUDIO | _VIDEO | {"avif", "jxl", "jp2", "heic"}
 _PACKED = {"Parquet": (PARQUET_ENDING,), "JSON-lines": JSON_LINES_ENDINGS, "zip": (".zip",)}
 _PAGES = {"Parquet": "docs/tables.md", "JSON-lines": "docs/tables.md", "zip": "docs/sources.md"}
 _ROWS = "packs their rows"
-_TRANSCRIPTS = "trans.txt"  # LibriSpeech tables with one line per audio clip
+_TRANSCRIPTS = "trans.txt"  # of LibriSpeech, with one line per audio clip
 
 
 class Advice(NamedTuple):
-    """An observation about a folder, and the command that probably packs the folder as the user wants.
+    """An observation about a folder, and the command that probably packs it as the user wants.
 
-    `effect` describes what `command` does. If no single command can pack the files, `command` is empty, and `effect`
-    is a documentation page.
+    `effect` describes what `command` does. If no single command packs the files, `command` is empty, and `effect` is a
+    documentation page.
     """
 
     found: str
@@ -115,7 +115,7 @@ class _Tree(NamedTuple):
 def find_layout(entries: SampleTable, source: str, *, is_archive: bool = False) -> Advice | None:
     """Return advice if files that probably belong to one sample have different keys.
 
-    `source` is the folder as the user wrote it. For an archive, only suffixes of file names are checked.
+    For an archive, check only suffixes of file names.
     """
     count = len(entries)
     if count < 2:  # noqa: PLR2004 - a pair

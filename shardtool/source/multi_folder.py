@@ -1,7 +1,7 @@
 """Several folders as one source. Files in different folders that share a key form one sample.
 
-Keys are relative to each folder. For example, `images/cat/1.jpg` and `masks/cat/1.png` are fields of the sample
-`cat/1`. If two folders have the same extension, field names start with the folder name, such as `images.png`.
+Keys are relative to each folder: `images/cat/1.jpg` and `masks/cat/1.png` are fields of the sample `cat/1`. If two
+folders have the same extension, field names start with the folder name, such as `images.png`.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class MultiFolderSource(FolderSource):
 
 
 def name_folders(sources: Sequence[str]) -> list[bytes]:
-    """Return a unique name for each folder: the last component of its path, or more components if needed."""
+    """Return a unique name for each folder, from the last components of its path."""
     real_paths = [os.fsencode(path if address.is_url(path) else os.path.realpath(path)) for path in sources]
     for (path, inner), (other_path, outer) in permutations(zip(sources, real_paths, strict=True), 2):
         if (inner + b"/").startswith(outer.rstrip(b"/") + b"/"):

@@ -1,6 +1,6 @@
 """Find the fields of source datasets that contain numbers or lists, and read the numbers.
 
-A field must have the same type in all TFRecord shards. A tar shard stores numbers as strings.
+A field must have the same type in all TFRecord shards. Tar shards store numbers as strings.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class NumberFields(NamedTuple):
     """The fields that contain numbers or lists.
 
     Attributes:
-        numbers: The type of each field that contains one number per sample.
+        numbers: The type of each field with one number per sample.
         texts: For each shard, the numbers as strings, by field.
-        lists: The type of each TFRecord field that does not have exactly one value in every sample.
+        lists: The type of each TFRecord field that lacks exactly one value in some sample.
     """
 
     numbers: Mapping[str, NumberType]
@@ -41,7 +41,7 @@ class NumberFields(NamedTuple):
     notes: tuple[str, ...]
 
     def columns(self, parts: Sequence[SourceShard]) -> dict[str, PackedStrings]:
-        """Return the strings of all samples for each field, with "" for a missing number."""
+        """Return the strings of all samples by field, with "" for a missing number."""
         names = dict.fromkeys(name for texts in self.texts for name in texts)
         part_texts = [*zip(parts, self.texts, strict=True)]
         return {
@@ -76,12 +76,11 @@ def _spread_texts(name: str, part: SourceShard, texts: Mapping[str, NumberTexts]
 def find_number_fields(
     parts: Sequence[SourceShard], is_wanted: Callable[[str], bool], to_format: str, run: _Run, *, salvage: bool = False
 ) -> NumberFields:
-    """Find the fields that contain numbers, and read the numbers as strings in workers.
+    """Find the fields that contain numbers, and read the numbers as strings with `run`, which is `Pool.map`.
 
     Args:
-        is_wanted: Function that returns whether to inspect a field.
-        run: `Pool.map`.
-        salvage: Whether to record damaged numbers in `NumberTexts.damaged`. Otherwise, they raise an error.
+        is_wanted: Returns whether to inspect a field.
+        salvage: Record damaged numbers in `NumberTexts.damaged` instead of raising an error.
     """
     for part in parts:
         _check_kinds(part, is_wanted, to_format)

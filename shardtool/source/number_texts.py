@@ -1,4 +1,4 @@
-"""Convert between numbers in TFRecord shards and strings in tar shards. Workers import neither NumPy nor pyarrow.
+"""Convert between numbers in TFRecord shards and strings in tar shards.
 
 A number is stored as a string, or a string as a number, only if the conversion back gives the same value.
 """
@@ -34,7 +34,7 @@ class NumberField(NamedTuple):
     """The values of one field in one shard.
 
     Attributes:
-        number: The type of the numbers. In a tar shard, the type of number that the strings may represent.
+        number: The type of the numbers. In a tar shard, the type that the strings may represent.
         stored: Whether the shard stores numbers rather than strings.
         offsets: int64, the offset of each value in the shard.
         lengths: int64, the length of each value in bytes.
@@ -50,7 +50,7 @@ class NumberField(NamedTuple):
 
 
 class NumberTask(NamedTuple):
-    """The fields to read from a shard. If `salvage` is true, damaged numbers are recorded, not raised as errors."""
+    """The fields to read from a shard. With `salvage`, damaged numbers are recorded, not raised as errors."""
 
     file: SpanFile
     fields: tuple[NumberField, ...]
@@ -63,7 +63,7 @@ class NumberTexts:
 
     Attributes:
         data: The strings in order, each followed by NUL. Empty if `changed` is above 0.
-        changed: The number of strings that would change if they were stored as numbers.
+        changed: The number of strings that would change if stored as numbers.
         rounded: How many of the `changed` strings represent numbers.
         first_changed: The index of the first of the `changed` strings, or -1.
         damaged: The indexes of damaged values, whose strings are empty.
@@ -79,7 +79,7 @@ class NumberTexts:
 def read_number_texts(task: NumberTask) -> list[NumberTexts]:
     """Read the values of each field of a task as strings."""
     columns = [[array("q", data) for data in (field.offsets, field.lengths, field.crcs)] for field in task.fields]
-    values_in_order = sorted(  # sort by offset, because a compressed shard can only be read in sequence
+    values_in_order = sorted(  # a compressed shard can only be read in sequence
         (offset, length, crc, number, index)
         for number, (offsets, lengths, crcs) in enumerate(columns)
         for index, (offset, length, crc) in enumerate(zip(offsets, lengths, crcs, strict=True))
@@ -118,7 +118,7 @@ def _read_text(shard: ShardFile | CompressedFile, offset: int, length: int, crc:
 
 
 def int_text(data: bytes) -> bytes | None:
-    """Return the int64 in the varint `data` of a TFRecord as a string, or None if `data` is not one varint."""
+    """Return the int64 in the varint `data` as a string, or None if `data` is not one varint."""
     try:
         numbers = decode_numbers(b"\x0a%b%b" % (bytes([len(data)]), data), "int64")
     except ValueError:
@@ -127,7 +127,7 @@ def int_text(data: bytes) -> bytes | None:
 
 
 def float_text(data: bytes) -> bytes | None:
-    """Return the shortest string that represents the 32-bit float `data`, or None if the length of `data` is wrong."""
+    """Return the shortest string for the 32-bit float `data`, or None if `data` has the wrong length."""
     if len(data) != _FLOAT_BYTES:
         return None
     (value,) = struct.unpack("<f", data)
@@ -135,8 +135,8 @@ def float_text(data: bytes) -> bytes | None:
         return b"%a" % value
     for digits in _FLOAT_DIGITS if abs(value) >= _MIN_NORMAL_FLOAT else range(1, 10):
         text = f"{value:.{digits - 1}e}"
-        # Floats are closer together just below a power of two. A decimal rounded toward zero may be a different float,
-        # so also try the next decimal away from zero.
+        # Just below a power of two, floats are closer together. A decimal rounded toward zero may be another float, so
+        # also try the next decimal away from zero.
         if data[:2] == b"\0\0" and struct.pack("<f", float(text)) != data:
             mantissa, exponent = text.replace(".", "").split("e")
             text = f"{int(mantissa) + (1 if value > 0 else -1)}e{int(exponent) - digits + 1}"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shardtool.source.base import Source
 
 
-# The class for each kind of source. Its module is imported when a run needs it.
+# The module, imported only when needed, and class for each kind of source.
 SOURCE_CLASSES = {
     "archive": ("archive", "ArchiveSource"),
     "datasets": ("shards", "DatasetSource"),
@@ -37,8 +37,8 @@ class SourceArgument(NamedTuple):
     """A source as the user names it, and its kind.
 
     Attributes:
-        value: The path, or a table in memory. For several folders or tables, their paths. For an archive, its path and
-            the folder in it. For datasets, whatever `find_dataset` accepts.
+        value: The path or paths, or a table in memory. For an archive, its path and the folder in it. For datasets, one
+            or several arguments of `find_dataset`.
     """
 
     kind: Literal["folder", "folders", "archive", "manifest", "datasets"]
@@ -46,7 +46,7 @@ class SourceArgument(NamedTuple):
 
 
 def identify_source(source: Any, options: CreateOptions | ReshardOptions) -> SourceArgument:
-    """Return the kind of a source. Raise an error if the source is of no kind, or if options need another kind."""
+    """Return the kind of a source. Raise an error if the options need another kind."""
     if not isinstance(options, CreateOptions):
         return SourceArgument("datasets", source)
     sources = source if isinstance(source, list | tuple) else [source]
@@ -66,7 +66,7 @@ def identify_source(source: Any, options: CreateOptions | ReshardOptions) -> Sou
 def open_source(
     argument: SourceArgument, options: CreateOptions | ReshardOptions, outputs: Sequence[ShardPattern]
 ) -> Source:
-    """Open a folder, several folders, an archive, a manifest or datasets, or the plan file of such a source."""
+    """Open a source, or the plan file that replaces it."""
     if options.rename_keys is not None:
         from shardtool.select.rename_keys import check_key_rename
 

@@ -1,8 +1,8 @@
 """Plan files, which store the listed samples of a source, so that other runs can skip the listing.
 
-A plan file is a Parquet file with one row per sample. Plan files are untrusted: their source and options must match the
-run, the file size limits the memory, and paths must stay inside the source. Strings are stored as bytes, because some
-file names are not valid UTF-8.
+A plan file is a Parquet file with one row per sample, and is untrusted: its source and options must match the run, its
+size limits the memory, and paths must stay inside the source. Strings are stored as bytes, because some file names are
+not valid UTF-8.
 
 Source: docs/format.md, "Plan files".
 """
@@ -131,9 +131,9 @@ def _read_names(file: pq.ParquetFile, column: str) -> PackedStrings:
 def read_entries(
     file: pq.ParquetFile, schema: pa.Schema, names: tuple[str, ...], values: FieldValues, request: PlanRequest
 ) -> SampleTable:
-    """Return the samples of a plan file. The caller must check beforehand how much memory the columns need.
+    """Return the samples of a plan file. The caller must check first how much memory the columns need.
 
-    The names in `values.inline` are the fields whose payloads the plan contains.
+    `values.inline` names the fields whose payloads the plan contains.
 
     Raises:
         ValueError: The rows are invalid.
@@ -179,7 +179,7 @@ def _read_fields(
     groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
     max_rows = sum(group.column(1).num_values for group in groups)
     starts, sample, row = np.zeros(file.metadata.num_rows + 1, np.int64), 0, 0
-    # Fill arrays of the final size, because concatenating chunks would take twice the memory.
+    # Concatenating chunks would take twice the memory.
     columns = [np.empty(max_rows, str(member.type)) for member in kind if member.name != _PATH_NAME]
     has_paths, paths = kind.num_fields > len(columns), list[bytes]()
     for lists in _read_chunks(file, FIELDS_COLUMN):
@@ -199,7 +199,7 @@ def _read_fields(
 def _check_entries(entries: SampleTable) -> None:
     rows, counts, spans = entries.rows, entries.counts(), entries.spans
     min_kind, max_kind = (FILE, INLINE) if spans is None else (INLINE, SPAN)
-    # Without stored paths, the field name is part of the path, so it must not contain a slash.
+    # Without stored paths, the field name is part of the path.
     forbidden = {*(b"\0" if rows.paths is not None else b"/\0")}
     has_bad_size = rows.size.min(initial=0) < 0 or rows.size.max(initial=0) > _MAX_PAYLOAD_BYTES
     has_bad_kind = rows.kind.min(initial=min_kind) < min_kind or rows.kind.max(initial=min_kind) > max_kind
@@ -263,7 +263,7 @@ class PlannedSource(Source):
 
 _METADATA_KEY, _VERSION = "shardtool.plan", 1
 _METADATA_FORM = re.compile(r"([0-9]{1,9}) crc32c:([0-9a-f]{8}) (.*)", re.ASCII | re.DOTALL)
-# The memory limit for all columns in bytes: a fixed amount, plus an amount per byte of the file.
+# The memory limit for all columns: a fixed amount, plus an amount per byte of the file.
 _BASE_MEMORY_BYTES, _MEMORY_BYTES_PER_FILE_BYTE = 2**26, 256
 _METADATA_TYPES: dict[str, type] = {
     "name": str, "notes": list, "recorded": dict, "skipped": list, "by_key": bool, "fields": list, "inline": list,
@@ -310,7 +310,7 @@ def write_plan(
         target = pa.PythonFile(file, "w")
         try:
             schema_metadata = {_METADATA_KEY: f"{_VERSION} crc32c:{crc32c(metadata.encode()):08x} {metadata}"}
-            # Without dictionary encoding, page sizes show how much memory a reader needs.
+            # Without dictionaries, page sizes show how much memory a reader needs.
             with pq.ParquetWriter(
                 target,
                 entries_schema(entries, split_values).with_metadata(schema_metadata),

@@ -1,4 +1,4 @@
-"""Divide the payloads to read into tasks for workers. Workers import neither NumPy nor pyarrow."""
+"""Divide the payloads to read into tasks for workers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FILES_PER_TASK = 1000
 
 
 class FileReads(NamedTuple):
-    """Files to read. A byte in `links` is 1 if the path is a link. `reads` is the number of parallel reads."""
+    """Files to read, `reads` of them in parallel. A byte in `links` is 1 if the path is a link."""
 
     paths: tuple[bytes, ...]
     links: bytes
@@ -47,7 +47,7 @@ class SpanReads(NamedTuple):
 def payload_tasks(
     entries: SampleTable, rows: Rows, *, reads: int = 1, max_files: int = FILES_PER_TASK
 ) -> list[tuple[Rows, FileReads | SpanReads]]:
-    """Divide the payloads of `rows` into tasks. Return each task with the positions of its payloads in `rows`.
+    """Return tasks that read the payloads of `rows`, each with the positions of its payloads in `rows`.
 
     A task contains at most `max_files` FILE and LINK rows, or all SPAN rows of one shard or archive.
     """
@@ -82,7 +82,7 @@ def _span_tasks(entries: SampleTable, rows: Rows, indices: Rows) -> Iterator[tup
 
 _MAX_PROBED_FILES, _MAX_PROBE_SECONDS = 12, 1.0
 _MAX_PROBED_ROWS = 256
-_PROBE_STRIDE = 2_654_435_761  # a prime, so that the probed files are spread over fields and folders
+_PROBE_STRIDE = 2_654_435_761  # a prime, to spread the probed files over fields and folders
 _PROBE_BYTES = 4096
 _SLOW_OPEN_SECONDS = 0.5e-3  # ten times the cost of starting a thread
 _MAX_READS_PER_WORKER = 16

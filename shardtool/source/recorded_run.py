@@ -1,7 +1,6 @@
-"""The run that a dataset file records. `verify` and `diff` use the options of the run to list the source again.
+"""The run that a dataset file records. `verify` and `diff` use its options to list the source again.
 
-Dataset files are untrusted. Only recorded options in `REPEATABLE_OPTIONS` are used. Recorded code, paths and URLs are
-never used.
+Dataset files are untrusted: only the options in `REPEATABLE_OPTIONS` are used, and never recorded code, paths or URLs.
 """
 
 from __future__ import annotations
@@ -55,9 +54,9 @@ _SOURCE_OPTIONS = ("root", "allow_outside", "symlinks", "map", "join")
 
 @contextmanager
 def verify_options_in_errors(source: object, join: object, remedy: str) -> Iterator[None]:
-    """Change the errors of a source so that they name only options of `verify` and `diff`.
+    """Change the errors of a source to name only options of `verify` and `diff`.
 
-    `remedy` replaces the advice of an error, unless the advice names an option that `verify` and `diff` have.
+    `remedy` replaces advice that names none of these options.
     """
     try:
         yield
@@ -107,10 +106,10 @@ class RecordedRun(NamedTuple):
     """The recorded run, without the options that cannot be repeated.
 
     Attributes:
-        table: The path of the `--join` table, or its recorded name if no table was found.
-        made_fields: Fields that the run may have created from the table. Empty if the table was found.
+        table: The path of the `--join` table, or its recorded name if it was not found.
+        made_fields: Fields that the run may have created from a missing table.
         selecting_options: Options whose selection of samples cannot be repeated.
-        without_table: The run without the table, to use if the table cannot be joined.
+        without_table: The run to use if the table cannot be joined.
         table_problem: Why the table cannot be joined.
     """
 
@@ -144,7 +143,7 @@ class RecordedRun(NamedTuple):
         return f"{self.table}, {lost}"
 
     def unchecked(self) -> Iterator[str]:
-        """Describe what cannot be compared with the source without the missing table or list of keys."""
+        """Describe what cannot be compared without the missing table or list of keys."""
         if self.made_fields:
             what = f"{'field' if len(self.made_fields) == 1 else 'fields'} {format_list([*self.made_fields])}"
             yield f"{what} against the source: created with {option_text('join')} {self._missing_table_text}"
@@ -157,9 +156,9 @@ class RecordedRun(NamedTuple):
 def recorded_run(
     file: DatasetFile | None, user_options: VerifyOptions | DiffOptions, folders: Iterable[str] = ()
 ) -> RecordedRun:
-    """Return the run that created a dataset. If samples were appended later, return the first run.
+    """Return the run that created a dataset, without later appends.
 
-    The table of `--join` is searched for in `folders`, unless the user names the table.
+    If the user does not name the table of `--join`, search for it in `folders`.
     """
     name = file.made.options.get("join", "") if file else ""
     if user_options.join is not None:
@@ -188,12 +187,12 @@ def table_folders(source: object, datasets: Iterable[str]) -> list[str]:
 def find_table(name: object, folders: Iterable[str]) -> str:
     """Return the path of the first regular file with this name in `folders`, or "".
 
-    The name is untrusted, so a name with a folder part is rejected. Links are not followed.
+    The untrusted name must have no folder part. Links are not followed.
     """
     if not isinstance(name, str) or name != os.path.basename(name):
         return ""
     for folder in folders:
-        path = os.path.join(folder, name)  # the name "-" without a folder would mean standard input
+        path = os.path.join(folder, name)  # with a folder, the name - does not mean standard input
         if is_regular(path):
             return path
     return ""
@@ -220,7 +219,7 @@ def _build_run(
         del recorded["join"]
         found, table_state = {**_valid_options(recorded, kind), "join": table}, {}
     if file is not None and file.appends and not has_appended_sources(file) and not table_state:
-        # the source has grown, so these options would select other samples
+        # in the grown source, these options would select other samples
         selecting = [name for name in ("head", "per_class") if found.pop(name, None) is not None]
         table_state = {"selecting_options": tuple(map(option_text, selecting))}
         found.pop("of", None)
@@ -231,7 +230,7 @@ def _build_run(
 
 
 def _without_table(recorded: dict[str, Any], kind: type[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    # Return the options that work without the table, and the attributes of `RecordedRun` for what is missing.
+    # Return the options that work without the table, and the attributes of `RecordedRun` that describe the rest.
     table, valid = recorded.pop("join", ""), _valid_options(recorded, kind)
     if table == "":
         return valid, {}
@@ -282,15 +281,14 @@ def _valid_options(recorded: dict[str, Any], options_class: type[Any]) -> dict[s
 
 
 def has_appended_sources(file: DatasetFile) -> bool:
-    """Return whether samples of another source were appended after the first run."""
+    """Return whether samples of another source were appended."""
     return bool(file.appends) and not all(run.is_update_of(file.made) for run in file.made.appended)
 
 
 class RecordedSource:
     """The current source of a recorded run.
 
-    `datasets` are all or some of the datasets (one for each split) that the run created. If the run's table cannot be
-    joined, `run.without_table` replaces `run`.
+    `datasets` are some or all of the run's splits. If the table cannot be joined, `run.without_table` replaces `run`.
     """
 
     def __init__(
@@ -326,7 +324,7 @@ class RecordedSource:
         return splits if split_options.stratify or _have_grown(splits) else []
 
     def list_samples(self, pool: Pool, observer: Observer) -> tuple[Listing, Rows]:
-        """Return the samples of the source that belong in the datasets, and the index of each sample's dataset."""
+        """Return the source samples that belong in the datasets, and the index of each sample's dataset."""
         try:
             return self._list_samples(pool, observer)
         except InvalidRequest as error:
@@ -363,7 +361,7 @@ class RecordedSource:
         return replace(listed, entries=entries), dataset_indexes
 
     def missing_splits(self) -> str:
-        """Describe the samples that are not compared because splits are missing, or return ""."""
+        """Describe samples that are not compared because splits are missing, or return ""."""
         split_options = self.run.options.make_split_options()
         if split_options is None or split_options.stratify is None or not _have_grown(self._fixed_splits):
             return ""
@@ -373,7 +371,7 @@ class RecordedSource:
         return f"samples that only the source has: {reason}" if missing else ""
 
     def skipped_keys(self) -> tuple[set[str], list[str]]:
-        """Return the keys of skipped samples, and the datasets whose list of skipped samples cannot be read."""
+        """Return the keys of skipped samples, and the datasets whose lists of them cannot be read."""
         keys, unread = set[str](), list[str]()
         for dataset in self._fixed_splits or self._datasets:
             try:

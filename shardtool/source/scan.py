@@ -1,7 +1,4 @@
-"""List a folder in worker processes. No file is opened.
-
-Samples are sorted by the bytes of key and field. Workers do not import NumPy.
-"""
+"""List a folder in workers, without opening files. Samples are sorted by the bytes of key and field."""
 
 from __future__ import annotations
 
@@ -43,10 +40,10 @@ class ScanItem(NamedTuple):
 
     Attributes:
         prefix: The folder relative to the root, with a final slash. Empty for the root.
-        names: Sorted file names, with a NUL byte instead of the dot between stem and field. None means the whole folder
-            with its subfolders.
+        names: Sorted file names, with NUL instead of the dot between stem and field. None means the whole folder with
+            its subfolders.
         changed_ns: The latest change of the folder or a folder above it.
-        links: The elements of `names` that are symbolic links.
+        links: The symbolic links in `names`.
     """
 
     prefix: bytes
@@ -79,7 +76,7 @@ def scan_items(task: ScanTask) -> ScanPart:
 def make_scan_tasks(root: bytes, rules: ScanRules, parts: int, top: ScanPart) -> Iterator[ScanTask]:
     """List the top of the tree until there are about `parts` items. Then yield tasks in key order.
 
-    Skipped files in the top of the tree are added to `top`.
+    Add skipped files at the top of the tree to `top`.
     """
     changed = max(os.lstat(root.rstrip(b"/") or b"/").st_ctime_ns, os.stat(root).st_ctime_ns)
     items = [ScanItem(b"", None, changed)]
@@ -118,7 +115,7 @@ def _expand_folder(root: bytes, rules: ScanRules, item: ScanItem, part: ScanPart
     return items
 
 
-def _list_folder(  # noqa: C901 - applies all rules to a name in one loop, for speed
+def _list_folder(  # noqa: C901 - one loop, for speed
     root: bytes, rules: ScanRules, prefix: bytes, part: ScanPart
 ) -> tuple[list[bytes], frozenset[bytes], list[bytes], set[bytes]]:
     files: list[bytes] = []

@@ -1,4 +1,4 @@
-"""Rules for listing files, and the listed files as columns in key order."""
+"""Rules for listing files, and the listed files as columns."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class ScanRules:
     """Rules that select the files of a source.
 
     Attributes:
-        hidden: Whether to include names that start with a dot, and names that operating systems create in folders.
-        outputs: The folder and pattern of each output inside the source. The folder is relative and ends in a slash.
+        hidden: Whether to include names that start with a dot, and files that operating systems create.
+        outputs: The relative folder, with a final slash, and the pattern of each output inside the source.
     """
 
     include: Sequence[str] = ()
@@ -61,7 +61,7 @@ class ScanRules:
         return bool(self.include or self.exclude or self.outputs)
 
     def hides(self, name: bytes) -> bool:
-        """Return whether a file or folder is ignored because it is hidden."""
+        """Return whether to ignore a file or folder as hidden."""
         return (name.startswith(b".") or name in SYSTEM_FILES) and not self.hidden
 
     def includes_file(self, prefix: bytes, name: bytes) -> bool:
@@ -97,13 +97,13 @@ def _is_output(pattern: ShardPattern, name: bytes) -> bool:
 
 _MAC_FILES = (b"._", b".DS_Store")
 SPECIAL_FILE_MESSAGE = "a fifo, socket or device; only files can be packed"
-# Change time of files whose changes cannot be detected, such as targets of links.
+# Change time if changes cannot be detected, such as of the target of a link.
 ALWAYS_CHANGED = 2**62
 
 
 @dataclass
 class ScanPart:
-    """The samples that one task has listed, as columns like those of `SampleTable`."""
+    """The samples that one task has listed, in columns as in `SampleTable`."""
 
     fields: dict[bytes, int] = field(default_factory=dict)
     keys: list[bytes] = field(default_factory=list)
@@ -117,7 +117,7 @@ class ScanPart:
     system_files: Counter[bytes] = field(default_factory=Counter)
 
     def join_keys(self) -> ScanPart:
-        """Join the keys into one buffer, because many small objects are slow to send to another process."""
+        """Join the keys, because many small objects are slow to send to another process."""
         self.keys = [b"".join([key + b"\0" for key in self.keys])]
         return self
 
@@ -158,9 +158,9 @@ _SORT_CHUNK_FILES = 2**16
 def resolve_folder(
     known: dict[bytes, Property], folder: bytes, derive: Callable[[Property, bytes], Property]
 ) -> Property:
-    """Return a property of a folder. `derive` computes the property from the parent folder's property and the path.
+    """Return a property of a folder, which `derive` computes from the parent's property and the path.
 
-    `known` caches the properties of folders. A folder path is empty or ends in a slash.
+    `known` caches properties. A folder path is empty or ends in a slash.
     """
     unresolved = []
     while folder not in known:
@@ -173,11 +173,11 @@ def resolve_folder(
 
 
 class FileCollector:
-    """Applies `ScanRules` to files that arrive in any order, such as members of an archive.
+    """Applies `ScanRules` to files in any order, such as members of an archive.
 
     Attributes:
         part: The skipped files and system files. `in_order` adds the other files.
-        folders: By folder, whether the rules include it.
+        folders: Whether the rules include each folder.
     """
 
     def __init__(self, rules: ScanRules) -> None:
@@ -203,7 +203,7 @@ class FileCollector:
         return parent + split[0], split[1]
 
     def add(self, name: tuple[bytes, bytes], size: int, second: int, third: int) -> None:
-        """Add a file. `name` is the key and field that `split` returned. `in_order` returns the three numbers again."""
+        """Add a file with the key and field from `split`. `in_order` returns the three numbers again."""
         self._names += b"%b\0%b\0" % name
         self._starts.append(len(self._names))
         self._numbers.extend((size, second, third))
@@ -211,8 +211,7 @@ class FileCollector:
     def in_order(self, where: str) -> NDArray[np.int64]:
         """Sort the added files by key, and add their keys and fields to `part`.
 
-        Return the three numbers that were passed to `add` for each file, as int64[3, files]. In a store, empty objects
-        that represent folders are ignored.
+        Return the three numbers of each file as int64[3, files]. Empty objects that represent folders are ignored.
         """
         import numpy as np
 

@@ -72,8 +72,7 @@ def find_listed_samples(
 ) -> tuple[NDArray[np.int64], list[str]]:
     """Return the positions in `keys` of the keys that `keys_from` lists, and notes.
 
-    A listed key may be missing if its sample was skipped. With `on_error="skip"`, other keys may be missing, but not
-    all.
+    Keys of skipped samples may be missing. With `on_error="skip"`, others may be missing too, but not all.
     """
     skipped_keys = {row.key for row in skipped if row.key}
     is_known = (lambda key: printable(key) in skipped_keys) if skipped_keys else None
@@ -123,7 +122,7 @@ def join_and_filter(listed: Listing, options: SelectingOptions, *, may_lack_valu
 
 
 def add_field_columns(table: pa.Table, values: Iterable[tuple[str, str]]) -> pa.Table:
-    """Add each column again under the name of its field, so that queries can use either name."""
+    """Add each column again under its field name, so queries can use either name."""
     for name, column in values:
         if name not in table.column_names and column in table.column_names:
             table = table.append_column(name, table.column(column))
@@ -148,9 +147,9 @@ def rename_listed_keys(
     *,
     by_key: bool = False,
 ) -> Listing:
-    """Rename keys with `rename_keys`. If `by_key` is true, sort the samples by their new keys.
+    """Rename keys with `rename_keys`. If `by_key`, sort the samples by their new keys.
 
-    `column_of` returns the column of new keys. By default, this is a metadata column.
+    `column_of` returns the column of new keys, by default a metadata column.
     """
     if (rename := options.rename_keys) is None or not len(listed.entries):
         return listed

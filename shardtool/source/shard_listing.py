@@ -1,7 +1,7 @@
 """Find the shards of datasets, merge their classes and metadata, and list the samples in the order of the shards.
 
-A listing contains the offset of each payload, and each number in a TFRecord as a string. Offsets are read from
-sidecars. If a shard has no sidecar, a worker scans the shard.
+A listing contains the offset of each payload, and each number in a TFRecord as a string. Offsets come from sidecars, or
+from a scan of shards without a sidecar.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 def open_datasets(
     sources: Sequence[DatasetLike], examined: ExaminedFiles
 ) -> tuple[list[StoredDataset], list[SourceShard]]:
-    """Return datasets and their shards. Add their files to `examined`. Only dataset files are read."""
+    """Return datasets and their shards, and add their files to `examined`. Read only dataset files."""
     datasets, shards = list[StoredDataset](), list[SourceShard]()
     for number, source in enumerate(sources):
         dataset = find_dataset(source).read()
@@ -87,7 +87,7 @@ def open_datasets(
 
 
 def dataset_notes(dataset: StoredDataset) -> list[str]:
-    """Return a note about shards that the dataset file does not list, or about an unfinished run."""
+    """Return a note about unlisted shards or an unfinished run."""
     if dataset.unlisted and dataset.dataset_file:
         name, unlisted = to_output_name(base_name(dataset.dataset_file)), [*map(_shard_name, dataset.unlisted)]
         return [f"{name} does not list {pluralize(len(unlisted), 'shard')}, excluded: {format_list(unlisted)}"]
@@ -131,7 +131,7 @@ def source_dataset_name(dataset: StoredDataset) -> str:
 def merge_classes(
     datasets: Sequence[StoredDataset], parts: Sequence[SourceShard], is_wanted: Callable[[str], bool]
 ) -> tuple[dict[str, list[str]], list[str]]:
-    """Return the class names by field, and notes. Raise an error if datasets differ in the names for a field."""
+    """Return the class names by field, and notes. Raise an error if datasets differ in a field's names."""
     merged: dict[str, list[str]] = {}
     datasets_of_field: dict[str, dict[int, None]] = {}
     for part in parts:
@@ -158,7 +158,7 @@ def merge_classes(
 
 
 def agreed_classes(datasets: Sequence[StoredDataset]) -> dict[str, list[str]]:
-    """Return the class names by field, without fields for which datasets have different class names."""
+    """Return the class names by field, without fields whose names differ between datasets."""
     agreed: dict[str, list[str]] = {}
     for dataset in datasets:
         for name, names in dataset.file.classes.items() if dataset.file else ():
@@ -169,7 +169,7 @@ def agreed_classes(datasets: Sequence[StoredDataset]) -> dict[str, list[str]]:
 def drop_partial_labels(
     columns: pa.Table | None, parts: Sequence[SourceShard], labels: Collection[str]
 ) -> tuple[pa.Table | None, list[str]]:
-    """Drop a label column if a shard has the label's field but not the column. Return the other columns, and notes."""
+    """Drop label columns that a shard with the label's field lacks. Return the other columns, and notes."""
     notes = []
     for name in sorted({*labels}.intersection(() if columns is None else columns.column_names)):
         lacking = [part for part in parts if name in part.index.names and name not in part.index.metadata.column_names]
@@ -182,7 +182,7 @@ def drop_partial_labels(
 
 
 def merge_metadata(parts: Sequence[SourceShard], datasets: Sequence[StoredDataset]) -> pa.Table | None:
-    """Concatenate the metadata of all shards, or return None if there is none. Missing columns become null."""
+    """Concatenate the metadata of all shards, or return None. Missing columns become null."""
     tables = [part.index.metadata for part in parts]
     names = [*dict.fromkeys(name for table in tables for name in table.column_names)]
     if not names:
@@ -206,7 +206,7 @@ def _metadata_conflict(
         holders = [part for part in parts if name in part.index.metadata.column_names]
         columns = [part.index.metadata.select([name]) for part in holders]
         try:
-            # Compare values too, because large whole numbers do not fit into floats.
+            # Concatenate values too, because large whole numbers do not fit into floats.
             pa.concat_tables(columns, promote_options="permissive")
         except MemoryError:
             raise
@@ -222,12 +222,12 @@ def _metadata_conflict(
 
 
 def merge_fingerprints(datasets: Sequence[StoredDataset]) -> int | None:
-    """Return the fingerprint of all samples, or None if the fingerprints of the datasets do not determine it."""
+    """Return the fingerprint of all samples, or None if those of the datasets do not determine it."""
     files = [dataset.file for dataset in datasets if dataset.file is not None and not dataset.file.part_of]
     for file in files:
         kinds = {*number_features(file.features).values()}
         may_map = any("map" in run.options for run in (file.made, *file.made.appended))
-        # The fingerprint may have been computed from strings to which the stored numbers do not convert back.
+        # The fingerprint may cover strings to which the stored numbers do not convert back.
         if "float" in kinds or (kinds and may_map):
             return None
     return sum_fingerprints(file.fingerprint for file in files) if len(files) == len(datasets) else None
@@ -259,7 +259,7 @@ def list_datasets(  # noqa: PLR0913 - keyword options
         only: The fields to pack and check, or empty for all fields.
         without: Fields that are not packed and not checked.
         salvage: Whether to skip damaged numbers and, in shards without an index, damaged parts.
-        as_stored: Whether to list numbers as stored, not as strings. Fields are then not checked, and have no classes.
+        as_stored: List numbers as stored, not as strings. Fields are then not checked, and have no classes.
     """
 
     def is_wanted(name: str) -> bool:

@@ -84,7 +84,7 @@ class DatasetSource(Source):
         listed = selection.join_and_filter(listed, options, may_lack_values=self.may_lack_values)
         if not len(listed.entries):
             return listed
-        # Skip samples without fields. A TFRecord sample may contain only its key.
+        # A TFRecord sample may contain only its key.
         entries, empty = drop_empty_samples(listed.entries, listed.where, "no sample has a field", "only a key")
         return replace(listed, entries=entries, skipped=listed.skipped + empty, digest=None) if empty else listed
 
@@ -157,7 +157,7 @@ class DatasetSource(Source):
 
     def _without_duplicates(self, listed: Listing, existing_keys: PackedStrings | None) -> Listing:
         old_entries, rule = listed.entries, self._options.on_duplicate
-        # Errors show paths, because two shards may have the same name. The list of skipped samples shows names only.
+        # Errors show paths, because two shards may have the same name. The list of skipped samples shows names.
         names = [to_text(file.path) for file in old_entries.known_spans.files] if rule == "error" else listed.shards
         entries, skipped, note = duplicate_keys.resolve_duplicate_keys(
             old_entries, rule, names, existing_keys, where=listed.where

@@ -35,7 +35,7 @@ _MAX_PROBED_SHARDS = 8
 def shards_note(entries: SampleTable, *, named: bool) -> str:
     """Return a note if a folder contains shards, or "".
 
-    If the shards belong to a dataset or are the only files, raise an error, unless the user selected them (`named`).
+    Unless the user selected the shards (`named`), raise an error if they belong to a dataset or are the only files.
     """
     counts = entries.code_counts()
     codes = [code for code, field in enumerate(entries.fields) if counts[code] and is_shard_name(f"x.{field}")]
@@ -110,7 +110,7 @@ def _check_address(source: str) -> None:
 
 
 def check_archive(path: str) -> None:
-    """Raise an error if an archive is a shard, because it has a sidecar."""
+    """Raise an error if an archive has a sidecar, and is therefore a shard."""
     folder, name = os.path.split(path)
     if parse_shard_name(name) and os.path.isfile(os.path.join(folder, sidecar_name(name))):
         raise InvalidRequest(path, "a shard", expected=EXPECTED_FOLDER, remedy=f"{_reshard_advice()}.")
@@ -164,7 +164,7 @@ _SHOWN = 3
 
 
 def refuse_globs(folder: str, include: Sequence[str], exclude: Sequence[str], *, hidden: bool) -> None:
-    """Raise an error if globs exclude all files of a local folder. Suggest a glob that matches some."""
+    """If globs exclude all files of a local folder, raise an error that suggests another glob."""
     files = [*islice(_iter_files(folder, hidden=hidden), _MAX_FILES)] if os.path.isdir(folder) else []
     if not files:
         return

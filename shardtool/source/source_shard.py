@@ -1,7 +1,6 @@
-"""One shard of a source as columns, which come from its sidecar or from a scan. No payload is read.
+"""One shard of a source as columns, from its sidecar or from a scan. No payload is read.
 
-A shard that differs from its dataset file is an error, because a scan would lose metadata and checksums. Sidecars are
-untrusted (see `shardtool.dataset.shard_index`).
+A shard that differs from its dataset file is an error, because a scan would lose metadata and checksums.
 """
 
 from __future__ import annotations
@@ -68,10 +67,10 @@ class SourceShard:
     """A shard of a source.
 
     Attributes:
-        kinds: The type of each field that is not bytes. In a tar, this is the type that the strings represent. None if
-            the shard must be scanned to find the types.
+        kinds: The type of each field that is not bytes; in a tar, the type that the strings represent. None if only a
+            scan can find the types.
         conflicts: For each field, the first scanned sample with a list, or with another type than earlier samples.
-        is_list: For each row, whether the payload is a whole TFRecord list. None if the shard has no lists.
+        is_list: For each row, whether the payload is a whole TFRecord list. None without lists.
         regrouped: The number of samples whose fields were not adjacent.
     """
 
@@ -109,11 +108,11 @@ class SourceShard:
         return self.index.keys_of(np.array([sample]))[0]
 
     def where(self, sample: int) -> str:
-        """Return, for messages, the path and key of a sample."""
+        """Return the path and key of a sample for messages."""
         return f"{self.path}, {printable(self.key(sample))}"
 
     def describe_value(self, field_name: str, index: int = 0) -> str:
-        """Return, for messages, the shard path and key of the sample with value `index` (from 0) of a field."""
+        """Return `where` for the sample with value `index` (from 0) of a field."""
         return self.where(int(np.searchsorted(self.index.firsts, self.rows_of(field_name)[index], side="right")) - 1)
 
 
@@ -127,7 +126,7 @@ def stat_shard(path: str) -> FileInfo:
 
 
 def read_sidecar_bytes(shard: SourceShard) -> tuple[FileInfo, bytes] | CorruptShard | None:
-    """Return the file information and content of a sidecar, an error, or None if there is no sidecar."""
+    """Return the status and content of a sidecar, an error, or None if there is no sidecar."""
     stored = shard.stored
     if is_compressed(stored.path):
         return None
@@ -141,14 +140,14 @@ def read_sidecar_bytes(shard: SourceShard) -> tuple[FileInfo, bytes] | CorruptSh
     except OSError as error:
         found = f"cannot be read: {os_error_text(error)}"
     except AccessRefused:
-        if stored.entry is None:  # a store that forbids listing may deny access to a missing object
+        if stored.entry is None:  # without permission to list, a store denies access to missing objects
             return None
         raise
     return CorruptShard(path, found, expected=f"the sidecar of {stored.name}", remedy=_verify_advice())
 
 
 def apply_sidecar(shard: SourceShard, data: bytes) -> SourceShard:
-    """Return the shard with the index and metadata from the bytes of its sidecar."""
+    """Return the shard with the index and metadata of its sidecar."""
     index = sidecar_read.parse_shard_sidecar(
         data, shard.stored.sidecar, shard.name, shard.file.size, shard.stored.entry
     )
@@ -156,12 +155,12 @@ def apply_sidecar(shard: SourceShard, data: bytes) -> SourceShard:
 
 
 def needs_scan(shard: SourceShard) -> bool:
-    """Return whether a shard must be scanned, because its checksums or types are unknown."""
+    """Return whether a shard must be scanned for checksums or types."""
     return (shard.format == "tfrecord" and shard.kinds is None) or shard.index.crcs is None
 
 
 def apply_scan(shard: SourceShard, scan: ShardScan, *, has_index: bool) -> SourceShard:
-    """Return the shard with the results of a scan. If `has_index`, the scan must match the sidecar."""
+    """Return the shard with the results of a scan, which must match the sidecar if `has_index`."""
     if (error := scan.error) is not None:
         if has_index:
             raise error
@@ -223,8 +222,8 @@ def _narrow_column(column: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _merge_interleaved(part: SourceShard) -> SourceShard:
-    # A tar may contain all images first and then all labels. Merge entries with the same key into one sample, unless
-    # the sample would have the same field twice.
+    # A tar may contain first all images and then all labels. Merge entries with the same key, unless the sample would
+    # have a field twice.
     index = part.index
     keys = index.all_keys()
     number_of = {key: number for number, key in enumerate(dict.fromkeys(keys))}

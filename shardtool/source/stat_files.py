@@ -1,4 +1,4 @@
-"""Check the files of a manifest in workers. No file is opened. Workers import neither NumPy nor pyarrow."""
+"""Check the files of a manifest in workers, without opening them."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class StatResult(NamedTuple):
     Attributes:
         kinds: FILE or LINK for each path.
         facts: int64[paths, 4]: the size in bytes, the modification time and the latest change of the file or a folder
-            (in nanoseconds), and the number of the problem, or 0.
-        problems: Pairs of reason code and message. The first problem has the number 1.
+            (in nanoseconds), and the number of the problem, from 1, or 0.
+        problems: Pairs of reason code and message.
     """
 
     kinds: bytes

@@ -38,8 +38,8 @@ class TableHead(NamedTuple):
     """The first rows of a table.
 
     Attributes:
-        forms: Ways to read the table, the usual one first. Each is a pair of `create` options and rows.
-        annotations: The columns of annotations in a COCO file. None for other tables.
+        forms: Ways to read the table, the usual one first, as pairs of `create` options and rows.
+        annotations: The annotation columns of a COCO file. None for other tables.
     """
 
     forms: tuple[tuple[Mapping[str, object], list[dict[str, object]]], ...]
@@ -49,7 +49,7 @@ class TableHead(NamedTuple):
 class Match(NamedTuple):
     """The options with which `create` packs a table and the files that it lists.
 
-    If `as_source` is true, the table is the source. Otherwise, the source is a folder, and the table is joined.
+    If `as_source`, the table is the source. Otherwise, the source is a folder, and the table is joined.
     """
 
     options: dict[str, object]
@@ -110,7 +110,7 @@ def _objects(text: str) -> Iterator[dict[str, object]]:
 def _delimited(text: str, usual: str) -> Iterator[tuple[Mapping[str, object], list[dict[str, object]]]]:
     for delimiter in sorted(_DELIMITERS, key=lambda candidate: candidate != usual):
         stream = io.StringIO(text, newline="")
-        is_plain = delimiter == "|"  # in tables with this delimiter, quotation marks are text
+        is_plain = delimiter == "|"  # in such tables, quotation marks are text
         reader = csv.reader(stream, delimiter=delimiter, quoting=csv.QUOTE_NONE if is_plain else csv.QUOTE_MINIMAL)
         rows = [row for _, row in zip(range(_HEAD_ROWS + 1), reader, strict=False) if row]
         if len(rows) < 2 or len({len(row) for row in rows[:-1]}) > 1:  # noqa: PLR2004 - a header and a row
@@ -124,9 +124,9 @@ def _delimited(text: str, usual: str) -> Iterator[tuple[Mapping[str, object], li
 def matching_column(
     head: TableHead, has_file: Callable[[bytes], bool], has_key: Callable[[bytes], bool], root: bytes
 ) -> Match | None:
-    """Find the column of a table that names files or samples of a folder, or return None.
+    """Find the column of a table that names files or samples below `root`, or return None.
 
-    The names are relative to `root`, which is empty or ends in a slash.
+    `root` is empty or ends in a slash.
     """
     for form, rows in head.forms:
         columns = [*rows[0]] if rows else []
@@ -159,8 +159,8 @@ def _do_most_match(values: Sequence[bytes], root: bytes, has: Callable[[bytes], 
 def row_packing_options(path: str) -> tuple[dict[str, object], bool]:
     """Return the options that pack the rows of a table, and whether a column names files.
 
-    If no column contains paths or bytes, the field txt is a column of text: a column with a usual name such as
-    `caption`, or the first column of text.
+    If no column contains paths or bytes, the field txt is the column with a usual name such as `caption`, or else the
+    first column of text.
     """
     head = read_table_head(path)
     rows = head.forms[0][1] if head is not None and head.forms else []

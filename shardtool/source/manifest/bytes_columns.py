@@ -1,4 +1,4 @@
-"""The columns of a manifest that contain payloads. Values are read in batches."""
+"""The columns of a manifest that contain payloads."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class BytesColumns:
             for batch in self._table.batches(self._names):
                 for first in range(0, batch.num_rows, _BATCH_ROWS):
                     piece = batch.slice(first, _BATCH_ROWS)
-                    piece.validate(full=True)  # because pyarrow reads values without checking their offsets
+                    piece.validate(full=True)  # pyarrow reads values without checking their offsets
                     arrays = [_to_bytes(piece.column(column)) for column in range(len(self._names))]
                     if rows is not None:
                         low, high = np.searchsorted(rows, (first_row, first_row + len(piece)))
@@ -103,7 +103,7 @@ class BytesColumns:
             raise SampleFailed(self._table.location, found, expected=expected, remedy=remedy)
 
     def path_stems(self) -> PackedStrings | None:
-        """Return the path of each row without its extension, or None if these are not valid, unique keys."""
+        """Return the path of each row without its extension, or None unless they are valid, unique keys."""
         column = next((name for name in self._names if _has_paths(self._table.schema.field(name).type)), None)
         if column is None:
             return None

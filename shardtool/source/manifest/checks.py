@@ -1,4 +1,4 @@
-"""Check the columns of a manifest, and find unused columns of paths. An error lists all rows with the same problem."""
+"""Check the columns of a manifest. An error lists all rows with the same problem."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def check_keys(rows: TableRows, column: str | None, bad: NDArray[np.int64]) -> N
 def check_fields_differ(
     rows: TableRows, column: str | None, row_keys: PackedStrings, fields: NDArray[np.int64]
 ) -> None:
-    """Refuse rows with the same key and field. `fields` has one number per row, which identifies key and field."""
+    """Refuse rows with the same key and field, which the numbers in `fields` identify."""
     order = np.argsort(fields, kind="stable")
     repeated = np.flatnonzero(np.diff(fields[order]) == 0)
     if len(repeated):
@@ -184,8 +184,8 @@ def check_unique(
 
 MAX_CHECKED_ROWS = 100
 _MAX_CHECKED_COLUMNS = 100
-_MAX_MISSING_FILES = 10  # if none of the first ten strings is the path of a file, skip the column
-_MAX_CHECKED_OBJECTS = 3  # in a store, each check takes a request
+_MAX_MISSING_FILES = 10  # skip a column if none of its first strings is the path of a file
+_MAX_CHECKED_OBJECTS = 3  # each check takes a request
 _MAX_NAMED_COLUMNS = 8
 _UNSAFE_FIELD_CHARACTER = re.compile(r"[^A-Za-z0-9_-]")
 
@@ -196,7 +196,7 @@ def check_unused_paths(
 ) -> list[str]:  # fmt: skip
     """Raise an error if a column contains paths of files that would not be packed.
 
-    If an option names the files to pack, return a note instead. `read_texts` returns the first values of columns.
+    If options name the files to pack, return a note instead. `read_texts` returns the first values of columns.
     """
     used = {*roles.paths(), *(name for role in ("urls", "binary", "values") for name in roles.columns_of(role))}
     if options.meta not in (None, "all", "none"):
@@ -247,7 +247,7 @@ def _find_unused_file(root: bytes, texts: Texts, packed: Sequence[Texts]) -> str
 def _regular_file(folder: str, path: str) -> os.stat_result | None:
     try:
         stat_result = stat_file(os.path.join(folder, path))
-    except (OSError, ValueError):  # ValueError is raised if the path contains a NUL
+    except (OSError, ValueError):  # ValueError: the path contains a NUL
         return None
     return stat_result if stat.S_ISREG(stat_result.st_mode) else None
 
@@ -263,7 +263,7 @@ def _find_unused_object(root: bytes, texts: Texts, packed: Sequence[Texts]) -> s
     data = b"".join([to_bytes(path) + b"\0" for path in paths])
     try:
         part = stat_files(StatTask(root, data, outside=False))
-    except StoreFailed:  # the run reports the error later, if it needs the store
+    except StoreFailed:  # the run fails later if it needs the store
         return ""
     problems = np.frombuffer(part.facts, np.int64).reshape(-1, 4)[:, 3]
     return candidates[0] if not problems.any() else ""

@@ -1,4 +1,4 @@
-"""Paths and URLs in a manifest, and the keys and fields that they define. Links are not followed."""
+"""Paths and URLs in a manifest, and the keys and fields that they define."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def find_upward(paths: pa.Array) -> NDArray[np.int64]:
 
 
 def use_common_folder(columns: Mapping[str, pa.Array], root: bytes) -> tuple[dict[str, pa.Array], bytes] | None:
-    """If a path leaves `root`, return all paths as absolute paths, and their common folder. Otherwise, return None."""
+    """If a path leaves `root`, return absolute paths and their common folder. Otherwise, return None."""
     relative = {name: relative_to_root(paths, root) for name, paths in columns.items()}
     leaving = {name: find_upward(paths) for name, paths in relative.items()}
     if not any(len(leaving[name]) or len(find_absolute(paths)) for name, paths in relative.items()):
@@ -164,7 +164,7 @@ class PathEndings:
     """The field that the extension of each path defines.
 
     Attributes:
-        names: The different fields, in the order of first occurrence. A path without an extension has the field "".
+        names: The different fields, in order of first occurrence. Without an extension, the field is "".
         codes: uint16[paths], indices into `names`.
     """
 
@@ -192,7 +192,7 @@ class PathEndings:
         return taken
 
     def take(self, rows: NDArray[np.int64]) -> PathEndings:
-        """Return the endings of the given rows. Do not call `stems` of the result, which yields all paths."""
+        """Return the endings of `rows`. Do not call `stems` of the result: it yields all paths."""
         taken = copy(self)
         taken.codes = self.codes[rows]
         return taken
@@ -213,8 +213,8 @@ def row_paths(
 ) -> ArrowStrings:
     """Return the paths of all rows of samples, sample by sample. Each array in `columns` has one path per sample.
 
-    `endings` contains the extension number of each sample, or is None if all are 0. If a sample has the extension
-    number e, the path of the sample's row r is in `columns[roles[e, r]]`. The column number -1 means an empty path.
+    `endings` has the extension number of each sample, or is None if all are 0. With extension number e, the path of row
+    r is in `columns[roles[e, r]]`, or empty if this column number is -1.
     """
     count = samples * roles.shape[1]
 

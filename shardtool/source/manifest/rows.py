@@ -1,6 +1,6 @@
 """Combine the columns of a manifest into rows. The rows of a sample are sorted by the bytes of the field names.
 
-All samples have the same fields. Only the field that is named by a path's extension differs between samples.
+The fields of samples differ only if the extensions of their paths differ.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ScalarOrArray = Union[int, "NDArray[np.integer]"]
 
 
 class FieldColumn(NamedTuple):
-    """One field in all samples. Each attribute is one value for all samples, or an array with one value per sample."""
+    """One field. Each attribute is one value for all samples, or an array with one value per sample."""
 
     kind: ScalarOrArray
     size: ScalarOrArray
@@ -39,12 +39,12 @@ class FieldColumn(NamedTuple):
 
 
 class FieldLayout(NamedTuple):
-    """The fields of a sample in sorted order. The order depends on the extension of the sample's path.
+    """The sorted fields of a sample. The order depends on the extension of the sample's path.
 
     Attributes:
         code: uint16[extensions, fields], indices into `fields`.
-        column: int64[extensions, fields], the index of the column of each field.
-        endings: uint16[samples], the extension number of each sample, or None if all samples have the same extension.
+        column: int64[extensions, fields], the index of each field's column.
+        endings: uint16[samples], the extension number of each sample, or None if all have the same extension.
     """
 
     fields: tuple[str, ...]
@@ -53,7 +53,7 @@ class FieldLayout(NamedTuple):
     endings: NDArray[np.uint16] | None
 
     def rows(self, columns: Sequence[FieldColumn], paths: Sequence[pa.Array], samples: int) -> FieldRows:
-        """Return the rows of all samples. `paths[i]` has the paths of `columns[i]`. Later columns have no paths."""
+        """Return the rows of all samples. `paths` has the paths of the first columns. Other columns have no paths."""
         code = np.empty((samples, self.code.shape[1]), np.uint16)
         code[:] = self.code[0] if self.endings is None else self.code[self.endings]
         kinds, sizes, mtimes, changed = zip(*columns, strict=True)
@@ -105,7 +105,7 @@ def merge_stat_results(
 ) -> tuple[list[FieldColumn], list[Problem], NDArray[np.int64]]:
     """Merge the results of workers. Return a `FieldColumn` for each column of paths, and the problems.
 
-    The third result is int64[samples, columns]: the number of each file's problem, from 1, or 0 if it has none.
+    The third result is int64[samples, columns]: the number of each file's problem, from 1, or 0.
     """
     kinds = np.frombuffer(b"".join([part.kinds for part in parts]), np.uint8).reshape(-1, columns)
     arrays = [np.frombuffer(part.facts, np.int64).reshape(-1, columns, 4) for part in parts]

@@ -1,6 +1,6 @@
 """List the samples of a manifest.
 
-The whole table is checked before its files are examined. Columns are kept as Arrow arrays until a shard is written.
+The whole table is checked before files are examined. Columns stay Arrow arrays until a shard is written.
 """
 
 from __future__ import annotations
