@@ -1,8 +1,8 @@
-"""Write shardtool datasets with the same arguments as webdataset's `ShardWriter`.
+"""Write shardtool datasets with the arguments of webdataset's `ShardWriter`.
 
-Shardtool's guarantees require some differences. `maxsize` limits the finished file. Existing output needs
-`overwrite=True` or `resume=True`. Keys must be unique. After an exception in the `with` block, no dataset file is
-published. Tar headers have the same values as in other shardtool datasets.
+There are some differences. `maxsize` limits the finished file. Existing output needs `overwrite=True` or `resume=True`.
+Keys must be unique. After an exception in the `with` block, no dataset file is published. Tar headers have the same
+values as in other shardtool datasets.
 
 Source: webdataset 1.0.2, `webdataset/writer.py`; for the encoders, `make_handlers` and `encode_based_on_extension1`.
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _KEY = "__key__"
 _GZIP_SUFFIX = ".gz"
-_FLOAT_SLACK = 0.001  # as in webdataset, float pixels may be up to this much below 0 or above 1
+_FLOAT_SLACK = 0.001  # as in webdataset, float pixels may be this far below 0 or above 1
 _FIXED_ARGUMENTS: dict[str, tuple[tuple[object, ...], str]] = {  # accepted values, and `expected` for the error
     "compress": ((None, False), "no compression, so that samples can be read by offset"),
     "mtime": ((None, 0), "0, so that equal samples give equal bytes"),
@@ -122,7 +122,7 @@ class ShardWriter(Writer):
         return os.path.join(self._names.folder, self._names.shard(self._reported_shards))
 
     def write(self, obj: Mapping[str, Any], metadata: Mapping[str, object] | None = None) -> None:
-        """Write a sample, given as a dict with `__key__` and fields. `metadata` contains its metadata columns.
+        """Write a sample, a dict of `__key__` and fields, with its metadata columns.
 
         Raises:
             InvalidRequest: The sample cannot be written.
@@ -184,10 +184,10 @@ def _parse_bound(name: str, value: float) -> int | None:
 
 
 def make_encoder(encoder: object) -> Encoder:
-    """Return the function that encodes samples.
+    """Return a function that encodes samples.
 
     `encoder` is True (encode fields by extension), False or None (do not encode), a dict of functions by extension, or
-    a function that encodes a sample.
+    a function of a sample.
 
     Raises:
         InvalidRequest: `encoder` has another type.

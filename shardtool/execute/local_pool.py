@@ -1,8 +1,8 @@
 """Run tasks in worker processes on this machine.
 
 A parent with a single thread forks the workers, which takes 5 ms. A parent with several threads starts new Python
-processes instead, which takes longer. Some imports, such as NumPy, start threads, so the command line starts the
-workers first. The pools of the standard library are not suitable (docs/decisions/002-own-worker-pool.md).
+processes, which takes longer. Some imports, such as NumPy, start threads, so the command line starts the workers first.
+For the pools of the standard library, see docs/decisions/002-own-worker-pool.md.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 
 _SILENT_WORKER_S = 10.0
-_SIGNAL_GRACE_S = 0.2  # if a signal killed a worker, wait this long, because this process may get the same signal
+_SIGNAL_GRACE_S = 0.2  # wait after a signal killed a worker, because this process may get the same signal
 
 
 def usable_cores() -> int:
-    """Return the number of CPU cores that CPU affinity and the container's quota allow."""
+    """Return the number of cores that CPU affinity and the container's quota allow."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with suppress(OSError, ValueError), open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
         quota, period = file.read().split()
@@ -65,7 +65,7 @@ class _Worker:
         return self.tasks, self.results, self.lifeline
 
     def kill(self) -> None:
-        """Kill the process. After `wait`, do nothing, because another process may now have this pid."""
+        """Kill the process, except after `wait`, because another process may now have this pid."""
         if self.status is None:
             with suppress(OSError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -84,8 +84,8 @@ class _Worker:
 class LocalPool(Pool):
     """Runs tasks in worker processes on this machine, and kills the workers at the end of the `with` block.
 
-    The pool first starts one worker per core. If there are more tasks, it starts more, up to `workers`. A `lazy`
-    pool with the start method `auto` runs tasks in this process until `start` is called with more than one task.
+    The pool first starts at most one worker per core. If there are more tasks, it starts more, up to `workers`. A
+    `lazy` pool with the start method `auto` runs tasks in this process until `start` is called with several tasks.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class LocalPool(Pool):
                 worker.number = None
                 if kind == FAILED:
                     raise value
-                # send the next task first, so that the worker is busy while the caller uses the result
+                # first send the next task, because the caller may use the result for a while
                 self._feed(worker, function, queue, reports=reports)
                 yield number, value
             if reports:
@@ -238,7 +238,7 @@ def _spawn_worker(ends: tuple[int, int, int]) -> subprocess.Popen[bytes]:
         f"import sys; sys.path[:] = {path!r}; from shardtool import messages; from shardtool.execute import worker; "
         f"messages.set_cli_names(command_line={messages.uses_cli_names()}); worker.run_worker{ends}"
     )
-    # The worker inherits the blocked SIGINT. Otherwise, Ctrl-C during its start would print a traceback.
+    # the worker inherits the blocked SIGINT, because Ctrl-C during its start would print a traceback
     masked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         return subprocess.Popen(  # noqa: S603
@@ -249,7 +249,7 @@ def _spawn_worker(ends: tuple[int, int, int]) -> subprocess.Popen[bytes]:
 
 
 def _can_fork() -> bool:
-    """Return whether this process has only one thread, also counting threads that Python did not start."""
+    """Return whether this process has only one thread, including threads that Python did not start."""
     if not hasattr(os, "fork") or sys.platform == "darwin" or threading.active_count() > 1:
         return False
     try:

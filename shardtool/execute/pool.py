@@ -1,4 +1,4 @@
-"""The base class of all pools, which runs tasks in the calling process."""
+"""The base class of pools, which runs tasks in the calling process."""
 
 from __future__ import annotations
 
@@ -36,21 +36,18 @@ class Pool:
         self.close()
 
     def check(self, paths: Sequence[str | bytes] = (), *, output: str | None = None, function: str = "") -> None:
-        """Raise `InvalidRequest` if a worker's machine lacks the input files, the output folder or the user's function.
-
-        `function` is the name of the function, as in `--map`.
-        """
+        """Raise `InvalidRequest` if a worker's machine lacks input files, the output folder or a `--map` function."""
 
     def start(self, tasks: int) -> None:
-        """Start the workers of a lazy pool if there is more than one task and no worker runs yet."""
+        """Start the workers of a lazy pool if there is more than one task."""
 
     def map(
         self, function: Callable[..., Result], tasks: Iterable[object], progress: Progress | None = None
     ) -> Iterator[tuple[int, Result]]:
         """Run a function on tasks, and yield the number and result of each task as it finishes.
 
-        A task is not taken from `tasks` until a worker is free. `progress` is called with the task number, and the
-        numbers of samples and bytes that the task has processed since the last call.
+        A task is taken from `tasks` when a worker is free. `progress` is called with the task number, and the numbers
+        of samples and bytes processed since the last call.
 
         Raises:
             ShardError: Raised by `function`.
@@ -59,7 +56,7 @@ class Pool:
         for number, task in enumerate(tasks):
             callbacks = [] if progress is None else [partial(progress, number)]
             try:
-                # the user's function may print, which goes to stderr as in other workers
+                # as in other workers, a user's function prints to stderr
                 with redirect_stdout(sys.stderr):
                     result = function(task, *callbacks)
             except PlainError:
@@ -69,23 +66,23 @@ class Pool:
             yield number, result
 
     def close(self) -> None:
-        """Kill the workers and wait until they exit. The caller must delete their staged files."""
+        """Kill the workers, and wait for their exit. The caller must delete their staged files."""
 
 
 def sample_paths(paths: Sequence[str | bytes]) -> Sequence[str | bytes]:
-    """Return the first, middle and last path if there are many paths, else all paths."""
+    """Return all paths, or the first, middle and last of many."""
     return paths if len(paths) <= _MAX_CHECKED_PATHS else [paths[index] for index in (0, len(paths) // 2, -1)]
 
 
 def describe_task(function: Callable[..., object], task: object) -> str:
-    """Describe the task of a worker for messages, for example `worker (pack shard out-000000.tar)`."""
+    """Describe a task for messages, for example `worker (pack shard out-000000.tar)`."""
     target = getattr(task, "name", None) or getattr(task, "path", None)
     action = function.__name__.strip("_").replace("_", " ")
     return f"worker ({action} {target})" if isinstance(target, str) else f"worker ({action})"
 
 
 def as_reportable(location: str, error: Exception) -> Exception:
-    """Convert an exception from a task to the exception that the parent process raises."""
+    """Convert a task's exception to the exception that the parent process raises."""
     if isinstance(error, PlainError):
         return error
     if is_out_of_memory(error):
@@ -96,10 +93,9 @@ def as_reportable(location: str, error: Exception) -> Exception:
 def make_reporter(
     send_report: Callable[[list[int]], object], pause_s: float, *, cumulative: bool
 ) -> Callable[..., None]:
-    """Return a progress callback for a task.
+    """Return a progress callback that calls `send_report` at most every `pause_s` seconds.
 
-    The callback calls `send_report` at most every `pause_s` seconds. It reports totals if `cumulative` is true, else
-    the counts since the last report.
+    It reports totals if `cumulative` is true, else the counts since the last report.
     """
     last, done = time.monotonic(), [0, 0]
 

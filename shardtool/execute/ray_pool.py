@@ -57,7 +57,7 @@ _CONNECT_ADVICE = (
 
 
 class Node(NamedTuple):
-    """A node that runs at most `slots` tasks at once. `key` is Ray's node ID, and `name` is for messages."""
+    """A node that runs at most `slots` concurrent tasks. `key` is Ray's node ID, and `name` is for messages."""
 
     key: str
     name: str
@@ -83,7 +83,7 @@ def version_probe() -> Callable[[], tuple[str, str, str]]:
 
 
 def refuse_nodes(problems: list[tuple[str, str, str]], remedy: str) -> None:
-    """Raise `InvalidRequest` for the first problem, if any. A problem is a tuple (node name, found, expected)."""
+    """Raise `InvalidRequest` for the first problem (node name, found, expected), if any."""
     if problems:
         node_name, found, expected = problems[0]
         other_nodes = len({name for name, _, _ in problems}) - 1
@@ -92,7 +92,7 @@ def refuse_nodes(problems: list[tuple[str, str, str]], remedy: str) -> None:
 
 
 def check_reachable(address: str | None) -> None:
-    """Raise an error if nothing answers at the cluster's address, because Ray would wait for a minute."""
+    """Raise InvalidRequest if nothing answers at the cluster's address. Ray itself would wait for a minute."""
     cluster_address = address if address not in (None, "auto") else os.environ.get("RAY_ADDRESS", "auto")
     if cluster_address in (None, "", "auto"):
         return
@@ -120,7 +120,7 @@ def unreachable_error(address: str | None, error: Exception) -> InvalidRequest:
 
 
 def connect_ray(address: str, **options: Any) -> Exception | None:
-    """Connect to a cluster, and return the error if that fails. The address `local` starts a new cluster."""
+    """Connect to a cluster, or return the error. The address `local` starts a new cluster."""
     try:
         with own_signal_handlers(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -132,7 +132,7 @@ def connect_ray(address: str, **options: Any) -> Exception | None:
 
 @contextmanager
 def own_signal_handlers() -> Iterator[None]:
-    """Restore this process's signal handlers after the `with` block, because Ray replaces the handler of SIGTERM."""
+    """Restore the signal handlers after the `with` block, because Ray replaces the handler of SIGTERM."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -187,7 +187,7 @@ class RayPool(Pool):
     def _connect(self, address: str | None, cores: int, observer: Observer) -> None:
         """Connect to a cluster. As in `ray.init`, start one on this machine if there is none.
 
-        If the program is already connected, use its connection and leave it open.
+        If the program is already connected, use its connection.
         """
         if not self._owns_connection:
             if address not in (None, "auto"):
@@ -209,11 +209,11 @@ class RayPool(Pool):
     def _watch_raylet(self) -> None:
         """Watch the raylet (Ray's process on this machine) in a thread, if possible.
 
-        The exit of the raylet must be reported at once, because Ray ends this process one second later.
+        Ray ends this process one second after the raylet exits, so the exit must be reported immediately.
         """
         own_id = ray.get_runtime_context().get_node_id()
         path = next((node["RayletSocketName"] for node in ray.nodes() if node["NodeID"] == own_id), "")
-        # SO_PEERCRED and pidfd_open exist only on Linux; elsewhere, the raylet is not watched
+        # SO_PEERCRED and pidfd_open exist only on Linux
         with suppress(OSError, AttributeError), socket.socket(socket.AF_UNIX) as raylet:
             raylet.connect(path)
             (pid,) = struct.unpack("i8x", raylet.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
@@ -238,7 +238,7 @@ class RayPool(Pool):
         self.max_per_machine = min(self.max_tasks, max((node.slots for node in nodes), default=1))
 
     def close(self) -> None:
-        """Cancel the running tasks, wait until none of them writes staged files, and disconnect."""
+        """Cancel the running tasks, wait until none writes staged files, and disconnect."""
         if self._lost_node:
             return
         running, self._running = [ref for ref, _ in self._running.values()], {}
@@ -354,7 +354,7 @@ class RayPool(Pool):
     def _result(self, task_text: str, future: Future[ray_task.TaskResult]) -> object:
         try:
             answer = future.result()
-        except exceptions.RayTaskError as error:  # the node could not load the arguments of the task
+        except exceptions.RayTaskError as error:  # the node could not load the task's arguments
             raise Bug.from_exception(task_text, error) from None
         except exceptions.RayError as error:
             found = f"lost {MAX_ATTEMPTS} times: {' '.join(str(error).split())[:300]}"
@@ -372,7 +372,7 @@ class RayPool(Pool):
 
 
 class _TaskReports:
-    """Reports the progress of running tasks, unless the actor that collects the counts is lost."""
+    """Reports the progress of running tasks, unless the actor with the counts is lost."""
 
     def __init__(self, actor: Any, progress: Progress) -> None:
         self.actor, self._progress = actor, progress
@@ -394,7 +394,7 @@ class _TaskReports:
 
     def _pass_on(self, number: int, samples: int, size: int) -> None:
         reported = self._reported.get(number, (0, 0))
-        # a second attempt counts from zero, so report only the counts that exceed those of the first attempt
+        # a second attempt counts from zero, so report only what exceeds the first attempt
         if samples > reported[0] or size > reported[1]:
             self._reported[number] = max(samples, reported[0]), max(size, reported[1])
             self._progress(number, max(0, samples - reported[0]), max(0, size - reported[1]))

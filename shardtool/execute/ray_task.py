@@ -35,7 +35,7 @@ class TaskEnvironment(NamedTuple):
 
     Attributes:
         path: `sys.path` of the parent, to search after the node's own `sys.path`.
-        variables: Environment variables that were set by options for remote stores.
+        variables: Environment variables set by options for remote stores.
         storage: Storage options, by the key in the marker of an address.
         sources: Source code of the modules of the `--map` function, by module name.
     """
@@ -50,7 +50,7 @@ class TaskEnvironment(NamedTuple):
 
     @classmethod
     def here(cls, function: str = "") -> TaskEnvironment:
-        """Return the state of this process, with the source code of the user's function if there is one."""
+        """Return the state of this process, with the source code of the user's function, if any."""
         from shardtool.storage.paths import INHERITED_VARIABLES
 
         umask = os.umask(0o077)
@@ -61,7 +61,7 @@ class TaskEnvironment(NamedTuple):
         return cls(os.getcwd(), path, umask, messages.uses_cli_names(), variables, known_options(), sources)
 
     def enter(self) -> None:
-        """Restore the parent's state in this process. If the parent's folder does not exist, keep the current one."""
+        """Restore the parent's state in this process, except a working directory that does not exist here."""
         with suppress(OSError):
             os.chdir(self.folder)
         sys.path += [folder for folder in self.path if folder not in sys.path and os.path.exists(folder)]
@@ -75,7 +75,7 @@ class TaskEnvironment(NamedTuple):
 def _function_sources(function: str) -> dict[str, str]:
     """Return the source code of a function's module, and of all loaded modules below the same folder.
 
-    Installed packages are not included, so every node must have them.
+    Every node must have the installed packages, which are not included.
     """
     import sysconfig
 
@@ -101,7 +101,7 @@ def _function_sources(function: str) -> dict[str, str]:
 
 
 class _SentModules:
-    """Imports modules whose source code was sent with a task. The node's own modules take precedence."""
+    """Imports modules whose source code was sent with a task, unless the node has them."""
 
     def __init__(self, sources: dict[str, str]) -> None:
         self.sources = sources
@@ -131,7 +131,7 @@ class _SentModules:
 
 
 class TaskResult(NamedTuple):
-    """The result or the error of a task. The error is not raised, because Ray would change its type."""
+    """The result of a task, or its error, which is not raised, because Ray would change its type."""
 
     result: object = None
     error: Exception | None = None
@@ -140,7 +140,7 @@ class TaskResult(NamedTuple):
 def run_task(
     environment: TaskEnvironment, function: Callable[..., object], number: int, task: object, counts: Any
 ) -> TaskResult:
-    """Run one task in a Ray worker process. Send the progress to `counts`, a `TaskCounts` actor or None."""
+    """Run a task in a Ray worker process. Send the progress to `counts`, a `TaskCounts` actor or None."""
     from shardtool.storage import staging
 
     environment.enter()
@@ -165,7 +165,7 @@ class TaskCounts:
         self._done: dict[int, tuple[int, int]] = {}
 
     def add(self, number: int, samples: int, size: int) -> None:
-        """Store the progress of the latest attempt at a task."""
+        """Store the progress of an attempt."""
         self._done[number] = samples, size
 
     def take(self) -> dict[int, tuple[int, int]]:
@@ -175,7 +175,7 @@ class TaskCounts:
 
 
 def describe_path(path: str | bytes) -> str:
-    """Describe a folder, the size and time of a file, or an error, so that nodes can be compared."""
+    """Describe a folder, the size and time of a file, or an error, to compare nodes."""
     try:
         info = os.stat(path)
     except OSError as error:
@@ -191,7 +191,7 @@ def inspect_node(
 ) -> list[tuple[str, str]]:
     """Return how this node differs from the parent, as pairs (found, expected).
 
-    `marker` is a file that the parent created in `output`. `expected_paths` maps paths to the parent's `describe_path`.
+    `expected_paths` maps paths to the parent's `describe_path`. The parent created the file `marker` in `output`.
     """
     environment.enter()
     problems = [

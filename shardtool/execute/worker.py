@@ -1,10 +1,10 @@
 """Receive and run tasks in a worker process.
 
-A worker receives tasks through one pipe, and sends results through another. Messages are pickles. Each message starts
-with the length of the pickle (4 bytes, little-endian).
+A worker receives tasks through one pipe, and sends results through another. A message is the length of a pickle (4
+bytes, little-endian), then the pickle.
 
-A third pipe, the lifeline, stops a worker whose parent dies during a task. The pipe then closes, and the kernel sends
-SIGIO, which terminates the worker.
+A third pipe, the lifeline, closes if the parent dies during a task. The kernel then sends SIGIO, which terminates the
+worker.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class PipeClosed(Exception):
 
 
 def send(fd: int, message: object) -> None:
-    """Write one message to a pipe."""
+    """Write a message to a pipe."""
     data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     write_all(fd, len(data).to_bytes(_LENGTH_BYTES, "little"))
     write_all(fd, data)
 
 
 def receive(fd: int) -> Any:
-    """Read the next message from a pipe. Raise `PipeClosed` at the end."""
+    """Read a message from a pipe, or raise `PipeClosed` at the end."""
     return pickle.loads(_read_exactly(fd, int.from_bytes(_read_exactly(fd, _LENGTH_BYTES), "little")))  # noqa: S301 - our own process
 
 
@@ -73,7 +73,7 @@ def run_worker(tasks: int, results: int, lifeline: int) -> None:
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     if select.select([lifeline], [], [], 0)[0]:
         return  # the parent died before SIGIO was requested
-    # Several threads send messages. The lock is created after the fork, so that a worker never inherits a locked lock.
+    # Several threads send messages. A lock created before the fork could be inherited locked.
     sending = threading.Lock()
 
     def answer(kind: int, number: int, value: object) -> None:

@@ -1,7 +1,7 @@
 """Use a dataset as a data source of Ray Data and Ray Train.
 
-Ray's object store contains one reader of the dataset. The task for a shard contains a reference to the reader, and the
-numbers of the samples to read.
+Ray's object store contains one reader of the dataset. The task for a shard contains a reference to the reader, and
+sample numbers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["datasource"]
 _MAX_BLOCK_BYTES = 128 * 2**20  # the maximum that Ray Data recommends
 _SampleNumbers = range | np.ndarray[Any, np.dtype[np.int64]]
 _ARROW_NUMBER_TYPES = {"int64": pa.int64(), "float": pa.float32()}
-_open_datasets = LruCache[str, Any](4)  # the readers that the tasks in this process used last
+_open_datasets = LruCache[str, Any](4)  # the readers that tasks in this process used last
 
 
 def datasource(dataset: Dataset, *, fields: Collection[str] | None = None) -> Any:
@@ -68,7 +68,7 @@ def datasource(dataset: Dataset, *, fields: Collection[str] | None = None) -> An
 
 
 class RayDatasource(Datasource):  # type: ignore[misc] # Ray is untyped here
-    """The samples of a dataset, with one task per shard."""
+    """The data source that `datasource` returns."""
 
     def __init__(self, dataset: Dataset, fields: Collection[str] | None) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class RayDatasource(Datasource):  # type: ignore[misc] # Ray is untyped here
         return "Shards"
 
     def estimate_inmemory_data_size(self) -> int:
-        """Return the total size of all blocks in bytes, from the shard sizes."""
+        """Return the total bytes of all blocks, estimated from the shard sizes."""
         return sum(self._size(*part) for part in self._parts)
 
     def get_read_tasks(

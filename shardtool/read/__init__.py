@@ -1,1 +1,1 @@
-"""Read samples in training code: by number or key, in batches, and as streams."""
+"""Read samples by number or key, in batches, and as streams."""

@@ -1,10 +1,10 @@
 """Order and read bundles of samples. A bundle becomes one packed block, or one batch of samples of similar size.
 
-In an epoch, each bundle takes one position, so ranks, workers and states count bundles instead of samples.
+Each bundle takes one position of the epoch, so ranks, workers and states count bundles instead of samples.
 
 A window is a range of consecutive samples of the epoch. A rule is a function that divides a window into bundles, given
-the size of each sample. It can split a sample into pieces. It returns four int64 columns with one row per piece, sorted
-by bundle: the bundle number, the index of the sample in the window, and the start and length of the piece in the
+the size of each sample. A rule can split samples into pieces. It returns four int64 columns with one row per piece,
+sorted by bundle: the bundle number, the index of the sample in the window, and the start and length of the piece in the
 sample.
 """
 
@@ -59,9 +59,9 @@ def concatenated(tokens: int, lengths: Numbers) -> Pieces:
 
 
 def fitted(tokens: int, lengths: Numbers) -> Pieces:
-    """Pack whole documents into blocks, longest first. Put each document into the fullest block with enough room.
+    """Pack documents into blocks, longest first, each into the fullest block with enough room.
 
-    A document longer than a block is split into full blocks and a remainder.
+    A document longer than a block is first split into full blocks and a remainder.
 
     Source: best-fit decreasing; Johnson, "Near-optimal bin packing algorithms", MIT 1973.
     """
@@ -96,7 +96,7 @@ def fitted(tokens: int, lengths: Numbers) -> Pieces:
                 room.setdefault(free - length, []).extend(chosen_blocks)
     bundles = np.empty(len(counts), np.int64)
     bundles[np.argsort(-counts, kind="stable")] = blocks
-    order = np.argsort(bundles, kind="stable")  # a block keeps the order of its documents
+    order = np.argsort(bundles, kind="stable")  # keep the order of documents in a block
     return bundles[order], documents[order], starts[order], counts[order]
 
 
@@ -110,7 +110,7 @@ def of_like_length(tokens: int, lengths: Numbers) -> Pieces:
 
 
 def of_one_kind(size: int, kinds: Numbers) -> Pieces:
-    """Make batches of up to `size` samples of the same kind, which is the index of an aspect ratio."""
+    """Make batches of up to `size` samples of one kind, the index of an aspect ratio."""
     order = np.argsort(kinds, kind="stable")
     _, firsts, counts = np.unique(kinds[order], return_index=True, return_counts=True)
     begins = (np.arange(len(order)) - np.repeat(firsts, counts)) % size == 0
@@ -120,8 +120,8 @@ def of_one_kind(size: int, kinds: Numbers) -> Pieces:
 class Bundle(NamedTuple):
     """The pieces of samples in a bundle, as columns int64 [pieces].
 
-    `numbers` and `sizes` are the number and size of the sample that contains each piece. `starts` and `counts` are the
-    start and length of the piece in this sample.
+    `numbers` and `sizes` describe the sample that contains each piece. `starts` and `counts` are the start and length
+    of the piece in this sample.
     """
 
     numbers: Numbers
@@ -140,11 +140,11 @@ _Window = tuple[Bundle, list[int], list[int]]  # pieces, order of the bundles, a
 
 
 class BundleOrder:
-    """The order of bundles in an epoch. `first` is the bundle number at position 0."""
+    """The order of bundles in an epoch, with the bundle number `first` at position 0."""
 
     def __init__(self, source: BundleReader, options: OrderOptions, first: int) -> None:
         self._source, self.options, self._first = source, options, first
-        # `options.window` counts bundles, but the order of the samples requires a number of samples
+        # `options.window` counts bundles
         self._samples = source.samples.order(replace(options, window=options.window * source.samples_per_bundle))
         self._step = (
             _SAMPLES_IN_KIND_WINDOW
@@ -201,7 +201,7 @@ class BundleReader:
         sizes: Size of each sample, indexed by sample number, int64 [span]. Unused samples have size 0.
         rule: Function that divides a window into bundles; see the docstring of this module.
         limit: Maximum number of tokens or samples in a bundle, the first argument of `rule`.
-        make: Function that makes the block or batch from a bundle and its samples.
+        make: Function that makes a block or batch from a bundle and its samples.
     """
 
     span = _MAX_BUNDLES_IN_EPOCH * _MAX_BUNDLES_IN_EPOCH // 2
@@ -226,7 +226,7 @@ class BundleReader:
         self._forget_orders()
 
     def _forget_orders(self) -> None:
-        # the orders that are still in use, by number; `_newest_orders` also keeps the last few orders
+        # the orders in use, by number; `_newest_orders` keeps the last few alive
         self._orders = WeakValueDictionary[int, BundleOrder]()
         self._newest_orders = deque[BundleOrder](maxlen=_MAX_KEPT_ORDERS)
 
@@ -243,7 +243,7 @@ class BundleReader:
         return self.length_in(OrderOptions(shuffle=False))
 
     def length_in(self, options: OrderOptions) -> int:
-        """Return the number of bundles in an epoch. The first call is slow, because it divides the whole epoch."""
+        """Return the number of bundles in an epoch. The first call divides the whole epoch, which is slow."""
         return self.order(options).length
 
     def order(self, options: OrderOptions) -> BundleOrder:
@@ -266,7 +266,7 @@ class BundleReader:
         self._reader.copy_ahead(self._sample_numbers(numbers), seen)
 
     def with_fields(self, _: frozenset[str] | None) -> BundleReader:
-        """Return this reader, which reads only the fields that a bundle needs."""
+        """Return this reader unchanged."""
         return self
 
     def with_on_error(self, on_error: OnError) -> BundleReader:
@@ -280,7 +280,7 @@ class BundleReader:
         self._reader.skip_or_raise(error, self._first_damaged(number), *counts, damaged=damaged)
 
     def read(self, numbers: Numbers, *, on_demand: bool = False) -> Samples:  # noqa: ARG002 - as other readers
-        """Yield the bundles with these numbers. If a sample of a bundle is damaged, yield its error instead."""
+        """Yield bundles. If a sample of a bundle is damaged, yield its error instead."""
         members = self._sample_numbers(numbers)
         unique_members, inverse = np.unique(members, return_inverse=True)
         if len(unique_members) == len(members):
@@ -291,7 +291,7 @@ class BundleReader:
     def with_skip_callback(
         self, bundles: Samples, get_skipped: Callable[[], SkippedSamples]
     ) -> Iterator[Sample | ShardError]:
-        """Add a callback to each batch. `SizeBatches` calls it to count skipped samples."""
+        """Add a callback to each batch, with which `SizeBatches` counts skipped samples."""
 
         def on_skip(error: ShardError, number: int) -> None:
             self._reader.skip_or_raise(error, number, get_skipped(), damaged=False)
@@ -339,10 +339,10 @@ def each_dataset(reader: AnySampleReader, views: EpochSamples) -> Iterator[tuple
 def sample_sizes(
     reader: AnySampleReader, views: EpochSamples, shard_sizes: Callable[[SampleReader, int], Numbers], what: str
 ) -> Numbers:
-    """Return an array with the size of each sample, indexed by sample number. Unused samples have size 0.
+    """Return the size of each sample, indexed by sample number. Unused samples have size 0.
 
-    `shard_sizes` returns the sizes of all samples in a shard. If the size of a used sample is negative, raise
-    InvalidRequest with the message that the sample has no `what`.
+    `shard_sizes` returns the sizes of all samples in a shard. If a used sample has a negative size, raise
+    InvalidRequest: the sample has no `what`.
     """
     parts = []
     for dataset_reader, view in each_dataset(reader, views):
@@ -385,7 +385,7 @@ DEFAULT_ASPECT_RATIOS = (1 / 2, 9 / 16, 2 / 3, 3 / 4, 1.0, 4 / 3, 3 / 2, 16 / 9,
 
 
 def nearest_aspect_ratios(aspects: Sequence[float], reader: AnySampleReader, views: EpochSamples) -> Numbers:
-    """Return the index in `aspects` (ascending) of the ratio that is nearest to each image, by sample number."""
+    """Return the index in `aspects` (ascending) of the ratio nearest to each image, by sample number."""
     if not aspects or aspects[0] <= 0:
         raise InvalidRequest("aspects", repr(aspects), expected="ratios of width to height, above 0")
     width, height = (np.log(np.maximum(1, metadata_sizes(name, reader, views))) for name in ("width", "height"))
@@ -402,9 +402,9 @@ def make_size_batch(aspects: Sequence[float], bundle: Bundle, samples: list[Samp
 
 
 class SizeBatches(Map):
-    """The stage of `batch(by=...)`. It runs the earlier stages on each sample of a batch, and collates the results.
+    """The stage of `batch(by=...)`, which runs the earlier stages on each sample of a batch, and collates the results.
 
-    If the earlier stages skip all samples of the batch, the stream reads another batch.
+    If these stages skip all samples of the batch, the stream reads another batch.
     """
 
     def __init__(self, stages: Pipeline, lists: ListFields = ()) -> None:
@@ -428,7 +428,7 @@ def _run_and_collate(stages: Pipeline, lists: ListFields, bundle: Sample, rng: n
             return np.random.default_rng([start, index, stage])
 
         kept += stages.run([{**sample, **padding}], skip, rng_of)
-    if "__on_skip__" in bundle:  # missing for a replacement batch, whose skipped samples are not counted again
-        for skipped_sample in skipped[not kept :]:  # if all samples are skipped, the stream itself counts the first
+    if "__on_skip__" in bundle:  # missing in a replacement batch, whose skipped samples are not counted
+        for skipped_sample in skipped[not kept :]:  # if all samples are skipped, the stream counts the first
             cast("Callable[..., None]", bundle["__on_skip__"])(*skipped_sample)
     return collate(kept, lists) if kept else None

@@ -1,7 +1,6 @@
 """A catalog lists the shards of one or several datasets, and the number of samples in each shard.
 
-Shards without a sidecar are scanned when the catalog is opened. Their indexes are stored in shared memory, so worker
-processes do not scan the shards again.
+Opening a catalog scans the shards without a sidecar, and stores their indexes in shared memory for worker processes.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ logger = logging.getLogger("shardtool")
 
 @dataclass(frozen=True)
 class Catalog:
-    """The shards of one or several datasets. Attributes with unknown values are empty.
+    """The shards of one or several datasets. Unknown attributes are empty.
 
     Attributes:
         firsts: Number of the first sample of each shard, then the total number of samples, int64 [shards + 1].
@@ -58,16 +57,16 @@ class Catalog:
         fields: Number of samples that have each field.
         kinds: The type of each numeric TFRecord field.
         lists: TFRecord features that are lists in every sample.
-        content: Fingerprint of the samples, which does not depend on their order, sharding and format.
+        content: Content fingerprint of the samples, from the dataset file.
         key_ranges: First and last key of each shard.
-        parts: If there are several datasets, the catalog of each dataset. The attributes `shared`, `split` and
-            `appends` are then empty; use those of the parts.
-        shared: Shared memory with a block for the index of each shard, and a block for the index of all keys.
+        parts: The catalog of each dataset, if there are several. These catalogs have the shard indexes, `split` and
+            `appends`.
+        shared: Shared memory with the index of each shard, and the index of all keys.
         crcs: The CRC-32C of each shard, or -1 if unknown, int64 [shards].
-        split: Name of the split. If the dataset is not a split, the name of its dataset file or folder.
+        split: Name of the split, or else of the dataset file or folder.
         listed: Whether shardtool dataset files list all shards.
         can_scan: Whether a shard may be scanned if its sidecar is missing or damaged.
-        appends: Index of the first shard that each later run appended. Its shards may have different sidecar columns.
+        appends: Index of the first shard of each appended run, which may have other sidecar columns.
     """
 
     name: str
@@ -99,11 +98,7 @@ class Catalog:
         return shards, numbers - self.firsts[shards]
 
     def group_by_shard(self, numbers: Numbers) -> Iterator[tuple[int, Numbers, Numbers]]:
-        """Group sample numbers by shard.
-
-        Yield the index of each shard that contains some of the samples, the rows of these samples in the shard
-        (ascending), and their indexes in `numbers`.
-        """
+        """Yield each shard with samples in `numbers`, their rows in the shard (ascending), and indexes in `numbers`."""
         order = np.argsort(numbers, kind="stable")
         shards, rows = self.locate(numbers[order])
         cuts = [0, *(np.flatnonzero(np.diff(shards)) + 1).tolist(), len(shards)]
@@ -193,7 +188,7 @@ def _catalog_of(opened: StoredDataset) -> Catalog:
     entries: Sequence[tuple[int, int, int | None]]  # number of samples, bytes, and CRC-32C of each shard
     if file is None:
         heads = [*map_paths(StoredShard.read_footer, shards, lambda shard: shard.path)]
-        if None in heads:  # the existing sidecars record at which dot of a file name the key ends; scans must use it
+        if None in heads:  # scans must end keys at the same dot of a file name as the existing sidecars
             shards = opened.with_dots(recorded_dots(opened)).shards
         counts_by_shard, lists = _scan_shards(
             [shard for shard, head in zip(shards, heads, strict=True) if head is None], shared
@@ -208,7 +203,7 @@ def _catalog_of(opened: StoredDataset) -> Catalog:
         ]
         attributes: dict[str, Any] = {"can_scan": None in heads, "lists": lists}
     else:
-        # remove the entries of the dataset file, to make pickles smaller; `firsts` contains the numbers of samples
+        # `firsts` contains the numbers of samples, so remove the entries, to make pickles smaller
         shards = tuple(replace(shard, entry=None) for shard in shards)
         entries = [(shard.samples, shard.size, shard.crc) for shard in file.shards]
         fingerprint_parts = [

@@ -45,11 +45,10 @@ class Batch:
 
 
 def collate(samples: list[Any], lists: ListFields = ()) -> object:
-    """Combine samples into one batch.
+    """Combine samples into one batch. Dicts become a dict of fields, and tuples become a tuple.
 
-    If the samples are dicts, the batch is a dict with one value per field. If they are tuples, the batch is a tuple.
-    The batch contains an array [samples, ...] for a field of numbers (int64, float64 or bool), or of arrays of one
-    shape and dtype. For other fields, and for the fields or tuple positions in `lists`, the batch contains a list.
+    A field of numbers (int64, float64 or bool), or of arrays of one shape and dtype, becomes an array [samples, ...].
+    Other fields, and the fields or tuple positions in `lists`, become a list.
 
     Raises:
         InvalidRequest: `lists` names an unknown field.
@@ -70,24 +69,21 @@ def collate(samples: list[Any], lists: ListFields = ()) -> object:
 
 
 def split_sample(sample: object) -> tuple[type, Mapping[object, object]]:
-    """Return the type of a sample (dict, tuple or object), and its values by name or position."""
+    """Return the structure of a sample (dict, tuple or object), and its values by name or position."""
     if isinstance(sample, dict):
         return dict, sample
     return (tuple, dict(enumerate(sample))) if isinstance(sample, tuple) else (object, {0: sample})
 
 
 def join_sample(form: type, parts: dict[object, object]) -> object:
-    """Build a sample or batch of this type from its values."""
+    """Build a sample or batch of this structure from its values."""
     if form is dict:
         return parts
     return tuple(parts.values()) if form is tuple else parts[0]
 
 
 def check_same_fields(samples: Sequence[tuple[object, type, Collection[object]]]) -> None:
-    """Raise SampleFailed unless all samples have the same structure and fields.
-
-    `samples` contains the key, structure and field names of each sample.
-    """
+    """Raise SampleFailed unless all samples (key, structure, field names) have the same structure and fields."""
     first, form, fields = samples[0]
     expected = {*fields}
     for key, sample_form, sample_fields in samples:

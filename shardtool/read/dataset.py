@@ -95,10 +95,7 @@ class Dataset(Streamable[SampleT]):
 
     @property
     def field_counts(self) -> Mapping[str, int]:
-        """The number of samples that have each field.
-
-        The dataset file lists these numbers. For a view, or without a dataset file, all shard indexes are read.
-        """
+        """The number of samples that have each field. For a view, or without a dataset file, read all shard indexes."""
         catalog = self.reader.catalog
         if self.source.chosen is None and catalog.fields:
             return catalog.fields
@@ -111,7 +108,7 @@ class Dataset(Streamable[SampleT]):
 
     @property
     def classes(self) -> Mapping[str, list[str]]:
-        """The class names of each label field, in the order of class numbers."""
+        """The class names of each label field, by class number."""
         return self.reader.catalog.classes
 
     @property
@@ -183,8 +180,7 @@ class Dataset(Streamable[SampleT]):
     def __getitem__(self, which: int | str | np.integer | slice | SampleIndexes) -> Any:
         """Return a sample for a number or key, a list of samples for a list or mask, or a view for a slice.
 
-        The stages run on each sample. If you request several samples, the result omits those that a stage skips, and
-        `skipped` counts them.
+        A list omits the samples that a stage skips. `skipped` counts them.
 
         Raises:
             IndexError: A number is out of range.
@@ -192,7 +188,7 @@ class Dataset(Streamable[SampleT]):
             CorruptShard: A shard is missing or damaged.
             SampleFailed: A stage fails, or skips the only requested sample.
         """
-        if type(which) is int:  # a shortcut, because training loops mostly use plain integers
+        if type(which) is int:  # a shortcut for training loops
             plain = self.source.chosen is None and 0 <= which < self.source.length
             return self._read_sample(which if plain else self._resolve_position(which))
         if isinstance(which, slice):
@@ -329,16 +325,16 @@ class Dataset(Streamable[SampleT]):
     def table(self) -> pads.Dataset:
         """Return the sidecars as a `pyarrow.dataset.Dataset`, for pandas, DuckDB or polars.
 
-        Each row describes a sample: its key (`__key__`), its shard (`__shard__`), the location of its bytes in the
-        shard, and its metadata. Local sidecar files are read when you query the table, and are not checked. For views,
-        remote datasets and shards without a sidecar, all rows are first loaded into memory.
+        A row contains the key of a sample (`__key__`), its shard (`__shard__`), the location of its bytes in the shard,
+        and its metadata. Local sidecars are read, without checks, when you query the table. For views, remote datasets
+        and shards without a sidecar, all rows are first loaded into memory.
         """
         return read_table(self.reader.catalog, self.source.chosen)
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return the sidecars as a DataFrame with the column `__key__` and the metadata columns.
+        """Return a DataFrame with the column `__key__` and the metadata columns.
 
-        A boolean column, such as `frame["width"] > 256`, can be passed to `select` as a mask.
+        You can pass a boolean column, such as `frame["width"] > 256`, to `select`.
         """
         frame: pd.DataFrame = self.table().to_table(columns=["__key__", *self.columns]).to_pandas()
         return frame
@@ -346,8 +342,8 @@ class Dataset(Streamable[SampleT]):
     def to_hf(self, *, streaming: bool = False, **options: Any) -> Any:
         """Return a `datasets.Dataset` of Hugging Face, or with `streaming` an `IterableDataset`.
 
-        Images and audio are decoded by `datasets`, fields with class names become `ClassLabel`, and metadata columns
-        become columns. `options` are passed to `from_generator` of the returned class. Without `streaming`,
+        The library `datasets` decodes images and audio. Fields with class names become `ClassLabel`, and metadata
+        columns become columns. `options` are passed to `from_generator` of the returned class. Without `streaming`,
         `from_generator` copies the samples to the cache of `datasets`.
 
         Raises:
@@ -362,11 +358,7 @@ class Dataset(Streamable[SampleT]):
 
 
 def check_in_range(positions: Numbers, count: int) -> Numbers:
-    """Convert negative positions, which count from the end, and return all positions.
-
-    Raises:
-        IndexError: A position is out of range for `count` samples.
-    """
+    """Return positions in `count` samples, with negative positions counted from the end, or raise IndexError."""
     out_of_range = positions[(positions < -count) | (positions >= count)]
     if len(out_of_range):
         raise IndexError(f"sample {out_of_range[0]} of {count:,}")
@@ -397,10 +389,10 @@ def open(  # noqa: A001, PLR0913 - its public name and options
     Args:
         dataset: A dataset file (of shardtool or wids), a shard pattern, a glob, a folder, or a list of shards. Several
             datasets, such as the splits in a folder, are concatenated. Shards without a sidecar are scanned once, with
-            a warning. For a `Cache`, the shards that are finished so far are opened. To open the same shards in several
-            processes, call `Cache.refresh` once, and pass its result to all of them.
+            a warning. A `Cache` opens the shards finished so far. To open the same shards in several processes, call
+            `Cache.refresh` once, and pass its result to all processes.
         check: Whether to verify the CRC-32C checksum of each field that is read.
-        cache: A cache into which shards are copied before they are read.
+        cache: Cache into which shards are copied before they are read.
         on_error: What to do with a sample that is damaged or cannot be decoded: `raise` an error, or `skip` and count
             it.
         metadata: Whether to add the sidecar columns to samples. A field replaces a column of the same name.
@@ -444,7 +436,7 @@ def _split_texts(shares: Mapping[str, float | str]) -> str:
 
 
 class Keys(Sequence[str]):
-    """The keys of a dataset's samples in order, as a sequence that is read on demand."""
+    """The keys of a dataset's samples in order, read on demand."""
 
     def __init__(self, store: IndexStore, view: CatalogSamples) -> None:
         self._store, self._view = store, view

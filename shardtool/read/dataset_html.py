@@ -1,4 +1,4 @@
-"""Create the HTML that notebooks show for a dataset and a few small samples, in at most three seconds."""
+"""Create the HTML of a dataset and a few samples for notebooks, in at most three seconds."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SAMPLE_STYLE = f"width:{_EDGE_PIXELS}px; margin:4px 8px 4px 0; overflow-wrap:an
 
 
 def dataset_html(title: str, reader: SampleReader, numbers: Numbers | None) -> str:
-    """Return HTML for a dataset, or for its samples with these numbers. Parts that take too long are omitted."""
+    """Return HTML for a dataset, or for the samples in `numbers`. Omit parts that take too long."""
     parts: list[str] = []
     samples: list[str] = []
     builder = Thread(target=_build, args=(reader, numbers, parts, samples), daemon=True)

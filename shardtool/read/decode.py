@@ -1,4 +1,4 @@
-"""Decode the fields of a sample, by the last extension of their names. Nothing is unpickled."""
+"""Decode the fields of a sample by their extensions, without unpickling."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _log = logging.getLogger("shardtool")
 ImageType = Literal["numpy", "pil"]
 Named = Literal["numpy", "pil", "mask", "audio", "int", "float", "bool", "text", "json", "npy"]
 Decoder: TypeAlias = "Function | Named | None"
-# fields that are decoded to int, as in webdataset; `label` is not included, because it may contain text
+# fields decoded to int, as in webdataset, except `label`, which may contain text
 _INT_FIELDS = frozenset(("cls", "cls2", "index", "inx", "id"))
 _MAX_SHOWN_BYTES = 40
 _NPY_VERSIONS = ((1, 0), (2, 0))
@@ -43,7 +43,7 @@ _BOOLEANS = {b"1": True, b"0": False, b"true": True, b"false": False, 1: True, 0
 _BAND_PIXELS = 2**18  # pixels converted at a time
 _MAX_ERROR_CHARS = 200
 NewRng: TypeAlias = "Callable[[], np.random.Generator]"
-RngOf: TypeAlias = "Callable[[int], np.random.Generator]"  # returns the generator of a stage, by its index
+RngOf: TypeAlias = "Callable[[int], np.random.Generator]"  # the generator of a stage, by its index
 
 
 def seeded_rng(_: int = 0) -> np.random.Generator:
@@ -62,7 +62,7 @@ def has_rng_parameter(function: object) -> bool:
 
 
 class DecodedField(NamedTuple):
-    """The result of a decoder that also adds other fields to the sample."""
+    """The result of a decoder that adds other fields to the sample."""
 
     value: object
     extra_fields: Mapping[str, object]
@@ -76,10 +76,10 @@ class Decode:
 
     - Alpha is dropped, not blended.
     - Grey becomes three equal channels. Palette indices become colours. Pillow converts CMYK without a colour profile.
-    - 16-bit grey is scaled to 8 bits, so 65535 becomes 255. If an image has 12 bits, 4095 becomes 255.
+    - 16-bit grey is scaled: 65535 becomes 255. In a 12-bit image, 4095 becomes 255.
     - 16-bit colours keep the upper eight bits.
     - Float images, signed images, and images with more than 16 bits are rejected.
-    - If frames or bits are lost, a warning reports this once per field and process.
+    - A warning reports lost frames or bits once per field and process.
     - An image that is truncated, has more pixels than Pillow accepts (178 million), or may need more than `max_bytes`
       is rejected before memory is allocated.
 
@@ -128,8 +128,8 @@ class Decode:
     def __call__(self, sample: Mapping[str, object], rng: NewRng = seeded_rng) -> dict[str, object]:
         """Return the decoded sample.
 
-        Each decoder with a parameter `rng` gets a random generator in the same state, so that an image and its mask
-        get the same random crop.
+        Each decoder with a parameter `rng` gets a generator in the same state, so an image and its mask get the same
+        random crop.
         """
         if not isinstance(sample, dict):
             raise InvalidRequest("decode", f"a {type(sample).__name__}", expected="a dict: call decode first")
@@ -179,7 +179,7 @@ class Decode:
 
 
 def check_decoders(decoders: object) -> tuple[tuple[str, Decoder], ...]:
-    """Return the decoders passed to `decode` as pairs of field and decoder, or raise InvalidRequest."""
+    """Return the decoders as pairs of field and decoder, or raise InvalidRequest."""
     if decoders is None:
         return ()
     if not isinstance(decoders, Mapping):
@@ -222,7 +222,7 @@ _LOSS_MESSAGES: Mapping[DecodingLoss, tuple[str, str]] = {
 
 @cache
 def warn_about_loss(field: str, loss: DecodingLoss) -> None:
-    """Warn that decoding loses pages or bits of an image, once per field and process."""
+    """Warn once per field and process that decoding loses pages or bits of an image."""
     loss_message, remedy = _LOSS_MESSAGES[loss]
     _log.warning("field %s: %s. %s.", field, loss_message, remedy.format(field))
 
@@ -271,14 +271,14 @@ class Audio(NamedTuple):
 
 
 _AUDIO_COPIES = 2  # decoding needs the audio and a transposed copy
-_UNKNOWN_FRAMES = 2**62  # a FLAC from a pipe claims at least this many frames
+_UNKNOWN_FRAMES = 2**62  # claimed by a FLAC from a pipe, at least
 _STREAMED_WAV_BYTES = 2**31 - 2**16  # a WAV from a pipe claims 0 bytes, or at least this many
 
 
 def _import_soundfile(where: str) -> Any:
     try:
         import soundfile
-    except (ImportError, OSError) as error:  # an OSError means that libsndfile is missing
+    except (ImportError, OSError) as error:  # OSError: libsndfile is missing
         found = f"soundfile cannot be imported: {error}"
         raise InvalidRequest(where, found, remedy="Run `pip install 'shardtool[audio]'`.") from None
     return soundfile
@@ -322,7 +322,7 @@ def _decode_json_lines(data: bytes) -> list[object]:
 
 
 def read_npy(data: bytes) -> NDArray[Any]:
-    """Return the array of a `.npy` file. The claimed size is checked before memory is allocated.
+    """Return the array of a `.npy` file. Check the claimed size before allocating memory.
 
     Raises:
         ValueError: The file is damaged, or contains Python objects.
@@ -347,7 +347,7 @@ def read_npy(data: bytes) -> NDArray[Any]:
     view: NDArray[Any] = np.ndarray(shape, dtype, data, stream.tell(), order="F" if by_column else "C")
     if version in _NPY_VERSIONS:
         return np.array(view, order="K")
-    # this also reads version 3, which has field names in UTF-8
+    # version 3 has field names in UTF-8
     array: NDArray[Any] = npy_format.read_array(BytesIO(data), allow_pickle=False)
     return array
 
@@ -363,5 +363,5 @@ _DECODERS: Mapping[str, Function] = {
 }
 
 
-_NUMBER_DECODERS = (float, _decode_bool)  # these decoders also convert an int from a TFRecord
+_NUMBER_DECODERS = (float, _decode_bool)  # also convert an int from a TFRecord
 Size = tuple[int, int]

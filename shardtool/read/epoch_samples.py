@@ -38,7 +38,7 @@ _COPIED_PARTS_PER_RANK = 32  # fewer, because a cache must hold a shard of each 
 def window_size(mean_size: int, buffer: int | None, parts: int) -> int:
     """Return the number of samples in the shuffle window of a part.
 
-    `buffer` is the number of samples in the windows of all parts together. By default, these windows hold about 32 MB.
+    `buffer` is the number of samples in the windows of all parts together, by default about 32 MB.
     """
     for name, value in (("parts", parts), ("buffer", buffer)):
         if value is not None:
@@ -54,8 +54,8 @@ def parts_window_ranks(
 ) -> tuple[int, int, int]:
     """Choose `parts`, `window` and `ranks` of `OrderOptions`.
 
-    In three cases, the order must not depend on the number of ranks, so `ranks` is 0: if `parts` is given, for packed
-    blocks and batches by size, and for a mix with a cache. Otherwise, each rank reads its own parts.
+    If `parts` is given, for bundles, and for a mix with a cache, the order must not depend on the number of ranks, so
+    `ranks` is 0. Otherwise, each rank reads its own parts.
     """
     kinds = (CatalogSamples,) if copies else (CatalogSamples, MixedSamples)
     if parts is not None or not isinstance(source, kinds):
@@ -70,7 +70,7 @@ def parts_window_ranks(
 
 @dataclass(frozen=True)
 class CatalogSamples:
-    """All samples of a catalog, or only those whose numbers are in `chosen`, in the order of `chosen`."""
+    """All samples of a catalog, or the samples with the numbers `chosen`, in this order."""
 
     catalog: Catalog
     chosen: Numbers | None = field(default=None, repr=False)
@@ -99,7 +99,7 @@ class CatalogSamples:
         return digest.hexdigest()
 
     def group_by_shard(self) -> Iterator[tuple[int, range | Numbers]]:
-        """Yield each shard that has chosen samples, with the ascending numbers of these samples."""
+        """Yield each shard with chosen samples, and the ascending numbers of these samples."""
         if self.chosen is not None:
             for shard, _, indexes in self.catalog.group_by_shard(self.chosen):
                 yield shard, self.chosen[np.sort(indexes)]
@@ -120,7 +120,7 @@ class CatalogSamples:
 
     @cached_property
     def _ascending(self) -> Numbers:
-        # in file order, so that a shuffle does not depend on the order of `chosen`
+        # ascending, so that a shuffle does not depend on the order of `chosen`
         chosen = np.zeros(0, np.int64) if self.chosen is None else self.chosen
         return chosen if (chosen[1:] >= chosen[:-1]).all() else np.sort(chosen)
 
@@ -142,7 +142,7 @@ _MAX_PRODUCT = 2**61
 
 @dataclass(frozen=True)
 class MixedSamples:
-    """The samples of several datasets or other mixes, with integer weights."""
+    """The samples of several datasets or mixes, with integer weights."""
 
     sources: tuple[EpochSamples, ...]
     weights: tuple[int, ...]
@@ -163,7 +163,7 @@ class MixedSamples:
     ) -> MixedSamples:
         """Create a mix from the number of samples (`choose`) or repetitions (`repeat`) of each dataset per epoch.
 
-        In epochs of more than about a billion samples, the proportions are rounded.
+        Epochs of more than about a billion samples have rounded proportions.
         """
         name, times = ("repeat", repeat) if choose is None else ("choose", choose)
         name, times = ("the mix", [1] * len(sources)) if times is None else (name, times)
@@ -178,7 +178,7 @@ class MixedSamples:
 
     @property
     def datasets(self) -> list[int]:
-        """Number of datasets in each source. A source that is a mix can contain several."""
+        """Number of datasets in each source, which can be a mix."""
         return [sum(source.datasets) if isinstance(source, MixedSamples) else 1 for source in self.sources]
 
     @property
@@ -211,7 +211,7 @@ class MixedSamples:
                 if (order := orders.get((number, epoch))) is None:
                     if len(orders) > 2 * len(self.sources):
                         orders.clear()
-                    # one seed per dataset, so that datasets of equal size have different orders
+                    # a seed per dataset, so that datasets of equal size have different orders
                     seed = derive_state("mixed", options.seed, number)
                     order = orders[number, epoch] = source.order(replace(options, seed=seed, epoch=epoch))
                 numbers[indexes[is_in_epoch]] = first + order.numbers(source_positions[is_in_epoch])
@@ -219,10 +219,7 @@ class MixedSamples:
         return numbers
 
     def turns(self, options: OrderOptions, positions: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the dataset at each position, and how many samples of this dataset are read before the position.
-
-        The number includes the samples that were read in all earlier epochs.
-        """
+        """Return the dataset at each position, and how many of its samples all earlier positions and epochs read."""
         blocks, row = np.unique(positions // _MIX_BLOCK_POSITIONS, return_inverse=True)
         starts, slots = blocks * _MIX_BLOCK_POSITIONS, np.arange(_MIX_BLOCK_POSITIONS)
         sizes = np.minimum(_MIX_BLOCK_POSITIONS, self.length - starts)

@@ -1,4 +1,4 @@
-"""Convert a dataset to a dataset of the Hugging Face library `datasets`."""
+"""Convert a dataset to a Hugging Face dataset."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def huggingface_dataset(
     arguments: dict[str, Any] = {"features": datasets.Features(features), "gen_kwargs": {"spans": spans, "rows": rows}}
     if not streaming and not bounds[-1]:  # `from_generator` fails without rows
         return datasets.Dataset.from_dict({name: [] for name in features}, arguments["features"])
-    if not streaming and not catalog.is_remote:  # with equal fingerprints, later processes reuse the cached copy
+    if not streaming and not catalog.is_remote:  # later processes reuse a cached copy with an equal fingerprint
         arguments["fingerprint"] = _fingerprint(catalog, numbers, arguments["features"])
     return kind.from_generator(_generate_rows, **{**arguments, **options})
 
@@ -102,7 +102,7 @@ def _require_torchcodec() -> None:
 
 
 def _fingerprint(catalog: Catalog, numbers: Numbers | None, features: object) -> str:
-    # include the sidecars, because their columns can change while the shards stay the same
+    # the columns of sidecars can change while the shards stay the same
     files = [os.stat(shard.sidecar) for shard in catalog.shards if os.path.exists(shard.sidecar)]
     sidecars = [f"{file.st_size} {file.st_mtime_ns}" for file in files]
     return hash_texts(catalog.fingerprint, "" if numbers is None else numbers.tobytes().hex(), str(features), *sidecars)

@@ -1,7 +1,7 @@
 """Read and cache the indexes of a catalog's shards.
 
-The first process that needs an index reads it into shared memory (`SharedBlocks`). If there is no room, each process
-caches the most recently used indexes.
+The first process that needs an index reads it into shared memory (`SharedBlocks`). If shared memory is full, each
+process caches the most recently used indexes.
 """
 
 from __future__ import annotations
@@ -49,10 +49,9 @@ Value = TypeVar("Value")
 
 
 class LruCache(Generic[Key, Value]):
-    """A cache of the most recently used values. Their sizes, as `size` returns them, add up to at most `room`.
+    """A cache of the most recently used values, with a total size of at most `room`, but at least one value.
 
-    The cache always keeps at least one value, and is safe in threads and after a fork. `on_release` is called when a
-    value is removed.
+    The cache is safe in threads and after a fork. It calls `on_release` when it removes a value.
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class LruCache(Generic[Key, Value]):
         self._kept, self._used, self._lock = OrderedDict[Key, Value](), 0, ForkLock()
 
     def get(self, key: Key, make: Callable[[], Value]) -> Value:
-        """Return the cached value of a key, or the value that `make` creates."""
+        """Return the cached value of a key, or cache the result of `make`."""
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
@@ -82,8 +81,8 @@ class LruCache(Generic[Key, Value]):
 class IndexStore(LruCache[int, ShardIndex]):
     """The indexes of a catalog's shards.
 
-    If the key ranges of the shards are known and do not overlap, a key is searched in the shard whose range contains
-    it. Otherwise, or if the key is not found, an index of all keys is built (12 to 16 bytes per sample).
+    If the shards have known key ranges that do not overlap, a key is searched in the shard whose range contains the
+    key. Otherwise, or if this finds nothing, an index of all keys is built (12 or 16 bytes per sample).
     """
 
     def __init__(self, catalog: Catalog, on_release: Callable[[], None] = lambda: None) -> None:
@@ -93,7 +92,7 @@ class IndexStore(LruCache[int, ShardIndex]):
             on_release,
         )
         self.catalog, self._tables = catalog, LruCache[int, pa.Table](_INDEX_CACHE_BYTES, lambda index: index.nbytes)
-        # shared indexes that this process has mapped, and their total size
+        # shared indexes that this process has mapped
         self._mapped, self._mapped_bytes = set[int](), 0
         self._all_keys: tuple[Hashes, NDArray[np.integer]] | None = None
 
@@ -101,10 +100,7 @@ class IndexStore(LruCache[int, ShardIndex]):
         return IndexStore, (self.catalog,)
 
     def index(self, shard: int) -> ShardIndex:
-        """Return the index of a shard.
-
-        To limit the memory that this process maps, release the pages of shared indexes when they exceed 32 MB.
-        """
+        """Return the index of a shard. If this process maps more than 32 MB of shared indexes, release their pages."""
         index = self.get(shard, lambda: self._read(shard))
         with self._lock:
             if index.is_shared and shard not in self._mapped:
@@ -125,7 +121,7 @@ class IndexStore(LruCache[int, ShardIndex]):
         return ShardIndex.unpacked(block)
 
     def keys(self, numbers: Numbers) -> list[str]:
-        """Return the keys of the samples with these numbers."""
+        """Return the keys of the samples `numbers`."""
         keys = [""] * len(numbers)
         for shard, rows, indexes in self.catalog.group_by_shard(numbers):
             for index, key in zip(indexes.tolist(), self.index(shard).keys_of(rows), strict=True):
@@ -140,10 +136,7 @@ class IndexStore(LruCache[int, ShardIndex]):
         return [first for first, _ in ranges] if ascend and ("", "") not in ranges else []
 
     def numbers(self, keys: Sequence[str]) -> Numbers:
-        """Return the sample number of each key, or -1, as int64 [keys].
-
-        If several samples have a key, the result is always the number of the same sample.
-        """
+        """Return the sample number of each key, or -1, int64 [keys]. For a duplicate key, always the same number."""
         encoded = [key.encode("utf-8", "surrogatepass") for key in keys]  # a lone surrogate matches no key
         numbers = np.full(len(keys), -1, np.int64)
         if self._all_keys is None and self._first_keys:
@@ -222,7 +215,7 @@ class IndexStore(LruCache[int, ShardIndex]):
             written += len(indexes)
 
     def metadata(self, shard: int) -> pa.Table:
-        """Return the metadata of a shard's samples. The table has the metadata columns of all sidecars."""
+        """Return the metadata of a shard's samples, with the columns of all sidecars."""
         return self._tables.get(shard, lambda: read_sidecar_table(self.catalog, shard, self._schema))
 
     @cached_property
@@ -235,14 +228,14 @@ def _hash_buffer(count: int) -> Hashes:
 
     if count > _MAX_HASHES_IN_MEMORY and hasattr(os, "posix_fallocate"):
         with suppress(OSError), TemporaryFile() as file:
-            # allocate the space now, because a write to a mapped file on a full disk kills the process with SIGBUS
+            # allocate now, because writing to a mapped file on a full disk raises SIGBUS
             os.posix_fallocate(file.fileno(), 0, count * _HASH_BYTES)
             return np.memmap(file, np.uint64, "r+", shape=(count,))
     return np.empty(count, np.uint64)
 
 
 def hash_keys(keys: list[bytes]) -> Hashes:
-    """Return a hash of each key (CRC-32C and CRC-32), uint64 [keys]."""
+    """Hash each key (CRC-32C and CRC-32), uint64 [keys]."""
     high, low = (np.fromiter(map(crc, keys), np.uint64, len(keys)) for crc in (crc32c, zlib.crc32))
     hashes: Hashes = high << np.uint64(32) | low
     return hashes
@@ -252,7 +245,7 @@ def read_shard_index(catalog: Catalog, number: int) -> ShardIndex:
     """Return the index of a shard, from its sidecar or a scan, or raise CorruptShard."""
     shard, dataset, size = catalog.shards[number], catalog.dataset(number)[0], int(catalog.sizes[number])
     if dataset.listed and not is_url(shard.path):  # the size of a remote shard is checked when it is read
-        actual_size = shard.size()  # None if the shard is missing, which is reported below
+        actual_size = shard.size()  # None if the shard is missing, which `read_index` reports
         if actual_size is not None and actual_size != size:
             expected = f"{size:,}, as the dataset file lists"
             raise CorruptShard(shard.path, f"{actual_size:,} bytes", expected=expected, remedy=_VERIFY_FIX)

@@ -32,8 +32,8 @@ def queryable_table(
 ) -> pa.Table:
     """Return a table with all columns of a shard that a query (`select.query`) can use.
 
-    If the sidecar lacks one of `columns`, its values are null. But a missing column in `labels` is omitted if the shard
-    has a field of the same name. Its values are in the field, which a query does not read.
+    Columns that the sidecar lacks are null. But a missing column in `labels` is omitted if the shard has a field of the
+    same name, because its values are then in the field, which a query does not read.
     """
     existing = {name: part.metadata.column(name) for name in part.metadata.column_names}
     unknown = {*labels}.intersection(part.names)
@@ -49,12 +49,12 @@ def queryable_table(
 
 
 def arrow_schema(catalog: Catalog) -> pa.Schema:
-    """Return the names and types of all sidecar columns, with `__shard__` and the metadata columns."""
+    """Return the names and types of all sidecar columns, including `__shard__`."""
     return pa.schema([*with_shard_column(SCHEMA_WITHOUT_CRC), *metadata_schema(catalog)])
 
 
 def metadata_schema(catalog: Catalog) -> pa.Schema:
-    """Return the schema of the metadata columns of all sidecars. Different types of a column become a common type.
+    """Return the metadata columns of all sidecars, with a common type for each column.
 
     Raises:
         InvalidRequest: The types of a column have no common type.
@@ -73,7 +73,7 @@ def metadata_names(catalog: Catalog) -> list[str]:
 def _metadata_schemas(catalog: Catalog) -> list[pa.Schema]:
     metadata_schemas = [pa.schema([])]
     for dataset in catalog.datasets:
-        # the shards that one run wrote have the same columns, so read only the first valid sidecar of each run
+        # all shards of a run have the same columns, so read only the first valid sidecar of each run
         firsts = sorted({0, *dataset.appends}) if dataset.listed else range(len(dataset.shards))
         for first, end in pairwise([*firsts, len(dataset.shards)]):
             schemas = (shard.schema() for shard in dataset.shards[first:end])
@@ -112,7 +112,7 @@ def read_column(catalog: Catalog, chosen: Numbers | None, name: str) -> list[Any
 
 
 def read_table(catalog: Catalog, chosen: Numbers | None) -> pads.Dataset:
-    """Return the sidecars as one table. If samples are chosen, return only their rows, in memory."""
+    """Return the sidecars as one table, or only the rows of the chosen samples, in memory."""
     import pyarrow.dataset as pads
 
     schema = arrow_schema(catalog)
@@ -142,7 +142,7 @@ def _read_rows(catalog: Catalog, chosen: Numbers, schema: pa.Schema) -> pa.Table
 
 
 def read_sidecar_table(catalog: Catalog, number: int, schema: pa.Schema) -> pa.Table:
-    """Return the sidecar of a shard as a table with the columns of `schema`. Missing columns are null."""
+    """Return the columns `schema` of a shard's sidecar. Missing columns are null."""
     part = read_index(catalog, number, metadata=True)
     columns = {name: part.table.column(name) for name in part.table.column_names}
     columns["__shard__"] = pa.array([catalog.shards[number].name] * len(part), pa.string())
@@ -158,7 +158,7 @@ def read_index(catalog: Catalog, number: int, *, metadata: bool = False) -> Shar
     """Return the index of a shard from its sidecar. If the sidecar is missing or damaged, scan the shard and warn.
 
     Raises:
-        CorruptShard: The shard is missing or damaged, or the sidecar is invalid and the shard must not be scanned.
+        CorruptShard: The shard is damaged, or must not be scanned although its sidecar is invalid.
     """
     shard, dataset = catalog.shards[number], catalog.dataset(number)[0]
     index = shard.index(metadata=metadata)
@@ -189,7 +189,7 @@ class SelectedShard(NamedTuple):
     rows: NDArray[np.int64]
 
     def raise_damage(self) -> None:
-        """If an error stopped the scan of the shard, raise it, because the samples after the error are unknown."""
+        """Raise the error that stopped the scan of the shard, if any, because later samples are unknown."""
         if self.shard_index.problems:
             raise self.shard_index.problems[-1]
 
@@ -197,7 +197,7 @@ class SelectedShard(NamedTuple):
 def selected_shards(
     datasets: Sequence[StoredDataset], where: str | None = None, *, metadata: bool = False
 ) -> Iterator[SelectedShard]:
-    """Yield each shard with the rows of its samples that match the query `where`. Without a query, all samples match.
+    """Yield each shard with the rows of its samples that match the query `where`, or of all samples without a query.
 
     Raises:
         InvalidRequest: The query is invalid, or no sample of any shard matches.

@@ -78,18 +78,17 @@ def mix(
     """Mix several datasets into one that can be streamed, divided among ranks and resumed.
 
     Each block of 64 samples has the requested proportions, up to rounding. The datasets alternate in random order, even
-    without `shuffle`. After its last sample, a dataset starts its next epoch. In the next epoch of the mix, each
-    dataset continues where it stopped. Without options, each sample occurs once per epoch.
+    without `shuffle`. After its last sample, a dataset starts its next epoch. Each epoch of the mix continues the
+    datasets where the previous epoch stopped. Without options, each sample occurs once per epoch.
 
     Args:
         datasets: Datasets, views or other mixes. Their stages run before the stages of the mix.
-        weights: `[3, 1]` draws three of four samples from the first dataset. The default weights are the lengths of the
-            datasets.
+        weights: `[3, 1]` draws three of four samples from the first dataset. By default, the lengths of the datasets.
         choose: Number of samples per epoch from each dataset, instead of weights.
-        repeat: How often to read each dataset per epoch, instead of weights. With 0.5, an epoch reads one half of the
-            dataset, and the next epoch reads the other half.
-        stop: With weights, an epoch ends when one dataset was read completely (`first`), when all were (`all`), or
-            after this number of samples.
+        repeat: How often to read each dataset per epoch, instead of weights. With 0.5, alternate epochs read different
+            halves of the dataset.
+        stop: With weights, end an epoch when one dataset was read completely (`first`), when all were (`all`), or after
+            this number of samples.
 
     Raises:
         InvalidRequest: A dataset is empty or batched, or an option is invalid.

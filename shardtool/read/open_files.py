@@ -44,7 +44,7 @@ _DESCRIPTORS_PER_SHARD_OF_ALL = 3  # all datasets of a process together use at m
 
 
 class OpenFile:
-    """An open shard. Deleting the last reference closes the file, so other threads can finish reading first.
+    """An open shard, which is closed when the last reference is deleted, so that other threads can finish reading.
 
     Attributes:
         fd: File descriptor, or -1 for a remote shard.
@@ -86,7 +86,7 @@ class OpenFile:
             return
         if self.fd >= 0:
             os.close(self.fd)
-        if self._held is not None and self._pid == os.getpid():  # a forked process does not own the lease on the copy
+        if self._held is not None and self._pid == os.getpid():  # a forked process does not own the lease
             self._held.close()
 
     def release_lease(self) -> None:
@@ -95,7 +95,7 @@ class OpenFile:
             self._held.close()
 
     def read(self, offsets: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes]:
-        """Yield the bytes of several ranges of the shard, or raise CorruptShard."""
+        """Yield the bytes of several ranges, or raise CorruptShard."""
         fd, offset = self.fd, 0
         try:
             if self._blob is not None:
@@ -122,7 +122,7 @@ class OpenFile:
         return self._checksum
 
     def read_ahead(self, starts: Numbers, ends: Numbers) -> None:
-        """Ask the operating system to read ascending ranges of bytes ahead."""
+        """Ask the operating system to read ascending ranges ahead."""
         if not len(starts) or not hasattr(os, "posix_fadvise"):
             return
         begins = np.flatnonzero(np.append(True, starts[1:] - ends[:-1] > _ADVICE_BYTES))
@@ -145,13 +145,13 @@ def read_exactly(fd: int, length: int, offset: int) -> bytes:
 
     Raises:
         OSError: The file cannot be read.
-        EOFError: The file ends too early. The arguments are the offset and the number of missing bytes.
+        EOFError: The file ends too early. The arguments are its end and the number of missing bytes.
     """
     data = _pread(fd, length, offset)
     if len(data) == length:
         return data
     parts, count = [data], len(data)
-    # network file systems may return fewer bytes, and a call returns at most 2 GiB
+    # network file systems may return fewer bytes, and the kernel returns at most 2 GiB
     while parts[-1] and count < length:
         parts.append(_pread(fd, length - count, offset + count))
         count += len(parts[-1])
@@ -192,7 +192,7 @@ class OpenFiles(LruCache[str, OpenFile]):
         return OpenFile(shard, self._cache, size)
 
     def close_oldest(self, count: int) -> None:
-        """Close the shards that were not used for the longest time, but keep one."""
+        """Close the least recently used shards, but keep one."""
         with self._lock:
             for _ in range(min(count, len(self._kept) - 1)):
                 self._kept.popitem(last=False)
@@ -202,7 +202,7 @@ class OpenFiles(LruCache[str, OpenFile]):
     def renew(self, shard: StoredShard, file: OpenFile) -> bool:
         """Delete a damaged copy from the cache, and return whether to open the shard again.
 
-        A shard is copied again only once, because after two damaged copies, the original is probably damaged.
+        A shard is copied again only once. If both copies are damaged, the original probably is, too.
         """
         with self._lock:
             if not file.copied or not isinstance(self._cache, CopyingCache):

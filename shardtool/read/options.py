@@ -1,4 +1,4 @@
-"""The options for reading samples, and the interfaces that caches of shards implement."""
+"""Options for reading samples, and the interfaces of shard caches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shardtool.dataset.stored import StoredShard
 
     class RawSample(dict[str, bytes]):
-        """An undecoded sample, with its key and the bytes of each field."""
+        """An undecoded sample: its key, and the bytes of each field."""
 
         @overload
         def __getitem__(self, name: Literal["__key__"]) -> str: ...  # type: ignore[overload-overlap]
@@ -44,7 +44,7 @@ class ShardCache(Protocol):
     """A cache of whole shards on fast local storage."""
 
     def open(self, shard: StoredShard) -> CachedShard:
-        """Return the cached copy of a shard. If necessary, create the copy."""
+        """Return the cached copy of a shard, which is created if necessary."""
 
 
 @runtime_checkable
@@ -52,7 +52,7 @@ class CopyingCache(ShardCache, Protocol):
     """A cache that copies shards from slower storage."""
 
     def expect(self, shard: StoredShard) -> None:
-        """Copy a shard that will be read soon, if there is room."""
+        """Copy a shard that will be read soon, if there is space."""
 
     def drop(self, shard: StoredShard) -> None:
         """Remove a damaged copy that is no longer open."""
@@ -70,7 +70,7 @@ class GrowingCache(Protocol):
     """A cache to which other processes add new shards."""
 
     def refresh(self) -> HeldShards:
-        """Return the shards that have been finished so far."""
+        """Return the shards finished so far."""
         ...
 
 
@@ -80,8 +80,8 @@ class ReadOptions:
 
     Attributes:
         fields: Fields to read, or None for all.
-        storage: Storage options (see `store_options`) by the key that shard addresses contain instead of the options.
-            A process that unpickles a reader registers them.
+        storage: Storage options by the key in shard addresses (see `store_options`), registered when a reader is
+            unpickled.
     """
 
     check: bool = False

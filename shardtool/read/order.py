@@ -1,6 +1,6 @@
 """Compute the order of the samples in an epoch, and divide the positions of the epoch among ranks and workers.
 
-An order maps each position in the epoch to a sample number. The order depends only on the data and `OrderOptions`.
+An order maps each position to a sample number, and depends only on the data and `OrderOptions`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class OrderOptions:
     """The parameters of an order.
 
     Attributes:
-        shuffle: `full` puts all samples into one random order.
+        shuffle: `full` shuffles all samples globally.
         parts: Number of parts of the dataset that are read in parallel, a multiple of `ranks`.
         window: Number of samples of a part that are shuffled together.
         ranks: Number of ranks, if each rank reads its own parts. With 0, as in stream states of version 1, the order
@@ -63,7 +63,7 @@ class OrderOptions:
 
     @property
     def round_size(self) -> int:
-        """Number of samples that are read together: one window from each part."""
+        """Number of samples in one window from each part, which are read together."""
         return self.parts * self.window
 
 
@@ -86,8 +86,8 @@ class Order(NamedTuple):
 def epoch_order(counts: Numbers, options: OrderOptions) -> Order:
     """Return the order of an epoch. `counts` is the number of samples in each shard, int64 [shards].
 
-    If `ranks` is set, each part has at least four samples. If there are too few samples for one part per rank, all
-    samples are shuffled together.
+    With `ranks`, each part has at least four samples. If there are too few samples for one part per rank, all samples
+    are shuffled globally.
     """
     length = int(counts.sum())
     if not options.shuffle:
@@ -108,11 +108,11 @@ def _shuffled_samples(options: OrderOptions, starts: Numbers, ends: Numbers, pos
 
     The shards are concatenated in random order, and the result is cut into `parts` contiguous parts. Position g reads
     sample g // parts of part g % parts, so all parts are read in parallel. In each part, every window of `window`
-    samples is permuted. A row consists of `parts` consecutive positions, one per part. With `ranks`, the parts of a
-    rank are also permuted in each row. The rank still reads only its own parts.
+    samples is permuted. A row consists of `parts` consecutive positions, one per part. With `ranks`, each row also
+    permutes the parts of each rank.
 
-    `starts` contains the number of the first sample of each shard, and `ends` the cumulative number of samples, int64
-    [shards]. Both list the shards in their random order.
+    For the shards in their random order, `starts` contains the number of the first sample, and `ends` the cumulative
+    number of samples, int64 [shards].
     """
     part, row = positions % options.parts, positions // options.parts
     whole, longer_parts = divmod(int(ends[-1]), options.parts)
@@ -121,7 +121,7 @@ def _shuffled_samples(options: OrderOptions, starts: Numbers, ends: Numbers, pos
         row_key = derive_state("row", options.seed, options.epoch)
         keys = random_at(row_key, (row * options.ranks + rank).astype(np.uint64))
         permuted_part = permute_positions(turn, options.parts // options.ranks, keys) * options.ranks + rank
-        # do not permute the last row, in which a rank may have fewer parts
+        # in the last row, which is not permuted, a rank may have fewer parts
         part = np.where(row < whole, permuted_part, part)
     start, count = part * whole + np.minimum(part, longer_parts), whole + (part < longer_parts)
     window, within = row // options.window, row % options.window
@@ -138,8 +138,8 @@ def _shuffled_samples(options: OrderOptions, starts: Numbers, ends: Numbers, pos
 def permute_windows(start: int, windows: Numbers, within: Numbers, sizes: Numbers, window: int) -> Numbers:
     """Permute items within their windows. Return the new index of each item in its window, int64 [n].
 
-    For each item, `windows` contains the number of its window, `within` the index of the item in this window, and
-    `sizes` the size of this window, which is at most `window`. Indexes beyond the end of a window stay unchanged.
+    For each item, `windows` contains the number of its window, `within` its index in the window, and `sizes` the size
+    of the window, at most `window`. Indexes beyond the end of a window stay unchanged.
     """
     keys = random_at(start, windows.astype(np.uint64))
     if (sizes == window).all():
@@ -160,9 +160,9 @@ _NEAR_POSITIONS = 64
 class Share:
     """The positions of an epoch that one worker of one rank reads.
 
-    Rank r of W reads the positions origin + r, origin + r + W, and so on, in batches. Worker w of N reads each batch
-    number n with n % N == w, counted from `origin`. The n-th batches of all ranks together therefore contain the same
-    positions for any number of ranks and workers with the same total batch size.
+    Rank r of W reads the positions origin + r, origin + r + W, and so on, in batches. Worker w of N reads each batch n,
+    counted from `origin`, with n % N == w. The n-th batches of all ranks together therefore contain the same positions
+    for any number of ranks and workers with the same total batch size.
 
     Attributes:
         ends: What to do with the last positions if they cannot be divided evenly: `drop` them, add the first positions
@@ -200,7 +200,7 @@ class Share:
         return replace(self, rank=self.rank // group_size, world_size=groups, group_size=group_size)
 
     def end(self, length: int) -> int:
-        """Return the position at which all ranks stop, which may be after the end of the epoch with `pad`."""
+        """Return the position at which all ranks stop. With `pad`, it may be after the end of the epoch."""
         remaining = max(0, length - self.origin)
         if self.ends == "uneven":
             return self.origin + remaining
@@ -229,7 +229,7 @@ class Share:
         return self.ends == "pad" or (self.ends == "drop" and (damaged or self.world_size > 1))
 
     def next_position(self, position: int) -> int:
-        """Return the first unread position, given that all ranks have read as many samples as this rank.
+        """Return the first position that no rank has read, if all ranks have read as many samples as this rank.
 
         `position` is the last position that this rank has read.
         """
@@ -237,10 +237,7 @@ class Share:
 
 
 def replacement_positions(length: int, options: OrderOptions, position: int) -> Iterator[int]:
-    """Yield positions whose samples can replace the skipped sample at `position`, nearby positions first.
-
-    With `pad`, `position` may be `length` or more.
-    """
+    """Yield positions whose samples can replace the skipped sample at `position`, nearby positions first."""
     key = random_at(derive_state("others", options.seed, options.epoch), np.array([position], np.uint64))[0]
     first = position % length // options.round_size * options.round_size
     nearby = min(options.round_size, length - first)
@@ -249,7 +246,7 @@ def replacement_positions(length: int, options: OrderOptions, position: int) -> 
 
 
 def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Return rank and world size: the arguments, or else RANK and WORLD_SIZE in the environment, or else 0 and 1."""
+    """Return rank and world size: the arguments, else RANK and WORLD_SIZE in the environment, else 0 and 1."""
     if rank is not None and world_size is not None:
         return rank, world_size
     if rank is not None or world_size is not None:

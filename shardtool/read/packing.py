@@ -26,8 +26,8 @@ class TokenField(NamedTuple):
 
     Attributes:
         form: `npy`, plain `bytes`, or `values` for a TFRecord list, whose size does not determine its length.
-        head: For `npy`, the bytes of the header before the shape.
-        header: For `npy`, the size of the header in bytes.
+        head: For `npy`, the header before the shape.
+        header: For `npy`, the bytes of the whole header.
         row: Bytes per value, or per row of an array.
     """
 
@@ -66,11 +66,7 @@ class TokenField(NamedTuple):
         return cls(name, "bytes", kind, row=kind.itemsize)
 
     def values(self, sample: Sample, size: int) -> NDArray[np.generic]:
-        """Return the values of this field in a sample.
-
-        Raises:
-            SampleFailed: The sample has more or fewer than `size` values, or values of another type.
-        """
+        """Return the `size` values of this field. Raise SampleFailed if the sample has another number or type."""
         value, values = sample.get(self.name), None
         head = b"%b%d,)" % (self.head, size) if self.head else b""
         if not isinstance(value, bytes):
@@ -90,7 +86,7 @@ class TokenField(NamedTuple):
 def token_lengths(
     name: str | None, dtype: DTypeLike | None, column: str | None, reader: AnySampleReader, views: EpochSamples
 ) -> tuple[TokenField, Numbers]:
-    """Return the token field, and an array with the number of tokens of each sample, indexed by sample number."""
+    """Return the token field, and the number of tokens of each sample, indexed by sample number."""
     fields: dict[SampleReader, TokenField] = {}
     for dataset_reader, view in each_dataset(reader, views):
         shard, numbers = next(view.group_by_shard())

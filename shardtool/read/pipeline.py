@@ -1,8 +1,7 @@
-"""A pipeline is a sequence of stages that process samples. Datasets and streams inherit methods that add a stage.
+"""A pipeline is a sequence of stages that process samples.
 
 A stage is a picklable function of one sample, or `Batch`. `Pipeline.run` reads no more samples than its output needs,
-so the position of a stream is the position of the last output. If you use a method or option of another library, the
-error message names the equivalent.
+so the position of a stream is the position of the last output.
 """
 
 from __future__ import annotations
@@ -56,12 +55,12 @@ else:
 
 OnMissing = Literal["raise", "skip", "none"]
 SkipHandler: TypeAlias = "Callable[[SampleFailed], object]"
-_RESERVED_FIELDS = ("__key__", "__dataset__", "__padding__")  # the stage `Fields` always keeps these
+_RESERVED_FIELDS = ("__key__", "__dataset__", "__padding__")  # always kept by `Fields`
 
 
 @dataclass(frozen=True)
 class Map:
-    """Calls a function with the output of the previous stage. If the function returns None, the sample is skipped."""
+    """Calls a function with the output of the previous stage. None skips the sample."""
 
     function: Callable[..., object]
     draws: bool = field(default=False, init=False, repr=False, compare=False)
@@ -73,7 +72,7 @@ class Map:
         object.__setattr__(self, "draws", has_rng_parameter(self.function))
 
     def __call__(self, sample: object, rng: NewRng = seeded_rng) -> object:
-        """Return the result of the function. `rng` creates the generator for a function with a parameter `rng`."""
+        """Call the function, with the generator that `rng` creates if the function has a parameter `rng`."""
         return self.function(sample, rng=rng()) if self.draws else self.function(sample)
 
 
@@ -83,7 +82,7 @@ class Filter(Map):
     can_skip = True
 
     def __call__(self, sample: object, rng: NewRng = seeded_rng) -> object:
-        """Return the sample, or None if the function returns a false value."""
+        """Return the sample or None."""
         return sample if super().__call__(sample, rng) else None
 
 
@@ -126,7 +125,7 @@ class Fields(_FieldStage):
     """Keeps the named fields and the key."""
 
     def __call__(self, sample: dict[str, object]) -> dict[str, object]:
-        """Return a copy of the sample that contains only the named fields and those that are always kept."""
+        """Return a copy with fewer fields."""
         if not isinstance(sample, dict):
             self._missing_value(sample, self.names[0])
         kept = {name: sample[name] for name in _RESERVED_FIELDS if name in sample}
@@ -144,7 +143,7 @@ class Tuple(_FieldStage):
         return frozenset(name for names in self.names for name in names.split(";"))
 
     def __call__(self, sample: dict[str, object]) -> tuple[object, ...]:
-        """Return the values of the named fields, in the order of the names."""
+        """Return the values of the fields."""
         try:  # three times as fast as a loop over the names
             values = self._get(sample)
         except (KeyError, TypeError, IndexError):
@@ -210,7 +209,7 @@ class Pipeline:
         return first.required_fields if isinstance(first, _FieldStage) else None
 
     def then(self, stage: Stage | Batch) -> Pipeline:
-        """Return these stages and `stage`. A `Decode` directly before a selection of fields decodes only these."""
+        """Return these stages and `stage`. A `Decode` directly before `Fields` or `Tuple` decodes only their fields."""
         stages = self.stages
         if getattr(stage, "can_skip", False) and any(isinstance(earlier, Batch) for earlier in stages):
             raise InvalidRequest(
@@ -225,31 +224,27 @@ class Pipeline:
         return replace(self, stages=(*stages, stage))
 
     def with_on_error(self, on_error: OnError) -> Pipeline:
-        """Return the same stages, with this `on_error` for each `Decode`."""
+        """Return the stages, with this `on_error` for each `Decode`."""
         return replace(self, stages=tuple(_with_on_error(self.stages, on_error)), on_error=on_error)
 
     def count(self, samples: int) -> int:
-        """Return the number of output samples or batches, if no sample is skipped."""
+        """Return the number of outputs for this number of samples, if none is skipped."""
         for stage in self.stages:
             samples = stage.count(samples) if isinstance(stage, Batch) else samples
         return samples
 
     def apply(self, sample: object) -> object:
-        """Return the result for one sample. If a stream would skip the sample, raise the error of the stage."""
+        """Return the result for one sample, or raise an error if a stage skips the sample."""
         return next(self.apply_each([sample], _raise_skipped))
 
     def apply_each(self, samples: Iterable[object], on_skip: SkipHandler) -> Iterator[object]:
-        """Yield the result for each sample. `on_skip` gets the error of each sample that a stream would skip."""
+        """Yield the result for each sample. `on_skip` gets the error of each skipped sample."""
         if any(isinstance(stage, Batch) for stage in self.stages):
             raise InvalidRequest("batch", "one sample was requested", expected="a loop over the batches")
         return _run_stages(cast("tuple[Stage, ...]", self.stages), samples, on_skip)
 
     def run(self, samples: Iterable[object], on_skip: SkipHandler, rng_of: RngOf = seeded_rng) -> Iterator[object]:
-        """Apply the stages to samples, and yield the results.
-
-        `on_skip` gets the error of a skipped sample, and returns its replacement or None. `rng_of` makes the random
-        generator of a stage.
-        """
+        """Yield the results. `on_skip` gets the error of a skipped sample, and returns a replacement or None."""
         stages: list[Stage] = []
         for stage in self.stages:
             if isinstance(stage, Batch):
@@ -266,7 +261,7 @@ class Pipeline:
     def __getstate__(self) -> dict[str, object]:
         from multiprocessing.context import get_spawning_popen
 
-        # require picklable functions only to spawn a process: other picklers, such as cloudpickle, accept any function
+        # only to spawn a process, because other picklers, such as cloudpickle, accept any function
         if get_spawning_popen() is not None:
             chains = [stage.by_dataset if isinstance(stage, DatasetPipelines) else ((stage,),) for stage in self.stages]
             for stage in chain.from_iterable(chain.from_iterable(chains)):
@@ -350,7 +345,7 @@ def _stage_name(stage: object) -> str:
 
 
 NewT = TypeVar("NewT")
-AnyTuple = tuple[Any, ...]  # defined here, because `tuple` is a method in the class below
+AnyTuple = tuple[Any, ...]  # in the class below, `tuple` is a method
 _Params = ParamSpec("_Params")
 _ReturnT = TypeVar("_ReturnT")
 
@@ -423,13 +418,13 @@ _DATALOADER_HINTS = {
 
 
 def refuse_dataloader_options(options: Mapping[str, object], known: Collection[str]) -> None:
-    """Raise InvalidRequest for options of PyTorch's DataLoader, and name the equivalent."""
+    """Raise InvalidRequest with the equivalent of an option of PyTorch's DataLoader."""
     for name in options.keys() & _DATALOADER_HINTS.keys() - set(known):
         raise InvalidRequest(name, "an option of PyTorch's DataLoader", remedy=_DATALOADER_HINTS[name])
 
 
 def with_dataloader_hints(function: Callable[_Params, _ReturnT]) -> Callable[_Params, _ReturnT]:
-    """Make a function raise InvalidRequest for options of PyTorch's DataLoader."""
+    """Call `refuse_dataloader_options` before a function."""
     known = signature(function).parameters
 
     @wraps(function)
@@ -441,7 +436,7 @@ def with_dataloader_hints(function: Callable[_Params, _ReturnT]) -> Callable[_Pa
 
 
 class PipelineMethods(Generic[SampleT]):
-    """Base class of datasets and streams. Each method adds a stage to a copy. `SampleT` is the type of the samples."""
+    """Base class of datasets and streams. Each method adds a stage to a copy."""
 
     stages: Pipeline = Pipeline()
 
@@ -474,8 +469,8 @@ class PipelineMethods(Generic[SampleT]):
                 extension applies.
             images: `numpy` for upright RGB images, writable uint8 [height, width, 3], or `pil` for Pillow images of
                 mode RGB.
-            reduce: Sufficient width and height. A JPEG is decoded at 1/8, 1/4 or 1/2 of its size if both sides stay
-                large enough.
+            reduce: Sufficient width and height. A JPEG that stays large enough is decoded at 1/8, 1/4 or 1/2 of its
+                size.
             on_error: What to do with a sample that cannot be decoded: `raise` an error, or `skip` and count the sample.
                 The default is the value passed to `open`.
             max_bytes: Memory limit for decoding an image or audio.
@@ -485,24 +480,24 @@ class PipelineMethods(Generic[SampleT]):
     def map(self, function: Callable[..., object]) -> Any:
         """Call `function` with the output of the previous stage. If `function` returns None, the sample is skipped.
 
-        If `function` has a parameter `rng`, it gets a NumPy random generator. A stream derives the generator from the
-        seed, the epoch and the position, so its numbers do not depend on threads, workers, ranks or a resume.
+        A parameter `rng` of `function` gets a NumPy random generator. A stream derives the generator from the seed, the
+        epoch and the position, so its numbers do not depend on threads, workers, ranks or a resume.
         """
         return self._then(Map(function))
 
     def filter(self, function: Callable[..., object]) -> Self:
         """Skip samples for which `function` returns a false value. A stream counts the skipped samples.
 
-        On a single rank, `len` is then an upper bound. With several ranks, a stream replaces skipped samples; see
-        `Stream`. To select samples by columns without reading them, use `Dataset.where`.
+        On a single rank, `len` is then an upper bound. For several ranks, see `Stream`. To select samples by columns
+        without reading the samples, use `Dataset.where`.
         """
         return self.with_stages(self.stages.then(Filter(function)))
 
     def fields(self, *names: str, missing: OnMissing = "raise") -> Self:
         """Keep only these fields, and the key.
 
-        `missing` determines what happens if a sample lacks a field: `raise` an error, `skip` the sample (a stream
-        counts it), or use None (`none`).
+        If a sample lacks a field, `missing` determines whether to `raise` an error, `skip` the sample, or use None
+        (`none`).
         """
         return self.with_stages(self.stages.then(Fields(names, missing)))
 
@@ -518,11 +513,10 @@ class PipelineMethods(Generic[SampleT]):
     ) -> Any:
         """Make batches of `size` samples. See `read.collate.collate`.
 
-        `drop_last` skips a smaller last batch. `lists` are fields that always become a list, such as boxes. Only
-        `Dataset.batch` accepts the other options.
+        `drop_last` skips a smaller last batch. `lists` are fields that always become a list, such as boxes.
 
         Raises:
-            InvalidRequest: The size is not a positive integer, or another option is given.
+            InvalidRequest: The size is not a positive integer, or another option of `Dataset.batch` is given.
         """
         if dataset_options:
             expected = "size, drop_last and lists"

@@ -1,4 +1,4 @@
-"""Read samples by number. A sample that cannot be read is returned as its error."""
+"""Read samples by number. For a damaged sample, return its error."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SkippedSamples:
     """Counters of skipped samples.
 
     Attributes:
-        samples: Number of samples that are damaged, or that a stage dropped.
+        samples: Number of samples that are damaged or were dropped by a stage.
         reasons: Number of samples by reason, for at most a thousand reasons.
     """
 
@@ -60,7 +60,7 @@ class SkippedSamples:
         return SkippedSamples, ()
 
     def count_sample(self, error: ShardError, shard: str, *, damaged: bool) -> None:
-        """Count a skipped sample. `shard` is its shard's path, or "" if unknown."""
+        """Count a skipped sample of the shard with this path, or "" if unknown."""
         with self._lock:
             self.samples += 1
             self.damaged += damaged
@@ -71,9 +71,7 @@ class SkippedSamples:
 
 
 class SampleReader:
-    """Reads one sample of a catalog with `read_one`, or many with `read`.
-
-    A reader can be used in several threads.
+    """Reads the samples of a catalog, in any number of threads.
 
     Attributes:
         mean_size: Mean number of shard bytes per sample, at least 1.
@@ -82,8 +80,8 @@ class SampleReader:
     """
 
     def __init__(self, catalog: Catalog, options: ReadOptions) -> None:
-        # Allocate and free a block of 16 MB. After this, the C library keeps freed memory for reuse. Otherwise, it
-        # requests new memory for each list of large samples, which takes longer than reading the samples (measured).
+        # After 16 MB were allocated and freed, the C library keeps freed memory for reuse. Otherwise, it requests new
+        # memory for each list of large samples, which takes longer than reading the samples (measured).
         bytes(_FREED_BLOCK_BYTES)
         self.catalog = catalog
         self._open_shards: dict[int, ReadableShard] = {}
@@ -111,10 +109,7 @@ class SampleReader:
         return SampleReader, (self.catalog, self.options)
 
     def copy_ahead(self, numbers: Numbers, seen: set[str]) -> None:
-        """Start copying the shards of these samples into the cache.
-
-        Skip shards whose paths are in `seen`. Add the paths of the other shards to `seen`.
-        """
+        """Start copying the shards of these samples into the cache, except paths in `seen`. Add the paths to `seen`."""
         if isinstance(cache := self.options.cache, CopyingCache):
             for shard in [self.catalog.shards[number] for number, *_ in self.catalog.group_by_shard(numbers)]:
                 if shard.path not in seen:
@@ -122,7 +117,7 @@ class SampleReader:
                     cache.expect(shard)
 
     def with_options(self, **changes: Any) -> SampleReader:
-        """Return a reader with changed `ReadOptions`, which shares indexes and open shards with this reader."""
+        """Return a reader with changed `ReadOptions`, which shares the indexes and open shards of this reader."""
         reader = SampleReader.__new__(SampleReader)
         vars(reader).update(vars(self))
         reader.set_options(replace(self.options, **changes))
@@ -133,7 +128,7 @@ class SampleReader:
         return self.with_options(on_error=on_error)
 
     def with_fields(self, fields: frozenset[str] | None) -> SampleReader:
-        """Return a reader that reads only these fields, or this reader if the samples have no other fields.
+        """Return a reader of only these fields, or this reader if the samples have no other fields.
 
         If a sample may lack one of the fields, return this reader, because the error message lists all fields.
         """
@@ -146,10 +141,7 @@ class SampleReader:
         return self.with_options(fields=frozenset(names))
 
     def skip_or_raise(self, error: ShardError, number: int, *counts: SkippedSamples, damaged: bool = True) -> None:
-        """Count a damaged or dropped sample in `skipped` and in `counts`.
-
-        If the sample is damaged and `on_error` is "raise", raise its error instead.
-        """
+        """Count a skipped sample in `skipped` and `counts`, or raise its error if damaged and `on_error` is "raise"."""
         if damaged and self.options.on_error == "raise":
             raise error
         shard = int(self.catalog.locate(np.array([number]))[0][0])
@@ -157,7 +149,7 @@ class SampleReader:
             count.count_sample(error, self.catalog.shards[shard].path, damaged=damaged)
 
     def read(self, numbers: Numbers, *, on_demand: bool = False) -> Samples:
-        """Return samples in the order of `numbers`, int64 [n]. A damaged sample is returned as its error.
+        """Return samples in the order of `numbers`, int64 [n]. For a damaged sample, return its error.
 
         With `on_demand`, each large sample is read when the caller requests it, while the operating system reads ahead.
         """
@@ -213,18 +205,18 @@ class SampleReader:
                 if opened.readers is not None:
                     return opened.read_one(row, self._fields)
             except (CorruptShard, OSError, EOFError, ValueError, IndexError):
-                pass  # the next line reads the sample again, and creates a complete error
+                pass  # read the sample again, to create a complete error
         return self._read_from_shard(shard, np.array([row]))[0]
 
     def open_shard(self, shard: int) -> ReadableShard:
-        """Return an open shard. It stays open until too many shards or indexes are in use."""
+        """Return an open shard, which stays open until too many shards or indexes are in use."""
         opened = self._open_shards.get(shard)
         if opened is None:
             if (error := self._broken.get(shard)) is not None:  # do not scan or copy a damaged shard again
                 raise error.with_traceback(None)
             stored, index = self.catalog.shards[shard], self.store.index(shard)
             is_tar = detect_kind(stored.path).format == "tar"
-            # Without a dataset file, only parsing each TFRecord shows whether a feature is a list.
+            # without a dataset file, only parsing each TFRecord shows whether a feature is a list
             readers = self._readers if self.catalog.dataset(shard)[0].listed and not index.kinds else None
             file = self._files.open(stored, self._sizes[shard] or None)
             lists = frozenset[str]() if is_tar else self.catalog.lists
@@ -262,7 +254,7 @@ def _reordered(indexes: Iterable[Numbers], parts: Iterable[Samples], count: int)
 
 
 class MixedReader:
-    """Reads samples of several datasets. Adds the number of each sample's dataset as the field `__dataset__`."""
+    """Reads samples of several datasets, and adds the number of the dataset as the field `__dataset__`."""
 
     mean_size: int
     copies: bool
@@ -318,7 +310,7 @@ AnySampleReader = SampleReader | MixedReader
 
 
 def read_valid(reader: AnySampleReader, numbers: Numbers) -> list[Sample]:
-    """Return samples. A damaged sample raises its error, or is omitted if `reader` skips damaged samples."""
+    """Return samples. For a damaged sample, raise its error, or omit the sample if `reader` skips damaged samples."""
     samples = []
     for index, sample in enumerate(reader.read(numbers)):
         if isinstance(sample, ShardError):

@@ -1,7 +1,4 @@
-"""Read samples of an open shard: one at a time, many in file order, or many on demand.
-
-A payload is the bytes of one field of one sample.
-"""
+"""Read samples of an open shard: one at a time, many in file order, or many on demand."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ if TYPE_CHECKING:
 
 
 LARGE_SAMPLE_BYTES = 2**12  # larger samples are read faster one by one, on demand (measured)
-_MAX_SINGLE_READ_BYTES = 2**15  # a sample of up to this size is read by one system call
+_MAX_SINGLE_READ_BYTES = 2**15  # one system call reads a sample of up to this size
 _MIN_OWN_READ_BYTES = 2**12  # larger payloads are read faster one by one (measured)
 _MAX_GAP_BYTES = 2**13  # reading a smaller gap costs less than another system call
 _MAX_BLOCK_BYTES = 2**18
@@ -62,7 +59,7 @@ def _single_or_list(numbers: Sequence[object]) -> object:
     return numbers[0] if len(numbers) == 1 else numbers
 
 
-# Each function decodes the numbers of one TFRecord feature, or raises ValueError.
+# these functions decode the numbers of a TFRecord feature, or raise ValueError
 NUMBER_READERS: Mapping[FeatureType, Callable[[bytes], object]] = {"int64": _read_int, "float": _read_float}
 
 
@@ -90,7 +87,7 @@ class PayloadColumns(NamedTuple):
 
     Attributes:
         counts: Number of payloads of each sample, int64 [samples].
-        codes: Index of each payload's field in the field names of the index, int32 [payloads].
+        codes: Index of each payload's field in `ShardIndex.names`, int32 [payloads].
         crcs: CRC-32C of each payload, uint32 [payloads], or None if unknown.
     """
 
@@ -112,7 +109,7 @@ class ReadableShard:
 
     Attributes:
         readers: Functions that decode numeric fields, by field name. None if whole TFRecords must be parsed.
-        lists: TFRecord features that are lists in every sample, and can be read only by parsing whole TFRecords.
+        lists: TFRecord features that are lists in every sample, which only parsing whole TFRecords can read.
         size: Bytes of the file, or 0 if unknown.
         crc: CRC-32C of the file, or -1 if unknown.
         views: Columns of the index as memoryviews, which return single numbers faster than arrays do.
@@ -132,7 +129,7 @@ class ReadableShard:
         object.__setattr__(self, "views", tuple([column.data for column in columns]))
 
     def read_one(self, row: int, selected: frozenset[str] | None) -> Sample:
-        """Return one sample, with the selected fields. This is a hot path.
+        """Return the selected fields of one sample. This is a hot path.
 
         Raises:
             OSError, EOFError, ValueError, IndexError: The shard is damaged, or its payloads are not in order.
@@ -172,7 +169,7 @@ class ReadableShard:
         return _BlockRead(self, rows, options).samples(metadata)
 
     def layout(self, rows: Numbers, selected: frozenset[str] | None) -> PayloadColumns:
-        """Return the locations of the payloads of the selected fields. `rows` must be ascending."""
+        """Return the locations of the payloads of the selected fields in `rows` (ascending)."""
         index, firsts = self.index, self.index.firsts[rows]
         counts = index.firsts[rows + 1] - firsts
         ends = np.cumsum(counts)
@@ -197,7 +194,7 @@ class ReadableShard:
         return None if (np.diff(edges) < 0).any() else ([self.index.names[code] for code in codes[:width]], edges)
 
     def spans(self, rows: Numbers, selected: frozenset[str] | None) -> tuple[Numbers, Numbers]:
-        """Return the start and end of each range of bytes to read for these rows."""
+        """Return the start and end of each range of bytes to read."""
         if selected is None:
             starts = self.index.starts[rows]
             return starts, starts + self.index.sizes[rows]
@@ -313,7 +310,7 @@ class _BlockRead:
         ))  # fmt: skip
 
     def _check_whole(self) -> None:
-        # a scan yields no checksums of payloads, so check the whole shard
+        # without checksums of payloads, check the whole shard
         expected, file = self._shard.crc, self._shard.file
         if expected < 0:
             raise InvalidRequest(
@@ -351,10 +348,10 @@ def read_on_demand(
     parts: Sequence[tuple[ReadableShard, Numbers]], numbers: Numbers, selected: frozenset[str] | None,
     read_one: Callable[[int], Sample | ShardError],
 ) -> Samples:  # fmt: skip
-    """Return samples in the order of `numbers`. Each sample is read when the caller requests it.
+    """Return samples in the order of `numbers`, each read when the caller requests it.
 
-    `parts` contains pairs of a shard and the rows to read from it, ascending. If all samples have the same fields, they
-    are read from these rows. Otherwise, `read_one` is called with each sample number.
+    `parts` contains pairs of a shard and its rows, ascending. If all samples have the same fields, they are read from
+    these rows. Otherwise, `read_one` reads each sample.
     """
     edges_by_shard = [opened.edges(rows, selected) for opened, rows in parts]
     names, readers = edges_by_shard[0][0] if edges_by_shard[0] else [], parts[0][0].readers or {}
@@ -394,6 +391,6 @@ def _read_each(
             for name, read in reads:
                 sample[name] = read(sample[name])
         except (OSError, EOFError, ValueError, IndexError):
-            yield read_one(position)  # reads the sample again, and returns a complete error
+            yield read_one(position)  # reads again, and returns a complete error
         else:
             yield sample

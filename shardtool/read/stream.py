@@ -1,7 +1,4 @@
-"""A stream yields the samples of one rank or worker in a reproducible order, and reads ahead.
-
-A saved state can be loaded by a run with another number of ranks and workers.
-"""
+"""A stream yields the samples of one rank or worker in a reproducible order, and reads ahead."""
 
 from __future__ import annotations
 
@@ -51,10 +48,7 @@ _STATE_FIX = "Pass the unchanged result of `state_dict`."
 
 
 class StreamState(NamedTuple):
-    """The position of a stream, and the options that determine its order.
-
-    `position` is the number of samples that all ranks together have read in the epoch.
-    """
+    """The options that determine a stream's order, and the number of samples that all ranks have read in the epoch."""
 
     fingerprint: str
     options: OrderOptions
@@ -117,7 +111,7 @@ def read_ahead(
 ) -> Generator[tuple[Job, Future[Result]]]:
     """Yield each job with the future of its result, while threads run the function for up to `ahead` further jobs.
 
-    `jobs` is iterated in the caller's thread. Closing the generator stops the threads.
+    The caller's thread iterates over `jobs`. Closing the generator stops the threads.
     """
     pool = ThreadPoolExecutor(threads, f"shardtool-{name}")
     stop = stop_threads  # local, because Python may delete module variables at exit
@@ -134,12 +128,12 @@ def read_ahead(
 
 
 _READ_BYTES = 2**23  # fits into a processor's cache
-_LARGE_READ_BYTES = 2**25  # replaces `_READ_BYTES` for large samples, which are read on demand
+_LARGE_READ_BYTES = 2**25  # for large samples, which are read on demand
 _MAX_SAMPLES_PER_READ = 2**12
 _STEPS_AHEAD = 2
 _CONCURRENT_ROUNDS = 2  # with a shuffle, maximum number of concurrent reads of remote shards
-_ROUNDS_PER_READ = 2  # several rounds (`OrderOptions.round_size`) per read of remote shards avoid small requests
-_MAX_ROUND_GROWTH = 4  # limits memory: a loaded state that was saved with more ranks has larger rounds
+_ROUNDS_PER_READ = 2  # rounds (`OrderOptions.round_size`) per read of remote shards, to avoid small requests
+_MAX_ROUND_GROWTH = 4  # limits memory: a state saved with more ranks has larger rounds
 _PREFETCH_BYTES = 2**30  # enough to copy a large shard before it is read
 _MAX_PREFETCH_JOBS = 2**8
 
@@ -166,15 +160,14 @@ class SampleSource(PipelineMethods[SampleT]):
 class Stream(SampleSource[SampleT]):
     """Samples of one rank in a reproducible order. Each iteration is one epoch.
 
-    After a complete iteration, the next iteration reads the next epoch. After an incomplete iteration, the next
-    iteration starts the same epoch again. After `load_state_dict`, the next iteration continues from the state.
-    `state_dict` returns the state of the newest iterator.
+    An iteration reads the next epoch if the previous iteration was complete, and otherwise restarts the same epoch.
+    After `load_state_dict`, the next iteration continues from the state. `state_dict` returns the state of the newest
+    iterator.
 
     On a single rank, samples that stages drop shorten the epoch, unless `ends` is `pad`. With several ranks, every rank
-    must perform the number of steps that `len` reports. The stream therefore replaces dropped samples, depending on
-    `ends`:
+    must perform the number of steps that `len` reports, so `ends` determines which dropped samples are replaced:
 
-    - `drop` replaces up to 1 % of a rank's samples. If more are dropped, an error is raised.
+    - `drop` replaces up to 1 % of a rank's samples. If more are dropped, the stream raises an error.
     - `pad` replaces any number of samples, and marks replacements with `__padding__`.
     - `uneven` replaces no samples.
 
@@ -205,10 +198,7 @@ class Stream(SampleSource[SampleT]):
         raise no_random_access_error("a stream")
 
     def __len__(self) -> int:
-        """Return the number of samples or batches of this rank in an epoch.
-
-        This is an upper bound if skipped samples are not replaced.
-        """
+        """Return the number of samples or batches of this rank in an epoch, if all skipped samples are replaced."""
         return self.stages.count(self._samples_of_rank)
 
     def __iter__(self) -> Iterator[SampleT]:
@@ -227,7 +217,7 @@ class Stream(SampleSource[SampleT]):
             self._go_to(replace(self._options, epoch=self.next_epoch(self.stages)), 0)
 
     def next_epoch(self, stages: Pipeline) -> int:
-        """Return the current epoch, or the next one if `stages` yield no more output in the current epoch."""
+        """Return the current epoch, or the next one if `stages` yield nothing more in the current epoch."""
         remaining = -(-(self.end - self._position - self.share.rank) // self.world_size)
         return self._options.epoch + (self._is_started and stages.count(max(0, remaining)) == 0)
 
@@ -282,10 +272,7 @@ class Stream(SampleSource[SampleT]):
         return self.share.end(self._source.length_in(self._options))
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration read this epoch from its start.
-
-        If the next iteration would read this epoch anyway, do nothing. This keeps the position of a loaded state.
-        """
+        """Make the next iteration read this epoch. A loaded state of the same epoch is kept."""
         if epoch != self.next_epoch(self.stages):
             self._go_to(replace(self._options, epoch=epoch), 0)
 
@@ -294,7 +281,7 @@ class Stream(SampleSource[SampleT]):
         return self.state_after(0)
 
     def load_state_dict(self, state: dict[str, object]) -> None:
-        """Continue from a state, with any number of ranks and workers.
+        """Continue from a state, which may come from another number of ranks and workers.
 
         Raises:
             InvalidRequest: The state is invalid, or belongs to other samples.
@@ -346,7 +333,7 @@ class Stream(SampleSource[SampleT]):
         return numbers, batch
 
     def _prefetch_shards(self, order: StreamOrder, jobs: Iterator[Numbers]) -> Generator[Numbers]:
-        # with "full", all shards are read together, so no shard is copied ahead
+        # with "full", all shards are read together, so do not copy ahead
         if not self.reader.copies or self._options.shuffle == "full":
             yield from jobs
             return
@@ -391,7 +378,7 @@ def _mark_padding(batch: Samples, padding: list[bool]) -> Iterator[Sample | Shar
 
 
 class StreamPosition:
-    """A position of a stream, with methods that read a replacement if the sample at this position is skipped."""
+    """A position of a stream. Reads replacements if the sample at this position is skipped."""
 
     def __init__(self, stream: Stream, current: EpochPass) -> None:
         self.position, self._number = int(current.positions[current.taken - 1]), int(current.numbers[current.taken - 1])
@@ -399,11 +386,11 @@ class StreamPosition:
         self._remaining: Iterator[Sample] | None = None
 
     def rng(self, stage: int) -> np.random.Generator:
-        """Return the random generator of a stage. A replacement gets the same generator as the replaced sample."""
+        """Return the random generator of a stage, which a replacement shares with the replaced sample."""
         return orders.rng_at(self._current.options, self.position, stage)
 
     def replace_skipped(self, error: ShardError) -> Sample | None:
-        """Return the replacement of a sample that a stage skipped, or None if such samples are not replaced."""
+        """Return the replacement of a sample that a stage skipped, or None if it is not replaced."""
         if self._remaining is None:
             self._stream.reader.skip_or_raise(error, self._number, self._stream.skipped, damaged=False)
         return self.next_replacement(error, damaged=False)
@@ -450,7 +437,7 @@ class EpochPass:
         return orders.rng_at(self.options, int(last), stage)
 
     def count_empty(self, error: ShardError, skipped: SkippedSamples, *, damaged: bool) -> None:
-        """Count a position whose sample was skipped. Warn if more than 1 % of the rank's samples were skipped.
+        """Count a skipped sample. Warn if more than 1 % of the rank's samples were skipped.
 
         With several ranks and `ends="drop"`, raise InvalidRequest if stages alone dropped more than 1 %.
         """

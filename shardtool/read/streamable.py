@@ -1,4 +1,4 @@
-"""The base class of datasets and mixes. Its methods make streams, batches and packed blocks."""
+"""The base class of datasets and mixes, which makes streams, batches and packed blocks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Streamable(SampleSource[SampleT]):
         self.reader, self.source = reader, source
 
     def __len__(self) -> int:
-        """Return the number of samples or batches in an epoch, for all ranks together."""
+        """Return the number of samples or batches in an epoch of all ranks."""
         return self.stages.count(self.source.length)
 
     def __iter__(self) -> Iterator[SampleT]:
@@ -58,7 +58,7 @@ class Streamable(SampleSource[SampleT]):
         return iter(in_order)
 
     def count_dropped(self, error: ShardError) -> None:
-        """Count a sample that a stage dropped while a list of samples was read. By default, do nothing."""
+        """Count a sample that a stage dropped from a list of samples. By default, do nothing."""
 
     @property
     def fingerprint(self) -> str:
@@ -73,11 +73,11 @@ class Streamable(SampleSource[SampleT]):
     ) -> Stream[SampleT]:  # fmt: skip
         """Return a stream of the samples.
 
-        The order depends on the data, `shuffle`, `seed`, `epoch`, `parts` and `buffer`. If `parts` is not given, the
-        shuffled order can also depend on the number of ranks. Each rank gets its share of the samples in this order.
+        The order depends on the data, `shuffle`, `seed`, `epoch`, `parts` and `buffer`. Without `parts`, a shuffled
+        order can also depend on the number of ranks.
 
         Args:
-            shuffle: Whether to shuffle shards and samples. `"full"` puts all samples into one random order.
+            shuffle: Whether to shuffle shards and samples. `"full"` shuffles all samples globally.
             seed: Seed of the shuffle, combined with the epoch.
             epoch: First epoch, counted from 0.
             rank: Rank of this process. The default is RANK in the environment, or 0.
@@ -87,17 +87,16 @@ class Streamable(SampleSource[SampleT]):
             parts: Number of parts of the dataset that are read in parallel. The default is 128 per rank, or fewer with
                 a cache, `pack` or `batch(by=...)`.
             ends: What to do if the number of samples is not a multiple of the number of ranks: `drop` the last samples,
-                `pad` with the first samples (marked with `__padding__`), or give ranks `uneven` numbers of samples.
-                With a shuffle, the default is `drop`. Otherwise, it is `pad`, or `uneven` for one rank. For skipped
-                samples, see `Stream`.
+                `pad` with the first samples (marked with `__padding__`), or give ranks `uneven` numbers of samples. The
+                default is `drop` with a shuffle, else `pad`, or `uneven` for one rank. For skipped samples, see
+                `Stream`.
             groups: Number of groups of adjacent ranks. All ranks of a group get the same samples, for tensor and
                 sequence parallelism.
             on_error: What to do with a sample that is damaged or cannot be decoded: `raise` an error, or `skip` and
                 count the sample. The default is the value passed to `open`.
 
         Raises:
-            InvalidRequest: The dataset is empty, an argument is out of range, or `ends` is `drop` and there are fewer
-                samples than ranks.
+            InvalidRequest: The dataset is empty, an argument is invalid, or `drop` would drop all samples.
 
         Example:
             >>> stream = shardtool.open("out.json").decode().stream(shuffle=True, seed=0)
@@ -130,8 +129,8 @@ class Streamable(SampleSource[SampleT]):
         Each block is a dict with these values:
 
         - `tokens`: The tokens, [tokens].
-        - `positions`: The position of each token in its document, from 0, int32 [tokens]. If a document is split,
-          positions start at 0 in each piece.
+        - `positions`: The position of each token in its document, or in its piece of a split document, from 0,
+          int32 [tokens].
         - `segments`: For each token, the number of its document in the block, from 1, or 0 for padding, int32 [tokens].
         - `__key__`: The keys of the documents.
 
@@ -141,11 +140,11 @@ class Streamable(SampleSource[SampleT]):
             tokens: Tokens per block.
             field: Name of the token field, which is a one-dimensional `.npy`, plain bytes, or a TFRecord list. Required
                 if samples have several fields.
-            by: `first-fit` keeps documents whole. Only documents longer than a block are split. `concat` concatenates
-                documents, and cuts the result into blocks.
+            by: `first-fit` splits only documents longer than a block. `concat` concatenates documents, and cuts the
+                result into blocks.
             dtype: Type of tokens stored as plain bytes, such as `uint16`.
-            length: Metadata column with the number of tokens of each document. By default, the number is computed from
-                the size of the field.
+            length: Metadata column with the number of tokens of each document. By default, the size of the field
+                determines the number.
             pad: Token that fills the rest of a block.
 
         Raises:
@@ -191,15 +190,14 @@ class Streamable(SampleSource[SampleT]):
         Args:
             size: Samples per batch.
             drop_last: Skip the last batch if it is smaller. Not allowed with `by`.
-            by: `length` groups samples of similar length. A batch, padded to its longest sample, has at most `tokens`
-                tokens. `aspect` groups images of similar aspect ratio, using the columns `width` and `height`, and adds
-                the ratio as `__aspect__`.
-            tokens: Maximum tokens per batch with `by="length"`.
-            field: Field whose length is the length of the sample. The length of a `.npy` is its first dimension. Other
-                fields have a length in bytes, or in values of `dtype`.
+            by: `length` groups samples of similar length. `aspect` groups images of similar aspect ratio, using the
+                columns `width` and `height`, and adds the ratio as `__aspect__`.
+            tokens: Maximum tokens in a batch that is padded to its longest sample, with `by="length"`.
+            field: Field whose length is the length of the sample: the first dimension of a `.npy`, otherwise the number
+                of bytes, or of values of `dtype`.
             dtype: Type of values stored as plain bytes.
             length: Metadata column with the length of each sample, instead of `field`.
-            aspects: Ratios of width to height. Each image is assigned to the nearest ratio.
+            aspects: Ratios of width to height. Each image gets the nearest ratio.
             lists: Fields whose values always become a list, never an array.
 
         Raises:

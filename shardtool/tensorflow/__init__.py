@@ -42,8 +42,8 @@ _COMPRESSION_TYPES = {"": "", "gzip": "GZIP"}
 class TFRecordShards(NamedTuple):
     """TFRecord shards that TensorFlow can read.
 
-    `size` is the number of bytes in all shards. For a dataset without a dataset file, only the bytes of fields count.
-    `packing` is TensorFlow's name of the compression, or "".
+    `size` is the number of bytes in all shards, or in all fields without a dataset file. `packing` is TensorFlow's name
+    of the compression, or "".
     """
 
     paths: tuple[str, ...]
@@ -54,14 +54,14 @@ class TFRecordShards(NamedTuple):
     packing: str = ""
 
     def buffer(self, shuffle: bool | int) -> int:  # noqa: FBT001 - the public option
-        """Return the number of samples in the shuffle buffer, for the option `shuffle` of `tf_dataset`."""
+        """Return the number of samples in the shuffle buffer, for `tf_dataset(shuffle=)`."""
         if shuffle is not True:
             return max(1, int(shuffle))
         return max(1, min(_MAX_BUFFER_SAMPLES, self.samples, _SHUFFLE_BUFFER_BYTES * self.samples // max(1, self.size)))
 
 
 def find_tfrecords(dataset: DatasetLike, fields: Collection[str] | None) -> TFRecordShards:
-    """Find the TFRecord shards of a dataset, and the features of the requested fields."""
+    """Find TFRecord shards, and the features of the requested fields."""
     datasets = [open_dataset(part) for part in expand_datasets(dataset)]
     packing = _compression_of(datasets)
     parts = [_tfrecords_of(dataset) for dataset in datasets]
@@ -149,7 +149,7 @@ _OPTIONAL_LIBRARIES = ("keras", "tensorflow")
 
 
 class SampleSequence(Protocol):
-    """A sequence that accepts an array of indexes, such as a dataset."""
+    """A sequence that accepts an array of indexes."""
 
     def __len__(self) -> int: ...
 
@@ -158,7 +158,7 @@ class SampleSequence(Protocol):
 
 @cache
 def keras_sequence_class() -> type[Any]:
-    """Return `BatchSequence` as a subclass of Keras's `PyDataset`. This imports Keras."""
+    """Import Keras, and return `BatchSequence` as a subclass of its `PyDataset`."""
     return type("BatchSequence", (BatchSequence, import_library("keras").utils.PyDataset), {})
 
 
@@ -167,7 +167,7 @@ def _new_keras_sequence() -> Any:
 
 
 def import_library(module: str) -> Any:
-    """Import an optional library, or a module that needs one. Raise InvalidRequest if it is not installed."""
+    """Import a module. Raise InvalidRequest if it needs an optional library that is not installed."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
@@ -181,9 +181,8 @@ class BatchSequence:
     """Batches of a dataset, reordered each epoch, as a mixin for `keras.utils.PyDataset`.
 
     Keras requests batches from worker threads, so the order must not change during an epoch. Keras also calls
-    `on_epoch_end` after it has read batches only to learn their shapes. The next epoch therefore starts only if
-    `on_epoch_begin` was called. Older releases of Keras never call `on_epoch_begin`. With them, every `on_epoch_end`
-    starts the next epoch.
+    `on_epoch_end` after reading batches only for their shapes. The next epoch therefore starts only if `on_epoch_begin`
+    was called. Older releases of Keras lack `on_epoch_begin`. With these, every `on_epoch_end` starts the next epoch.
     """
 
     def __init__(self, samples: SampleSequence, batch_size: int, first: OrderOptions, workers: int) -> None:
@@ -233,7 +232,7 @@ class BatchSequence:
 
 
 def stack_samples(samples: Sequence[Any]) -> Any:
-    """Combine samples into a batch. Dicts and tuples become a dict or tuple of batches, other values an array."""
+    """Combine samples into a batch: a dict or tuple of batches, or an array of other values."""
     first = samples[0]
     if isinstance(first, dict):
         names = {name for sample in samples for name in sample}
@@ -266,18 +265,18 @@ def tf_dataset(
 ) -> Any:
     """Return TFRecord shards as a `tf.data.Dataset` of dicts, read and parsed by TensorFlow.
 
-    The attribute `classes` of the result contains class names by field. The order is the same in every run, unless you
-    set `tf.data.Options.deterministic` to False.
+    The attribute `classes` of the result contains class names by field. Every run has the same order, unless you set
+    `tf.data.Options.deterministic` to False.
 
     Args:
-        dataset: TFRecords, plain or with gzip: a dataset file, a shard pattern, a glob, a folder, shards, or a list of
-            datasets to concatenate.
+        dataset: Plain or gzip-compressed TFRecords: a dataset file, a shard pattern, a glob, a folder, shards, or a
+            list of datasets to concatenate.
         fields: Fields of a sample, or None for all fields and `__key__`.
         shuffle: With False, keep the order of the dataset. With True, read shards in random order, several in parallel,
             through a buffer of at most 256 MB and 10,000 samples. An integer sets the number of samples in the buffer.
         seed: Seed of the shuffle.
         epoch: Epoch, counted from 0, whose order every pass uses. With None, every pass uses a different order.
-        batch_size: Samples per batch. The last batch can be smaller. With None, samples are not batched.
+        batch_size: Samples per batch. The last batch can be smaller. None yields single samples.
 
     Returns:
         A dataset of dicts. A field is a scalar of `tf.string`, `tf.int64` or `tf.float32`, or a vector in a batch. A
@@ -314,8 +313,7 @@ def tf_dataset(
 def feature_spec(dataset: DatasetLike, fields: Collection[str] | None = None) -> dict[str, Any]:
     """Return the feature specification of TFRecord shards for `tf.io.parse_example`.
 
-    For arguments and errors, see `tf_dataset`. Lists of values become `tf.io.VarLenFeature`, other fields
-    `tf.io.FixedLenFeature`.
+    For arguments and errors, see `tf_dataset`.
     """
     return _feature_spec(find_tfrecords(dataset, fields).features)
 
@@ -342,10 +340,10 @@ def keras_sequence(
     Args:
         dataset: A dataset from `shardtool.open` whose samples are a tuple of inputs and targets, or a dict.
         batch_size: Samples per batch. The last batch can be smaller.
-        shuffle: Use a random order of all samples in each epoch.
+        shuffle: Whether to shuffle all samples in each epoch.
         seed: Seed of the shuffle, combined with the epoch.
         epoch: First epoch, if `fit` continues at an `initial_epoch`.
-        workers: Number of threads that read and decode batches.
+        workers: Number of threads.
 
     Raises:
         InvalidRequest: Keras is missing, or a number is too small.

@@ -1,4 +1,4 @@
-"""Read shards in PyTorch: datasets for the `DataLoader`, a loader that uses threads, and a prefetcher to the GPU."""
+"""Datasets for PyTorch's `DataLoader`, a loader with threads, and a prefetcher to the GPU."""
 
 from __future__ import annotations
 

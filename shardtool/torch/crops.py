@@ -1,8 +1,8 @@
 """Decoders that return a crop of an image, uint8 [size, size, 3] in RGB.
 
-In a baseline JPEG, rows below the crop are not decoded, because the decoder gets a header with a reduced height. If the
-crop is at least twice as large as `size`, a JPEG is decoded at 1/2, 1/4 or 1/8 of its size. Other images and rotated
-JPEGs are decoded completely. Damage below the crop is not detected.
+In a baseline JPEG, rows below the crop are not decoded, because the decoder gets a header with a reduced height. Damage
+in these rows is not detected. If the crop is at least twice as large as `size`, a JPEG is decoded at 1/2, 1/4 or 1/8 of
+its size. Other images and rotated JPEGs are decoded completely.
 
 Source: ITU T.81, B.1.1.3 and B.2.2 (markers, frame header).
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 Box: TypeAlias = "tuple[int, int, int, int]"  # left, top, right and bottom in pixels of the whole image
-_INTERPOLATION_ROWS = 2  # number of rows below the crop that affect the colours of its last row
+_INTERPOLATION_ROWS = 2  # rows below the crop that affect the colours of its last row
 _CROP_ATTEMPTS = 10
 
 
@@ -50,8 +50,8 @@ class _Crop:
     def move(self, boxes: ArrayLike, place: ArrayLike) -> NDArray[np.float32]:
         """Convert boxes of the whole image to coordinates of the crop, and clip them.
 
-        A box outside the crop has no area. `boxes` are [n, 4] with left, top, right and bottom in pixels. The argument
-        `place` is the value of the field that the attribute `place` names.
+        A box outside the crop has no area. `boxes` are [n, 4] with left, top, right and bottom in pixels. `place` is
+        the value of the field that the attribute `place` names.
         """
         left, top, width, height, mirrored = np.asarray(place, np.float32)
         whole = np.asarray(boxes, np.float32).reshape(-1, 4)
@@ -86,7 +86,7 @@ class _Crop:
 
 @dataclass(frozen=True)
 class CenterCrop(_Crop):
-    """Decodes the centre of an image for validation, as in `decode={"jpg": CenterCrop(224, 256)}`.
+    """Decodes the centre of an image, as in `decode={"jpg": CenterCrop(224, 256)}`.
 
     Attributes:
         shorter: Length of the shorter side after scaling. With None, only images smaller than `size` are scaled.
@@ -119,8 +119,8 @@ class RandomResizedCrop(_Crop):
     """Decodes a random part of an image and resizes it.
 
     Area and aspect ratio are random, as in torchvision. If ten random boxes do not fit into the image, the crop is the
-    largest centred part with an allowed ratio. Resizing is bilinear, with antialiasing. In a stream, the crop depends
-    only on the seed, the epoch and the position in the epoch, so all fields of a sample get the same crop.
+    largest centred part with an allowed ratio. Resizing is bilinear, with antialiasing. In a stream, all fields of a
+    sample get the same crop, which depends only on the seed, the epoch and the position.
 
     Attributes:
         scale: Minimum and maximum share of the area.

@@ -1,7 +1,4 @@
-"""Datasets for PyTorch's `DataLoader` and torchdata's StatefulDataLoader.
-
-`read.order.Share` describes how ranks and workers divide the samples.
-"""
+"""Datasets for PyTorch's `DataLoader` and torchdata's StatefulDataLoader."""
 
 from __future__ import annotations
 
@@ -52,8 +49,8 @@ _DIVIDING_CALLERS = {"IterableDatasetShard", "DataLoaderDispatcher"}
 class _ErrorFromText(type):
     """Metaclass of the error classes that `_picklable_errors` creates.
 
-    PyTorch recreates an error of a worker in the parent process, by calling the error class with a string. These
-    classes accept a string. They cannot be pickled by name, so the metaclass is registered with copyreg.
+    PyTorch recreates a worker's error in the parent process by calling its class with a string, which these classes
+    accept. They cannot be pickled by name, so the metaclass is registered with copyreg.
     """
 
     @classmethod
@@ -70,7 +67,7 @@ copyreg.pickle(_ErrorFromText, lambda kind: (_ErrorFromText.of, kind.__bases__))
 
 @contextmanager
 def _picklable_errors() -> Iterator[None]:
-    """Preserve the errors of a worker, although PyTorch sends only their class and text to the parent process."""
+    """Preserve a worker's errors, of which PyTorch sends only the class and text to the parent process."""
     try:
         yield
     except PlainError as error:
@@ -100,8 +97,8 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
     Attributes:
         dataset: A dataset or mix, whose stages run first. The numbers of a mix are positions in an unshuffled epoch.
         decode: True to decode all fields by name, decoders by field, or None to decode nothing.
-        transform: Function that is called with each sample after all other stages.
-        labels: Labels by sample key, which are added as the field `label`.
+        transform: Function to call with each sample after all other stages.
+        labels: Labels by sample key, added as the field `label`.
         on_error: `raise` an error for a damaged or undecodable sample, or `skip` and count it in `dataset.skipped`. The
             default is the value passed to `open`.
     """
@@ -137,7 +134,7 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 
     @property
     def classes(self) -> list[str]:
-        """Class names, as in torchvision, or an empty list if `labels` was given."""
+        """Class names, as in torchvision, or an empty list with `labels`."""
         return [] if self.labels is not None else [*self._single_dataset.classes.get(self._label, ())]
 
     @property
@@ -147,7 +144,7 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 
     @cached_property
     def targets(self) -> list[Any]:
-        """The label of each sample, from `labels` if given, else from the sidecars (None if a sidecar has no label).
+        """The label of each sample, from `labels` or the sidecars (None if a sidecar has no label).
 
         Raises:
             InvalidRequest: The sidecars have no label column, or several.
@@ -163,7 +160,7 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {name: value for name, value in vars(self).items() if name != "targets"}
-        # pickle the stages first, because their error names a function that cannot be pickled
+        # pickle the stages first, because their error names the function that cannot be pickled
         return {"_stages": self._stages, **kept}
 
     @_picklable_errors()
@@ -182,13 +179,13 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
 
     A pass is one iteration over the `DataLoader`, and reads the current epoch. A complete pass moves to the next epoch.
     Workers read ahead, so a pass that you stop during its last batches may count as complete. `set_epoch` also works
-    with persistent workers. A saved state can be loaded by a run with another number of ranks and workers.
+    with persistent workers. You can load a state with another number of ranks and workers.
     """
 
     _tallies: SharedBlocks = field(init=False, repr=False, default_factory=SharedBlocks)
     _pass_start: SharedPassStart = field(init=False, repr=False)
     _passes: int = field(init=False, repr=False, default=0)
-    # three numbers that identify the last pass (see `SharedPassStart.record_worker_start`)
+    # identifies the last pass (see `SharedPassStart.record_worker_start`)
     _group: tuple[int, int, int] = field(init=False, repr=False, default=(0, 0, 0))
     _drop_last: torch.Tensor = field(init=False, repr=False, default_factory=lambda: torch.zeros(1).share_memory_())
     _resumed: WorkerState | None = field(init=False, repr=False, default=None)
@@ -234,12 +231,12 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
 
     @property
     def skipped(self) -> SkippedSamples:
-        """Counts of skipped samples. While workers run, the counts can be too low by up to 1/16."""
+        """Counts of skipped samples, which can be too low by up to 1/16 while workers run."""
         total = SkipCounter.total(self._tallies)
         return max(total, self._reading.skipped if self._reading else total, key=lambda counter: counter.samples)
 
     def _checked_batches(self, samples: Iterator[Any], tally: SkipCounter) -> Iterator[Any]:
-        # the caller's frame shows the batch size of the DataLoader
+        # the caller's frame contains the batch size of the DataLoader
         (worker, _), group, frame = _worker_number(), self._group, inspect.currentframe()
         with _picklable_errors():
             self._check_batch_size(frame.f_back.f_locals if frame and frame.f_back else {})
@@ -260,7 +257,7 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
                 raise InvalidRequest("batch_size", found, expected="equal values, which workers and states rely on")
 
     def _check_undivided(self, frame: FrameType | None) -> None:
-        """Raise InvalidRequest if the caller, such as Accelerate, would divide this rank's samples again."""
+        """Raise InvalidRequest if the caller would divide this rank's samples again."""
         caller = frame.f_back.f_locals.get("self") if frame and frame.f_back else None
         names = {base.__name__ for base in type(caller).__mro__} & _DIVIDING_CALLERS
         if names and self._stream.world_size > 1:
@@ -275,7 +272,7 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
         self._pass_start.set_epoch(self._check_epoch(epoch))
 
     def state_at(self, batches: int) -> dict[str, object]:
-        """Return the state after this number of batches per rank, as JSON data.
+        """Return the state after this number of batches per rank.
 
         Raises:
             InvalidRequest: Skipped samples were not replaced.

@@ -2,11 +2,10 @@
 
 Each batch passes through these steps. On a CUDA device, steps 2 and 3 run on a separate CUDA stream:
 
-1. The loader returns a batch. A tensor outside pinned memory is copied to pinned memory.
+1. The loader returns a batch. Tensors outside pinned memory are copied to pinned memory.
 2. Copies to the device are enqueued, followed by the event `copied`.
 3. Images are normalised on the device, followed by the event `ready`.
-4. When the batch is returned, the model's stream waits for `ready`. `record_stream` prevents reuse of the batch's
-   memory.
+4. When the batch is returned, the model's stream waits for `ready`. `record_stream` prevents early reuse of its memory.
 
 The next batch is requested only after `copied`, so the loader can reuse the memory of a batch.
 """
@@ -36,9 +35,9 @@ _MAX_PIXEL_VALUE = 255.0
 
 @dataclass
 class Normalize:
-    """Normalises the images of a batch on their device, with the options of `Prefetcher`.
+    """Normalises images on their device, with the options of `Prefetcher`.
 
-    The result is computed in 32 bits and rounded once to `dtype`. `images` counts the tensors normalised so far.
+    The result is computed in 32 bits and rounded once to `dtype`. `images` counts the normalised tensors.
     """
 
     mean: ChannelValues | None
@@ -108,7 +107,7 @@ TensorFunction = Callable[[torch.Tensor], torch.Tensor]
 
 
 def change_tensors(batch: Any, change: TensorFunction) -> Any:
-    """Return a copy of `batch` in which `change` has replaced each tensor. Numeric arrays are first made tensors."""
+    """Return a copy of `batch` with `change` applied to each tensor. Numeric arrays first become tensors."""
     if isinstance(batch, torch.Tensor):
         return change(batch)
     if isinstance(batch, np.ndarray):
@@ -135,15 +134,15 @@ TakeBatch: TypeAlias = "Callable[[], Any]"
 class DirectTransfer:
     """Copies batches to a device, and waits for each copy.
 
-    `send` starts the copy. To get the batch, call the returned function once, on the stream that uses the batch.
-    `wait` returns when the last copy has finished. The loader can then reuse the memory of the batch.
+    `send` returns a function. Call it once, on the stream that uses the batch, to get the batch. After `wait`, the
+    loader can reuse the memory of the batch.
     """
 
     def __init__(self, device: torch.device, change: TensorFunction) -> None:
         self._device, self._change = device, change
 
     def send(self, batch: Any) -> TakeBatch:
-        """Copy the tensors of a batch, and apply `change` to them."""
+        """Copy the tensors of a batch, and apply `change`."""
         return [change_tensors(batch, self._copy)].pop
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -151,7 +150,7 @@ class DirectTransfer:
         return changed.clone() if changed is tensor else changed
 
     def wait(self) -> None:
-        """Return immediately, because `send` has finished the copy."""
+        """Do nothing, because `send` has finished the copy."""
 
 
 class StreamTransfer:
@@ -190,7 +189,7 @@ class StreamTransfer:
             self._stream.wait_stream(caller_stream)
             return _record_use(tensor, self._stream).clone()
         if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-            return tensor  # sparse tensors, and tensors on another GPU, are copied later by `_receive`
+            return tensor  # `_receive` copies sparse tensors, and tensors on another GPU
         tensor = tensor if tensor.is_pinned() else tensor.pin_memory()
         self._reading.append(tensor)
         return tensor.to(self._device, non_blocking=True)
@@ -199,7 +198,7 @@ class StreamTransfer:
         return _record_use(tensor, consumer) if tensor.device == self._device else tensor.to(self._device)
 
     def _event(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(blocking=True)  # a blocking event sleeps, which leaves the core to the decoders
+        event = torch.cuda.Event(blocking=True)  # sleeps, which leaves the core to the decoders
         event.record(self._stream)
         return event
 
@@ -216,18 +215,18 @@ class Prefetcher:
     A batch is a tensor, an array, or a nested dict, list or tuple of tensors and arrays. Numeric arrays become tensors.
     Other values stay unchanged. Returned tensors never share memory with the loader.
 
-    If any of `mean`, `std`, `dtype` and `channels_last` is given, images are copied as uint8 and become floats
-    [n, c, h, w], with the values (value / 255 - mean) / std. Images are uint8 tensors [n, h, w, c] or [n, c, h, w].
-    They have as many channels as `mean` or `std` have values, or 1, 3 or 4.
+    With `mean`, `std`, `dtype` or `channels_last`, images are copied as uint8 and become floats [n, c, h, w], with the
+    values (value / 255 - mean) / std. Images are uint8 tensors [n, h, w, c] or [n, c, h, w], with as many channels as
+    `mean` or `std` have values, or 1, 3 or 4.
 
     Attributes:
         loader: Any iterable of batches. Batches in pinned memory need one copy fewer.
-        device: The device. The default is the current CUDA device, or the CPU.
+        device: By default, the current CUDA device, or the CPU.
         mean: Mean of values between 0 and 1, for all channels or per channel; 0 by default.
-        std: Standard deviation, in the same form as `mean`; 1 by default.
+        std: Standard deviation, like `mean`; 1 by default.
         channels_last: Whether to store the channels of a pixel next to each other.
         dtype: Type of the images, by default float32.
-        depth: Number of batches that are on a CUDA device or are being copied to it.
+        depth: Number of batches on a CUDA device, or being copied to it.
 
     Raises:
         InvalidRequest: An option is invalid, the device does not exist, or a batch has no image to normalise.

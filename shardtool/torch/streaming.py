@@ -1,7 +1,7 @@
 """The options of `Loader` and `StreamDataset`, and the state that workers and their parent share during a pass.
 
-Workers read ahead, so their positions are later than the position of the training loop. The state of the stream is
-therefore computed from the start of the pass, which is in the state of each worker, and the number of batches that the
+Workers read ahead, so their positions are later than the position of the training loop. The state of a stream is
+therefore computed from the start of the pass, which each worker's state contains, and the number of batches that the
 training loop has received.
 """
 
@@ -57,7 +57,7 @@ def _add_label(labels: Mapping[str, Any], sample: dict[str, object]) -> dict[str
 def split_pipeline(
     source: StreamableT, kinds: tuple[type, ...], on_error: OnError | None
 ) -> tuple[StreamableT, Pipeline]:
-    """Return a copy of a dataset or stream without its stages, and the stages. Raise InvalidRequest for other types."""
+    """Return a copy of a source without its stages, and the stages, or raise InvalidRequest for other types."""
     if not isinstance(source, kinds):
         expected = "a dataset that shardtool.open returned"
         if Stream in kinds:
@@ -71,7 +71,7 @@ def split_pipeline(
 def extend_pipeline(
     stages: Pipeline, decode: Decoders, labels: Mapping[str, Any] | None, transform: Transform | None
 ) -> Pipeline:
-    """Return the stages, followed by those for `decode`, `labels` and `transform`."""
+    """Append stages for `decode`, `labels` and `transform`."""
     if decode is not None and decode is not False:
         decoder = decode if isinstance(decode, Decode) else Decode(() if decode is True else check_decoders(decode))
         stages = stages.then(decoder)
@@ -90,7 +90,7 @@ class StreamOptions:
     """The samples to read, their order, and the stages for each sample.
 
     Attributes:
-        source: A dataset, a mix, or a stream with its own order and rank. The stages of the source run first.
+        source: A dataset, a mix, or a stream with its own order and rank. Its stages run first.
         batch_size: Samples per batch and rank, or 1 if the source makes batches by size (`batch(by=...)`).
         decode, labels, transform: As for `MapDataset`.
         rank: Rank of this process. By default, torch.distributed or the environment determines `rank` and `world_size`.
@@ -163,7 +163,7 @@ class StreamOptions:
         return stream
 
     def __getstate__(self) -> dict[str, Any]:
-        # pickle the stages first, because their error names a function that cannot be pickled
+        # as in `MapDataset`
         return {"_stages": self._stages, **vars(self)}
 
 
@@ -230,7 +230,7 @@ def check_no_skipped(where: str, left_out: int) -> None:
 
 
 def stream_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Convert the state of a loader, stream or StatefulDataLoader to the state of a stream."""
+    """Convert the state of a loader or StatefulDataLoader to the state of a stream."""
     if WorkerState.from_json(state) is not None:
         remedy = "Use state_at(batches) of the dataset, or the state of the StatefulDataLoader."
         raise InvalidRequest("the state", "belongs to one worker, which has read ahead", remedy=remedy)
@@ -243,7 +243,7 @@ def stream_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
         return state
     batches = snapshot["_snapshot_step"] + state["_steps_since_snapshot"]
     workers = snapshot["_worker_snapshots"].values()
-    # for all workers, because `_state_after_batches` raises an error if one has skipped samples
+    # for all workers, because `_state_after_batches` fails if any has skipped samples
     states = [*filter(None, (_state_after_batches(worker, batches) for worker in workers))]
     return states[0] if states else state
 
@@ -253,12 +253,12 @@ def _state_after_batches(loader: Mapping[str, Any], batches: int) -> dict[str, o
     return state.after(batches) if state else None
 
 
-SKIP_TALLY_BLOCKS = 256  # blocks of shared memory; if there are more workers, some of them share a block
+SKIP_TALLY_BLOCKS = 256  # blocks of shared memory; more workers share blocks
 _TALLY_STEP_DIVISOR = 16  # each publication takes new shared memory, so wait until counts have grown by 1/16
 
 
 class SkipCounter(SkippedSamples):
-    """Counters of the samples that one worker skipped. Other processes can read the counters after `publish`."""
+    """Counters of the samples that one worker skipped. Other processes can read published counters."""
 
     def __init__(self, blocks: SharedBlocks, worker: int) -> None:
         super().__init__()
@@ -268,7 +268,7 @@ class SkipCounter(SkippedSamples):
 
     @classmethod
     def total(cls, blocks: SharedBlocks) -> SkippedSamples:
-        """Return the sum of the published counters of all workers."""
+        """Return the sum of all published counters."""
         total = cls(blocks, 0)
         for worker in range(1, SKIP_TALLY_BLOCKS):
             total._add_shared(blocks, worker)
@@ -304,8 +304,8 @@ _STARTED, _FINISHED = 1, 2
 class SharedPassStart:
     """The epoch and position at which a pass starts, in shared memory.
 
-    The first worker of a pass sets both. If all workers finished the previous pass, the new pass reads the next epoch.
-    Otherwise, it reads the same epoch from its start.
+    The first worker of a pass sets both. If all workers finished the previous pass, the new pass reads the next epoch,
+    otherwise the same epoch from its start.
     """
 
     def __init__(self, blocks: SharedBlocks) -> None:
@@ -321,7 +321,7 @@ class SharedPassStart:
         return epoch, position
 
     def set_start(self, epoch: int, position: int, group: Sequence[int] = (0, 0, 0)) -> None:
-        """Set the epoch and position at which a pass starts. For `group`, see `record_worker_start`."""
+        """Set the start of a pass. For `group`, see `record_worker_start`."""
         self._now.copy_(torch.tensor([epoch, position, *group]))
         self._workers.zero_()
 
@@ -332,10 +332,10 @@ class SharedPassStart:
                 self.set_start(epoch, 0)
 
     def record_worker_start(self, worker: int, group: Sequence[int], resumed: Mapping[str, int] | None) -> None:
-        """Record that a worker starts a pass over the stream. The first worker to start sets the epoch and position.
+        """Record that a worker starts a pass, from the state `resumed` if given.
 
-        `group` identifies the pass. It contains the base seed of the DataLoader, the number of passes that this worker
-        has started, and the number of workers. If `resumed` is given, the pass continues from this state.
+        `group` identifies the pass: the base seed of the DataLoader, the number of passes that this worker has started,
+        and the number of workers.
         """
         with self._blocks.locked():
             if self._now[2:].tolist() != [*group] or self._workers[worker]:

@@ -1,8 +1,8 @@
-"""Read, decode and collate batches for training in threads, in order.
+"""Read, decode and collate batches in threads, in order.
 
 One thread reads shards ahead. Another thread passes chunks of samples to decoder threads, which run the stages, write
-the results into the rows of a batch (`BatchRows`), and collate full batches. Each batch gets its own memory. PyTorch
-reuses the pinned memory of a batch only after all copies from the batch have finished.
+the results into the rows of a batch (`BatchRows`), and collate full batches. Each batch has its own memory. PyTorch
+reuses pinned memory only after all copies from it have finished.
 """
 
 from __future__ import annotations
@@ -44,11 +44,10 @@ SKIPPED = object()
 class Loader(StreamOptions):
     """Yields batches of a dataset. Threads read, decode and collate the samples, without worker processes or pickling.
 
-    Threads run in parallel while they read files and while Pillow or NumPy work. A `transform` in pure Python holds the
-    interpreter lock, so it is faster in a DataLoader.
+    A `transform` in pure Python holds the interpreter lock, so it is faster in a DataLoader.
 
-    Each iteration starts the current epoch. A complete iteration moves the loader to the next epoch. After
-    `load_state_dict`, one iteration continues from the state.
+    Each iteration starts the current epoch. A complete iteration moves to the next epoch. After `load_state_dict`, one
+    iteration continues from the state.
 
     A batch is a dict or a tuple, like a sample. The values of a field determine its type in the batch:
 
@@ -58,8 +57,8 @@ class Loader(StreamOptions):
     - Other values become a list.
 
     Attributes:
-        threads: Number of decoder threads, by default the number of usable cores.
-        drop_last: Whether to skip the last batch if it is smaller.
+        threads: Number of decoder threads, by default one per usable core.
+        drop_last: Whether to skip a smaller last batch.
         lists: Fields, or tuple positions, whose values always become a list of tensors, such as boxes.
         collate: Function that makes a batch from a list of samples.
         pin_memory: Whether to use pinned memory, by default if there is a GPU.
@@ -109,7 +108,7 @@ class Loader(StreamOptions):
         )
         stop, feeder = Event(), ThreadPoolExecutor(1, "shardtool-feed")
         decoders = ThreadPoolExecutor(threads, "shardtool-decode")
-        can_wait = may_wait  # a local name, because Python may delete module variables at interpreter exit
+        can_wait = may_wait  # local, because Python may delete module variables at exit
         samples = ((sample, stream.last_position()) for sample in stream)
 
         def state() -> tuple[State, int]:
@@ -159,7 +158,7 @@ class Loader(StreamOptions):
             self._state, self._next_epoch, self._pass = {**self._state, "epoch": epoch, "position": 0}, None, None
 
     def state_dict(self) -> dict[str, object]:
-        """Return the state after the last batch as JSON data. All ranks return the same state."""
+        """Return the state after the last batch, the same on all ranks."""
         return dict(self._state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -246,7 +245,7 @@ _IN_ROW: Any = object()
 
 
 class BatchRows:
-    """Collects the samples of one batch, in pinned memory if `pin` is set."""
+    """Collects the samples of one batch, in pinned memory with `pin`."""
 
     def __init__(self, count: int, *, pin: bool, lists: ListFields = ()) -> None:
         self._count, self._pin, self._lists, self._lock = count, pin, lists, Lock()
@@ -255,7 +254,7 @@ class BatchRows:
         self._fields: dict[object, _FieldRows] = {}
 
     def put(self, row: int, sample: object) -> None:
-        """Store a sample in its row."""
+        """Store a sample."""
         kind, parts = split_sample(sample)
         for name, value in parts.items():
             field = self._fields.get(name)
@@ -267,7 +266,7 @@ class BatchRows:
         self._forms[row] = kind, [*parts]
 
     def batch(self, keys: list[object]) -> object:
-        """Return the batch, or None if all samples were skipped. `keys` are used in error messages."""
+        """Return the batch, or None if all samples were skipped. `keys` are for error messages."""
         filled = [(row, *form) for row, form in enumerate(self._forms) if form is not None]
         if not filled:
             return None
@@ -292,7 +291,7 @@ class _FieldRows:
                 rows[row].copy_(value)
                 value = _IN_ROW
         elif isinstance(value, np.ndarray) or hasattr(type(value), "__array_interface__"):
-            # `asarray` also converts Pillow images
+            # also converts Pillow images
             array = np.asarray(value)
             if array.dtype.kind in "biufc" and array.dtype.isnative:
                 if not self._listed:
@@ -302,7 +301,7 @@ class _FieldRows:
                     row_array[row] = array
                     array = _IN_ROW
                 else:
-                    # arrays of different shapes become a list, whose values must all be tensors
+                    # arrays of different shapes become a list of tensors
                     tensor = torch.from_numpy(array.copy())
                     array = tensor.pin_memory() if self._pin else tensor
             value = array
@@ -345,7 +344,7 @@ def _numbers_as_tensor(values: list[Any], *, pin: bool) -> object:
 def collate(samples: list[Any], lists: ListFields = ()) -> Any:
     """Combine samples into a batch as `loader` does, as a `collate_fn` for a DataLoader.
 
-    Fields, or tuple positions, in `lists` become a list of tensors. Pass `lists` with `functools.partial`.
+    Fields, or tuple positions, in `lists` become a list of tensors. To pass `lists`, use `functools.partial`.
 
     Raises:
         InvalidRequest: `lists` names an unknown field.

@@ -1,1 +1,1 @@
-"""`ShardWriter` writes the samples of a program to a dataset."""
+"""`ShardWriter` writes a program's samples to a dataset."""

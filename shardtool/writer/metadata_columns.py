@@ -1,4 +1,4 @@
-"""Collect the metadata of samples in Arrow columns. A column gets a wider type if a later sample requires it."""
+"""Collect the metadata of samples in Arrow columns, which get wider types if later samples require these."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class MetadataColumns:
-    """The metadata columns of a writer. `schema` contains the columns of all samples so far."""
+    """The metadata columns of a writer. `schema` contains all columns so far."""
 
     def __init__(self) -> None:
         self.schema = pa.schema([])
         self._families: dict[str, str] = {}
         self._types: dict[str, pa.DataType] = {}
-        # for each column of numbers: whether it contains floats, or integers that a float cannot represent
+        # for columns of numbers: whether they contain floats, or integers that a float cannot represent
         self._number_forms: dict[str, str] = {}
         self._row_types: dict[str, pa.DataType] = {}
 
@@ -89,7 +89,7 @@ class MetadataColumns:
             raise make_refusal(where, f"metadata {name!r}: {error}", expected="a type that Arrow supports") from None
         column_type = self._types.get(name, value_type)
         if column_type == value_type or (isinstance(value, datetime) and bool(column_type.tz) == bool(value_type.tz)):
-            return column_type  # times of other zones are converted to the column's time zone
+            return column_type  # times are converted to the column's time zone
         try:
             return _unify_schemas(pa.schema([(name, column_type)]), pa.schema([(name, value_type)]))[0].type
         except pa.ArrowTypeError:
@@ -110,7 +110,7 @@ class MetadataColumns:
         return {"schema": b64encode(self.schema.serialize()).decode(), "forms": dict(self._number_forms)}
 
     def restore(self, state: Mapping[str, Any]) -> bool:
-        """Restore the column types from a journal. Return False if the journal's data is invalid."""
+        """Restore the column types from the journal, or return False if they are invalid."""
         try:
             self.schema = pa.ipc.read_schema(pa.py_buffer(b64decode(state["schema"], validate=True)))
             self._number_forms = {str(name): str(number_form) for name, number_form in state["forms"].items()}
@@ -122,7 +122,7 @@ class MetadataColumns:
         return True
 
     def table(self, rows: Sequence[Row]) -> pa.Table | None:
-        """Return the metadata of a shard as a table with all columns so far, or None if there are no columns."""
+        """Return the metadata of a shard as a table with all columns so far, or None without columns."""
         names = dict.fromkeys(chain(self.schema.names, *rows))
         if not names:
             return None

@@ -1,8 +1,8 @@
 """The dataset of a writer. Each full shard is published immediately, and the dataset file at the end.
 
-Each sidecar records the number of shards in the dataset. A sidecar that is published with its shard records one shard
-more than exist, so that `verify` reports the dataset as incomplete. At the end, the writer corrects this number in all
-sidecars, and adds the metadata columns that later shards introduced.
+Each sidecar records the number of shards in the dataset. A sidecar published with its shard records one shard more than
+exist, so that `verify` reports the dataset as incomplete. At the end, the writer corrects this number in all sidecars,
+and adds the metadata columns of later shards.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class JournalEntry:
     Attributes:
         rounded: For each field, the number of floats that TFRecord rounds to 32 bits.
         skipped: Key, code and message of the samples skipped since the previous shard.
-        version: The version of the shard in a store, or "". If the shard still has this version, a resumed writer does
-            not read it again to verify its checksum.
+        version: The version of the shard in a store, or "". While it is unchanged, a resumed writer does not read the
+            shard to verify its checksum.
     """
 
     shard: str
@@ -115,7 +115,7 @@ class WriterOutput:
             self._stack = stack.pop_all()
 
     def find_finished_dataset(self) -> DatasetFile | None:
-        """Return the dataset or part if an earlier writer has finished it, else None."""
+        """Return the dataset or part that an earlier writer has finished, or None."""
         pattern, existing = self.pattern, self.destination.existing
         dataset = None
         if self._tag:
@@ -133,24 +133,24 @@ class WriterOutput:
         return dataset
 
     def start_part(self) -> None:
-        """Delete the record of this part, which exists if an earlier writer finished the part without samples."""
+        """Delete the record of this part that an earlier writer without samples left."""
         if self._tag and not self.options.overwrite:
             self.folder.remove([*self.folder.find_entries([self._part_record, parts.old_empty_name(self.pattern)])])
 
     def finish_empty_part(self) -> None:
-        """Publish the record of a part that has no samples."""
+        """Publish the record of a part without samples."""
         if not self.destination.existing:
             self.folder.publish_bytes(self._part_record, parts.PartRecord(self._tag, None, ()).encode())
 
     def _check_not_replacing(self, requested: Mapping[str, object]) -> None:
-        """Raise an error if an `overwrite` was interrupted. A shard may then belong to the old or the new dataset."""
+        """Raise an error if an `overwrite` was interrupted, because shards may belong to the old or the new dataset."""
         if requested.get("replaces") is True:
             problem = f"a writer that was replacing this dataset ({flag_text('overwrite')}) was interrupted"
             remedy = f"Run it again with {flag_text('overwrite')}."
             raise InvalidRequest(self.destination.dataset_file, problem, remedy=remedy)
 
     def reuse_finished_shards(self, encoder: SampleEncoder, notes: Notes) -> JournalEntry | None:
-        """Keep the shards that match the journal of an earlier writer. Return the last kept entry."""
+        """Keep the shards that match the journal of an earlier writer. Return the last entry kept."""
         entries = self._read_entries()
         reused: list[JournalEntry] = []
         for number, entry in enumerate(entries):
@@ -208,7 +208,7 @@ class WriterOutput:
         return index if found == {(entry.shard, entry.size, entry.crc)} else None
 
     def add(self, shard: ShardBuilder, encoder: SampleEncoder, skipped: list[Skipped]) -> None:
-        """Publish a shard and its sidecar, and add the shard to the journal."""
+        """Publish a shard with its sidecar, and add it to the journal."""
         self.publication.prepare_shard(shard.name)
         if not self.publication.waits:
             self._remove_old_part_file()
@@ -250,7 +250,7 @@ class WriterOutput:
             self.folder.remove([self.pattern.dataset_file])
 
     def close(self) -> None:
-        """Delete staged files and release the lock. Keep the journal if a later writer can resume."""
+        """Delete staged files and release the lock. Delete the journal unless a later writer can resume."""
         raised = sys.exc_info()
         try:
             self.destination.discard_staged()
@@ -261,7 +261,7 @@ class WriterOutput:
             self._stack.__exit__(*raised)
 
     def start_journal(self, entries: Sequence[JournalEntry] = ()) -> None:
-        """Write a new journal with the entries of the kept shards."""
+        """Write a new journal with the entries of kept shards."""
         self._journal.start(self._journal_options, map(asdict, entries))
 
     def _update_sidecars(self) -> dict[str, str]:

@@ -61,7 +61,7 @@ class BadValue(Exception):
 
 
 def encode_value(value: object, field: str) -> EncodedValue:
-    """Return the bytes of a value, and its type, which is "" for bytes, arrays and images.
+    """Return the bytes of a value, and its type ("" for bytes, arrays and images).
 
     Raises:
         BadValue: The field cannot store the value.
@@ -80,7 +80,7 @@ def encode_value(value: object, field: str) -> EncodedValue:
     for kind, encode in _ENCODERS.items():
         if isinstance(value, kind):
             return encode(value)
-    # recognise Pillow images by their methods, because importing Pillow is slow
+    # importing Pillow to recognise its images would be slow
     if hasattr(value, "save") and hasattr(value, "getexif"):
         return _encode_image(value, field)  # type: ignore[arg-type]
     if hasattr(value, "__array__"):
@@ -243,7 +243,7 @@ _KEY_HASH_BYTES = 12  # a collision is expected in one of 10^11 runs with 10^9 k
 
 
 class SampleRefused(Exception):
-    """A sample cannot be written, because of `error`. `code` is the reason code if the sample is skipped."""
+    """A sample cannot be written because of `error`. If it is skipped, `code` is the reason code."""
 
     def __init__(self, error: InvalidRequest, code: SkipCode) -> None:
         super().__init__(error)
@@ -254,7 +254,7 @@ class FieldLayout(NamedTuple):
     """The encoded field names of a sample.
 
     Attributes:
-        names: Pairs of a field name and the encoded name, sorted by encoded name.
+        names: Pairs of field name and encoded name, sorted by encoded name.
         dotted_field: A field whose name contains a dot, or "".
     """
 
@@ -266,7 +266,7 @@ class EncodedSample(NamedTuple):
     """An encoded sample.
 
     Attributes:
-        kinds: The type of each field, as returned by `encode_value`.
+        kinds: The type of each field, from `encode_value`.
         inline: Whether any value has a type that a table column can contain.
         has_dotted_key: Whether the key contains a dot after its last slash.
     """
@@ -300,17 +300,17 @@ class SampleEncoder:
 
     @property
     def numbers(self) -> dict[str, values.NumberType]:
-        """The fields whose values are numbers, with their number types."""
+        """The number types of numeric fields."""
         return values.number_fields(self.kinds)
 
     @property
     def types(self) -> dict[str, values.ValueType]:
-        """The type of each field, except fields that contain bytes or values of several types."""
+        """The non-empty types in `kinds`."""
         return {name: cast("values.ValueType", kind) for name, kind in self.kinds.items() if kind}
 
     @property
     def stored_numbers(self) -> dict[bytes, values.NumberType]:
-        """The fields that the shard format stores as numbers."""
+        """The number types of fields that the shard format stores as numbers."""
         stored = self.numbers if STORES_NUMBERS[self._format] else {}
         return {names.to_bytes(name): kind for name, kind in stored.items()}
 
@@ -337,7 +337,7 @@ class SampleEncoder:
         return EncodedSample(key, key_hash, fields, parts, sum(map(len, parts)), layout, kinds, inline, has_dot)
 
     def accept(self, sample: EncodedSample) -> None:
-        """Remember how `sample`, which the caller will write, restricts later samples."""
+        """Remember how `sample` restricts later samples."""
         self._key_hashes.add(sample.key_hash)
         self.has_dotted_key = self.has_dotted_key or sample.has_dotted_key
         layout_and_kinds = sample.layout, sample.kinds
@@ -349,12 +349,12 @@ class SampleEncoder:
         self.inline = self.inline or sample.inline
 
     def add_existing_keys(self, keys: list[bytes]) -> None:
-        """Add the keys of existing samples. Later samples with these keys are refused."""
+        """Refuse later samples with the keys of existing samples."""
         self._key_hashes.update(blake2b(key, digest_size=_KEY_HASH_BYTES).digest() for key in keys)
         self.has_dotted_key = self.has_dotted_key or any(map(names.has_early_dot, keys))
 
     def restore(self, kinds: Mapping[str, str], *, inline: bool) -> None:
-        """Restore the restrictions that existing samples put on fields."""
+        """Restore the restrictions of existing samples on fields."""
         self.kinds, self.inline = dict(kinds), inline
         self.dotted_field = next((name for name in kinds if "." in name), "")
 
@@ -467,5 +467,5 @@ def _describe_field(key: bytes, field: str) -> str:
 def make_refusal(
     where: str, found: str, code: SkipCode = "bad-value", *, expected: str, remedy: str = ""
 ) -> SampleRefused:
-    """Return a `SampleRefused` with an `InvalidRequest` made from the arguments."""
+    """Return a `SampleRefused` with an `InvalidRequest`."""
     return SampleRefused(InvalidRequest(where, found, expected=expected, remedy=remedy), code)

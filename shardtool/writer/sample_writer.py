@@ -1,4 +1,4 @@
-"""Base class of writers that accept samples one by one and write one shard after another."""
+"""The base class of writers, which write samples into one shard after another."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ _NO_METADATA: dict[str, object] = {}
 
 
 class SampleWriter(AbstractContextManager["SampleWriter"]):
-    """Accepts samples and writes them into shards.
+    """Writes samples into shards.
 
-    Use a writer only in one thread of the process that created it. An exception in the `with` block discards
+    Use a writer only in one thread of the process that created the writer. An exception in the `with` block discards
     unpublished samples.
     """
 
@@ -69,7 +69,7 @@ class SampleWriter(AbstractContextManager["SampleWriter"]):
             sample: The fields, and the key as `__key__`. Bytes are stored unchanged. Other values are encoded as in
                 `create`: numbers and text become text (in TFRecord, numbers stay numbers), dicts and lists become
                 JSON, arrays become npy, and Pillow images get the format of the field's extension.
-            metadata: Values for additional columns of the sidecar.
+            metadata: Values of metadata columns.
 
         Raises:
             InvalidRequest: The sample cannot be written. The writer remains usable.
@@ -154,11 +154,7 @@ class SampleWriter(AbstractContextManager["SampleWriter"]):
 
     @abstractmethod
     def _accepts(self, sample: EncodedSample) -> bool:
-        """Return whether to write a sample. If not, the sample is skipped.
-
-        Raises:
-            SampleRefused: The sample cannot be written and must not be skipped.
-        """
+        """Return True to write a sample or False to skip it, or raise SampleRefused."""
 
     @abstractmethod
     def _next_shard(self, sample: EncodedSample) -> ShardBuilder: ...
@@ -177,7 +173,7 @@ _SYNC_STEP_BYTES = 2**25
 
 
 class ShardBuilder:
-    """A shard to which samples are added."""
+    """A shard that is being written."""
 
     def __init__(self, folder: OutputFolder, name: str, shard_format: str) -> None:
         self.name, self._format = name, shard_format
@@ -223,10 +219,7 @@ class ShardBuilder:
 
 
 class _ChecksummedFile:
-    """A staged file with its size and checksum.
-
-    A thread syncs the file to disk while bytes are appended. `finish` raises the errors of this thread.
-    """
+    """A staged file with its size and checksum. A thread syncs the file to disk while bytes are appended."""
 
     def __init__(self, staged: StagedFile) -> None:
         self._staged = staged

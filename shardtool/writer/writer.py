@@ -1,4 +1,4 @@
-"""`ShardWriter` lets a program write its own samples to a dataset, with the same guarantees as `create`."""
+"""`ShardWriter` writes a program's samples to a dataset, with the same guarantees as `create`."""
 
 from __future__ import annotations
 
@@ -113,12 +113,12 @@ class ShardWriter(SampleWriter):
 
     @property
     def skipped(self) -> int:
-        """Number of skipped samples. The file `out.skipped` lists them."""
+        """Number of skipped samples, which `out.skipped` lists."""
         return len(self._output.totals.skipped) + len(self._skipped)
 
     @property
     def last_key(self) -> str | None:
-        """Key of the last written sample, or None. With `resume`, continue after the sample with this key."""
+        """Key of the last written sample, or None. With `resume`, continue after this key."""
         return self._last_key
 
     @property
@@ -128,12 +128,12 @@ class ShardWriter(SampleWriter):
 
     @property
     def dataset_file(self) -> str:
-        """Path of the dataset file. The file exists once the writer is closed."""
+        """Path of the dataset file, which exists once the writer is closed."""
         return str(without_markers(self._output.destination.dataset_file))
 
     @property
     def notes(self) -> list[str]:
-        """Notes for the user. They are complete once the writer is closed."""
+        """Notes for the user, complete once the writer is closed."""
         return [*self._notes.texts]
 
     def _start(self) -> None:

@@ -1,4 +1,4 @@
-"""`Cache` keeps whole shards on a fast disk. `CacheWriter` adds new samples to a cache, as shards."""
+"""`Cache` keeps whole shards on a fast disk. `CacheWriter` adds shards of new samples."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _PART_NAME = re.compile(r"[A-Za-z0-9_]{1,20}")
 
 _POLL_S = 0.1
 
-_WAIT_NOTE_S = 10.0  # a writer reports a longer wait for space
+_WAIT_NOTE_S = 10.0  # writers report longer waits for space
 
 
 class CacheWriterOptions(NamedTuple):
@@ -72,10 +72,10 @@ class CacheWriterOptions(NamedTuple):
 
 
 class CacheWriter(SampleWriter):
-    """Writes samples into a cache. Create it with `Cache.writer`, and use it in a `with` block, in one thread.
+    """Writes samples into a cache. Create a writer with `Cache.writer`, and use it in a `with` block, in one thread.
 
-    A shard becomes visible when it is full or the block ends. If there is no space because all other shards are in use,
-    the writer waits. An exception or a killed process leaves no partial shard. Keys must be unique within a shard.
+    A shard becomes visible when it is full or the block ends. If all other shards are in use, the writer waits for
+    space. An exception or a killed process leaves no partial shard. Keys must be unique within a shard.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class CacheWriter(SampleWriter):
         self._reservation = reservation
 
     def publish(self) -> None:
-        """Publish the samples written so far as a shard, even if the shard is not full.
+        """Publish the samples written so far as a shard that need not be full.
 
         Raises:
             InvalidRequest: The samples have metadata of incompatible types.
@@ -125,7 +125,7 @@ class CacheWriter(SampleWriter):
             shard.abandon()
             raise
         self.shards += 1
-        # an encoder keeps all keys in memory, so use a new encoder for each shard
+        # an encoder keeps all keys in memory, so use a new one for each shard
         previous, self._encoder = self._encoder, SampleEncoder(self._options.format, None)
         self._encoder.restore(previous.kinds, inline=previous.inline)
 
@@ -145,7 +145,7 @@ class CacheWriter(SampleWriter):
     def _add(self, sample: EncodedSample, row: Mapping[str, object]) -> None:
         try:
             super()._add(sample, row)
-        except InvalidRequest as error:  # the previous shard has incompatible metadata and cannot be published
+        except InvalidRequest as error:  # incompatible metadata in the previous shard prevents its publication
             raise SampleRefused(error, "bad-value") from None
         self.samples += 1
 
@@ -173,7 +173,7 @@ _DEFAULT_SHARD_SIZE = "256MB"
 class Cache:
     """A folder on a fast disk that keeps whole shards, shared by any number of processes.
 
-    Threads may share a cache, forked children may use it, and it can be pickled.
+    Threads and forked children can use a cache, and it can be pickled.
 
         cache = shardtool.Cache("/nvme/cache", max_bytes="200GB")
         dataset = shardtool.open("/nfs/train.json", cache=cache)
@@ -183,9 +183,9 @@ class Cache:
         max_bytes: Maximum total size, in bytes or such as `50GB`. Each process applies its own limit when it adds a
             shard.
         policy: Which shards to evict first: the least recently used (`least-used`), or those added first (`oldest`).
-            `keep` evicts none, and reads shards that do not fit from their original location. Use `keep` if the
-            dataset is larger than the cache and read in whole epochs.
-        observer: Receives notes. Without an observer, notes are warnings.
+            `keep` evicts none, and reads shards that do not fit from their original location. Use `keep` for whole
+            epochs of a dataset that is larger than the cache.
+        observer: Receives notes. By default, notes are warnings.
 
     Raises:
         InvalidRequest: `folder` is a URL, a file, a cache of another version, or on a file system without locks.
@@ -258,7 +258,7 @@ class Cache:
     def open(self, shard: StoredShard) -> LeasedShard:
         """Return the copy of a shard, or the original shard if the cache cannot be used.
 
-        The first process that opens a shard copies it; others wait. No copy is evicted before the result is closed.
+        The first process that opens a shard copies it, and others wait. The copy is kept until the result is closed.
 
         Raises:
             InvalidRequest: The shard is larger than the cache.
@@ -274,7 +274,7 @@ class Cache:
         return LeasedShard(lock.path, lock)
 
     def expect(self, shard: StoredShard) -> None:
-        """Copy a shard in advance if no shard must be evicted for it. Ignore failures, because `open` reports them."""
+        """Copy a shard in advance, without evicting others. Ignore failures, because `open` reports them."""
         with suppress(NotCopiedWarning, CorruptShard, OutputFailed, OSError):
             original = self._original(shard)
             if (lock := lease_copy(self._space, original)) is not None:
@@ -297,7 +297,7 @@ class Cache:
     def drop(self, shard: StoredShard) -> None:
         """Delete the damaged copy of a shard, so that the next `open` copies the shard again.
 
-        While other processes use the copy, this process reads the original.
+        If another process uses the copy, this process reads the original from now on.
         """
         with suppress(OSError):
             original = original_file(shard)
@@ -312,13 +312,13 @@ class Cache:
         self, part: int | str = 0, *, format: ShardFormat = "tar", max_size: int | str | None = None,  # noqa: A002
         max_count: int | None = None,
     ) -> CacheWriter:  # fmt: skip
-        """Return a writer that adds new samples to this cache, as shards.
+        """Return a writer that adds shards of new samples to this cache.
 
-        In a forked process, this first releases the parent's leases, because the writer would wait for them forever.
+        In a forked process, first release the parent's leases, because the writer would wait for them forever.
 
         Args:
-            part: A number or name that becomes part of the shard names. Each writer needs its own.
-            max_size: Maximum bytes per shard, or None for a fiftieth of the cache, at most 256 MB.
+            part: A number or name in the shard names, unique for each writer.
+            max_size: Maximum bytes per shard. None means a fiftieth of the cache, at most 256 MB.
             max_count: Maximum samples per shard.
 
         Raises:
@@ -340,7 +340,7 @@ class Cache:
         The shards are kept until the next `refresh`, or until the result is closed.
 
         Args:
-            max_bytes: Return only the newest shards up to this size, to leave space for writers. None returns all.
+            max_bytes: Total size of the newest shards to return, which leaves space for writers. None returns all.
 
         Raises:
             OutputFailed: The folder cannot be locked, or there are more shards than the process may open.

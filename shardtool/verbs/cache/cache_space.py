@@ -23,18 +23,18 @@ from shardtool.verbs.cache.counts import CacheCounts, read_counts
 Policy = Literal["least-used", "oldest", "keep"]
 _MAX_MARK_BYTES = 4096
 
-MAX_WAIT_S = 30.0  # how long to wait for a process that holds a lock but makes no progress
+MAX_WAIT_S = 30.0  # maximum wait for a process that holds a lock but makes no progress
 
 _MIN_PAUSE_S, _MAX_PAUSE_S = 0.001, 0.05
 
 
 def lock_reservation(folder: Folder, name: str) -> FileLock | None:
-    """Lock the reservation of a copy or writer. Return None if another process holds the lock."""
+    """Lock the reservation of a copy or writer, or return None if another process holds the lock."""
     return take_lock(folder.full_path(f"{layout.RESERVATION_PREFIX}{name}"), create=True)
 
 
 class Backoff:
-    """Pauses repeatedly, each time longer, until a total time has passed."""
+    """Pauses, each longer than the last, until a total time has passed."""
 
     def __init__(self, max_wait_s: float | None = None) -> None:
         self._max_wait_s, self._pause_s = MAX_WAIT_S if max_wait_s is None else max_wait_s, _MIN_PAUSE_S
@@ -71,7 +71,7 @@ class CacheSpace(NamedTuple):
             yield
 
     def is_cache(self) -> bool:
-        """Return whether the folder is a cache. Raise `InvalidRequest` if the cache cannot be used."""
+        """Return whether the folder is a cache, or raise `InvalidRequest` if the cache cannot be used."""
         folder = self.folder
         if os.path.exists(folder) and not os.path.isdir(folder):
             raise InvalidRequest(folder, "a file", expected="a folder, or a path that does not exist")
@@ -93,7 +93,7 @@ class CacheSpace(NamedTuple):
         return True
 
     def prepare(self) -> list[str]:
-        """Create the cache if needed, delete files of exited processes, and return the foreign files."""
+        """Create the cache if needed, delete files of exited processes, and return foreign files."""
         folder = Folder(self.folder)
         self.is_cache()
         for name in ("", *layout.FOLDERS):
@@ -113,9 +113,9 @@ class CacheSpace(NamedTuple):
             raise
 
     def scan(self, *, ignored_path: str = "") -> layout.CacheContents:
-        """Return the contents of the folder, and delete files of exited processes. The folder's lock must be held.
+        """Return the contents of the folder, without the caller's reservation `ignored_path`.
 
-        The caller's reservation, `ignored_path`, is not counted.
+        Delete files of exited processes. The folder's lock must be held.
         """
         folder, contents = self.folder, layout.CacheContents()
         cache_names = layout.MARK_NAME, layout.LOCK_NAME, *layout.FOLDERS
@@ -144,7 +144,10 @@ class CacheSpace(NamedTuple):
         return contents
 
     def counts(self) -> tuple[CacheCounts, list[int]]:
-        """Return all processes' statistics, and the ids of running processes. The folder's lock must be held."""
+        """Return the statistics of all processes, and the ids of running processes. The folder's lock must be held.
+
+        Merge the files of exited processes into the file `total`.
+        """
         folder = Folder(os.path.join(self.folder, layout.COUNTS))
         total, ended, pids = read_counts(folder, layout.TOTAL_NAME), [], []
         live = CacheCounts()
@@ -169,9 +172,9 @@ class CacheSpace(NamedTuple):
         return live, sorted({*pids})
 
     def reserve(self, reservation: FileLock, size: int) -> int | None:
-        """Reserve `size` bytes, and return the number of shards evicted for them. The folder's lock must be held.
+        """Reserve `size` bytes, and return the number of evicted shards. The folder's lock must be held.
 
-        If there is not enough space, evict no shard, record the request in the reservation, and return None.
+        Without enough space, evict no shard, record the request in the reservation, and return None.
         """
         reservation.write(layout.encode_reservation(0, size))
         contents = self.scan(ignored_path=reservation.path)
@@ -181,7 +184,7 @@ class CacheSpace(NamedTuple):
         return evicted
 
     def excess_bytes(self, contents: layout.CacheContents, size: int) -> int:
-        """Return how many bytes must be freed before `size` bytes can be added. The result can be negative."""
+        """Return how many bytes must be freed to add `size` bytes. The result can be negative."""
         return max(contents.size + contents.reserved + size - self.max_bytes, size - Folder(self.folder).free_bytes())
 
     def evict(self, shards: Iterable[layout.CachedFile], excess: int) -> int | None:
@@ -207,14 +210,14 @@ class CacheSpace(NamedTuple):
                 lock.close()
 
     def eviction_order(self, shards: list[layout.CachedFile]) -> list[layout.CachedFile]:
-        """Return the shards in the order in which the policy evicts them."""
+        """Return the shards in the policy's order of eviction."""
         if self.policy == "oldest":
             return sorted(shards, key=lambda shard: (shard.added_ns, shard.name))
         # shards that no process has read yet are evicted last
         return sorted(shards, key=lambda shard: (shard.never_used, shard.used_ns, shard.added_ns, shard.name))
 
     def lock_exclusively(self, path: str) -> FileLock | None:
-        """Lock a shard by its path in the cache. Return None if it is in use or cannot be locked."""
+        """Lock a shard by its path in the cache, or return None if that is impossible, for example if it is in use."""
         with suppress(OSError):
             return take_lock(os.path.join(self.folder, path))
         return None

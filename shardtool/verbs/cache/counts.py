@@ -1,7 +1,4 @@
-"""Count how often a cache is used. Each process writes its statistics to its own small file.
-
-The next process that locks the folder adds the statistics of exited processes to the file `total`.
-"""
+"""Count how often a cache is used. Each process writes its statistics to its own small file."""
 
 from __future__ import annotations
 
@@ -44,12 +41,12 @@ class CacheCounts:
 
     @property
     def hit_rate(self) -> float | None:
-        """The fraction of opened shards that were already in the cache, or None if no shard was opened."""
+        """The fraction of opened shards that were already in the cache, or None without opened shards."""
         total = self.hits + self.copies + self.passed
         return self.hits / total if total else None
 
     def add(self, other: CacheCounts) -> None:
-        """Add `other` to these counts."""
+        """Add other counts."""
         for field in fields(CacheCounts):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
@@ -68,7 +65,7 @@ class CountsFile:
             self._lock.close()
 
     def add(self, **more: int) -> None:
-        """Add numbers to the statistics, from any thread."""
+        """Add counts, from any thread."""
         with self._mutex, suppress(OSError):
             self.counts.add(CacheCounts(**more))
             if self._lock is not None:
@@ -76,7 +73,7 @@ class CountsFile:
 
 
 def read_counts(folder: Folder, name: str) -> CacheCounts:
-    """Return the statistics in a file, or zeros if the file is not valid."""
+    """Return the statistics in a file, or zeros if it is invalid."""
     try:
         document = json.loads(read_small(folder.full_path(name), _MAX_COUNTS_BYTES, flags=READ_PLAIN))
         values = {field.name: document[field.name] for field in fields(CacheCounts)}

@@ -1,4 +1,4 @@
-"""Name, recognise and read the files of a cache. Other files are foreign, and are never opened or deleted."""
+"""Name, recognise and read the files of a cache. Other files are foreign: never opened or deleted."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RESERVATION_PREFIX, PART_SUFFIX = ".room-", ".part"
 
 _MAX_RESERVATION_BYTES = 200
 
-_MAX_SHARD_NAME_CHARS = 80  # the name of a copy ends with the last characters of the shard's name, including its suffix
+_MAX_SHARD_NAME_CHARS = 80  # a copy's name ends with the last characters of the shard's name, to keep its extension
 
 _UNSAFE_CHAR = re.compile(r"[^A-Za-z0-9._-]")
 
@@ -52,8 +52,8 @@ COUNTS_FILE_NAME = re.compile(r"\d{1,10}-[0-9a-f]{8}")
 def original_file(shard: StoredShard) -> OriginalFile:
     """Return a shard's path, size and checksum, and the name of its copy.
 
-    The name of the copy contains a hash. If the sidecar records a checksum, the hash covers the shard's name, size and
-    checksum. Otherwise, it covers the path, the size, and the modification time (or the object version of a URL).
+    The copy's name contains a hash of the shard's name, size and checksum. If the sidecar has no checksum, the hash is
+    of the path, the size, and the modification time (or the object version of a URL).
     """
     try:
         facts = parse_facts(load_sidecar(shard.sidecar), shard.sidecar)
@@ -70,14 +70,14 @@ def original_file(shard: StoredShard) -> OriginalFile:
 
 
 def writer_name(name: str) -> str | None:
-    """Return the name of the writer of a file in `written/`, or None if the file is foreign."""
+    """Return the name of the writer of a file in `written/`, or None for a foreign file."""
     prefix = RESERVATION_PREFIX if name.startswith(RESERVATION_PREFIX) else "."
     match = WRITER_FILE_NAME.fullmatch(name.removeprefix(prefix))
     return match[1] if match else None
 
 
 def copy_name(name: str) -> str | None:
-    """Return the name of the copy that a file in `copied/` belongs to, or None if the file is foreign."""
+    """Return the name of the copy to which a file in `copied/` belongs, or None for a foreign file."""
     stem = name.removeprefix(RESERVATION_PREFIX)
     if stem.startswith(".") and stem.endswith(PART_SUFFIX):
         stem = stem[1 : -len(PART_SUFFIX)]
@@ -91,7 +91,7 @@ class CachedFile(NamedTuple):
         size: Bytes of the shard and its sidecar.
         added_ns: When the shard was added, in nanoseconds since 1970.
         used_ns: When the shard was last leased, in nanoseconds since 1970.
-        sidecar: Name of the sidecar, or "" for a copy, which has no sidecar.
+        sidecar: Name of the sidecar, or "" for a copy.
     """
 
     folder: str
@@ -103,7 +103,7 @@ class CachedFile(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Path of the shard, relative to the folder of the cache."""
+        """Path of the shard in the cache."""
         return f"{self.folder}/{self.name}"
 
     @property
@@ -140,23 +140,23 @@ class CacheContents:
 
 
 def encode_reservation(reserved: int, requested: int) -> bytes:
-    """Return the content of a reservation file, including the process id."""
+    """Return the content of a reservation."""
     return b"%020d %020d %010d\n" % (reserved, requested, os.getpid())
 
 
 def names_in_folder(folder: str) -> list[str]:
-    """Return the names in a folder, or an empty list if the folder does not exist."""
+    """Return the names that `scan_folder` finds."""
     return [entry.name for entry in scan_folder(folder)]
 
 
 def scan_folder(folder: str) -> Iterator[os.DirEntry[str]]:
     """Yield the entries of a folder, or nothing if the folder does not exist."""
-    with suppress(FileNotFoundError):  # only a missing folder counts as empty; other failures are raised
+    with suppress(FileNotFoundError):
         yield from iter_entries(folder)
 
 
 def file_facts(entry: os.DirEntry[str]) -> os.stat_result | None:
-    """Return the stat result of a regular file, or None if the entry is not a regular file or was deleted."""
+    """Return the stat result of a regular file, or None for other or deleted entries."""
     with suppress(OSError):
         if entry.is_file(follow_symlinks=False):
             return entry.stat(follow_symlinks=False)
@@ -166,10 +166,9 @@ def file_facts(entry: os.DirEntry[str]) -> os.stat_result | None:
 def add_reservation(
     folder: str, owner: str, contents: CacheContents, ignored_path: str, unfinished: Iterable[str]
 ) -> None:
-    """Add the reservation of `owner`, the name of a copy or writer, to `contents`.
+    """Add the reservation of a copy or writer, `owner`, to `contents`, except the reservation at `ignored_path`.
 
-    If the process that made the reservation has exited, delete the reservation and its `unfinished` files instead. The
-    reservation at `ignored_path` is neither added nor deleted.
+    If the process that made the reservation has exited, delete `unfinished` instead, which includes the reservation.
     """
     path = os.path.join(folder, f"{RESERVATION_PREFIX}{owner}")
     if path == ignored_path:
@@ -191,5 +190,5 @@ def add_reservation(
 
 
 def _remove_reservation(folder: str, names: Iterable[str]) -> None:
-    """Delete an exited process's files, the reservation last, so that a later scan can continue the deletion."""
+    """Delete files, the reservation last, so that a later scan can continue."""
     Folder(folder).discard(*sorted(names, key=lambda name: name.startswith(RESERVATION_PREFIX)))

@@ -1,4 +1,4 @@
-"""Copy shards into a cache and lease them, so that they are not evicted."""
+"""Copy shards into a cache and lease them."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class LeasedShard(AbstractContextManager["LeasedShard"]):
         self.close()
 
     def close(self) -> None:
-        """Release the lease. It is safe to call this twice."""
+        """Release the lease, if any."""
         if self.lock is not None:
             self.lock.close()
 
 
 class NotCopiedWarning(Exception):
-    """A shard has no copy and cannot be copied now. The arguments are the kind and the text of a note."""
+    """A shard cannot be copied now. The arguments are the kind and text of a note."""
 
 
 def _stalled_error(original: OriginalFile) -> NotCopiedWarning:
@@ -51,7 +51,7 @@ def _stalled_error(original: OriginalFile) -> NotCopiedWarning:
 
 
 def lease_copy(space: CacheSpace, original: OriginalFile) -> FileLock | None:
-    """Lease the copy of a shard and mark it as used. Return None if there is no usable copy."""
+    """Lease the copy of a shard and record its use. Return None if there is no usable copy."""
     pauses, path = Backoff(_LOCK_WAIT_S), os.path.join(space.folder, COPIED, original.name)
     while True:
         try:
@@ -72,11 +72,10 @@ def copy_and_lease(space: CacheSpace, original: OriginalFile) -> tuple[FileLock,
     """Copy a shard, or wait while another process copies it.
 
     Returns:
-        A lease on the copy, and the number of shards that were evicted for it. If another process made the copy, None
-        instead of this number.
+        A lease on the copy, and the number of shards evicted for it, or None if another process made the copy.
 
     Raises:
-        NotCopiedWarning: There is no space, or the process that copies the shard makes no progress.
+        NotCopiedWarning: There is no space, or the copying process makes no progress.
     """
     folder = Folder(os.path.join(space.folder, COPIED))
     part_path = staged_path(folder, original.name)
@@ -130,7 +129,7 @@ _MAX_RECLAIMED_DIVISOR = 2  # evict at most half of the cached bytes for waiting
 class CacheShards(Sequence[str]):
     """The paths of finished shards in a cache, leased until `close` or garbage collection.
 
-    An unpickled instance leases the shards that still exist.
+    Unpickling leases the shards that still exist.
     """
 
     def __init__(self, locks: list[FileLock], paths: list[str]) -> None:
@@ -154,7 +153,7 @@ class CacheShards(Sequence[str]):
         return _lease_unpickled, (self._paths,)
 
     def open(self, shard: StoredShard) -> LeasedShard:
-        """Return one of these shards. The lease belongs to this object."""
+        """Return one of these shards, without a lease of its own."""
         return LeasedShard(shard.path)
 
     def close(self) -> None:
@@ -177,9 +176,9 @@ def _lease_unpickled(paths: list[str]) -> CacheShards:
 
 
 def lease_written_shards(space: CacheSpace, max_bytes: int | None) -> CacheShards:
-    """Lease the newest shards in `written/`, up to `max_bytes` (None for all). The result starts with the oldest.
+    """Lease the newest shards in `written/`, up to `max_bytes` (None for all), and return them oldest first.
 
-    First evict shards for waiting writers. A shard that is still in use and cannot be evicted is not leased again.
+    First evict shards for waiting writers. If these shards are still in use, do not lease them again.
     """
     with space.locked():
         contents = space.scan()
@@ -190,7 +189,7 @@ def lease_written_shards(space: CacheSpace, max_bytes: int | None) -> CacheShard
         written = [shard for shard in contents.shards if shard.folder == WRITTEN and shard not in reclaimed]
         written.sort(key=lambda shard: (shard.added_ns, shard.name))
         locks = _lease_paths([os.path.join(space.folder, shard.path) for shard in written])
-        # Mark all shards as used, including those released below, because `_shards_to_reclaim` skips unused shards.
+        # record the use of all shards, even those released below, because `_shards_to_reclaim` skips unused shards
         for lock in locks:
             lock.record_use(time.time_ns())
         size = sum(lock.info.st_size for lock in locks)

@@ -53,9 +53,9 @@ class CacheStatus(Displayed):
 
     Attributes:
         taken: Bytes reserved for copies and writers in progress.
-        readers: Processes that have opened the cache.
+        readers: Running processes that have opened the cache.
         writers: Processes that copy, write, or wait for space.
-        foreign: Paths of files that do not belong to the cache.
+        foreign: Files that do not belong to the cache.
     """
 
     folder: str
@@ -78,10 +78,10 @@ class CacheStatus(Displayed):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class CacheChange(Result):
-    """The shards deleted from a cache, and those still in use.
+    """The result of deleting shards from a cache.
 
     Attributes:
-        removed: Maps the path of each deleted shard to a description of its damage, or to "" if none was found.
+        removed: The damage of each deleted shard by path, or "" if none was found.
         held: The same for each shard that was not deleted, because it is in use.
         size: Bytes of the deleted shards.
     """
@@ -142,8 +142,8 @@ def _remove_shards(
 ) -> CacheChange:
     """Delete shards that are not in use. The folder's lock must be held.
 
-    `shards` maps each shard to its damage, or "", and the inode of the damaged file, or None. If the file now has
-    another inode, another process has replaced the damaged shard, so the file is kept.
+    `shards` maps each shard to its damage, or "", and the inode of the damaged file, or None. A file with another inode
+    is kept, because it has replaced the damaged file.
     """
     removed, held, size = {}, {}, 0
     for shard, (reason, inode) in shards.items():
