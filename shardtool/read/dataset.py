@@ -95,7 +95,7 @@ class Dataset(Streamable[SampleT]):
 
     @property
     def field_counts(self) -> Mapping[str, int]:
-        """The number of samples that have each field. For a view, or without a dataset file, read all shard indexes."""
+        """The number of samples with each field. For a view, or without a dataset file, all shard indexes are read."""
         catalog = self.reader.catalog
         if self.source.chosen is None and catalog.fields:
             return catalog.fields
@@ -389,8 +389,8 @@ def open(  # noqa: A001, PLR0913 - its public name and options
     Args:
         dataset: A dataset file (of shardtool or wids), a shard pattern, a glob, a folder, or a list of shards. Several
             datasets, such as the splits in a folder, are concatenated. Shards without a sidecar are scanned once, with
-            a warning. A `Cache` opens the shards finished so far. To open the same shards in several processes, call
-            `Cache.refresh` once, and pass its result to all processes.
+            a warning. For a `Cache`, the shards finished so far are opened. To open the same shards in several
+            processes, call `Cache.refresh` once, and pass its result to all processes.
         check: Whether to verify the CRC-32C checksum of each field that is read.
         cache: Cache into which shards are copied before they are read.
         on_error: What to do with a sample that is damaged or cannot be decoded: `raise` an error, or `skip` and count

@@ -469,8 +469,8 @@ class PipelineMethods(Generic[SampleT]):
                 extension applies.
             images: `numpy` for upright RGB images, writable uint8 [height, width, 3], or `pil` for Pillow images of
                 mode RGB.
-            reduce: Sufficient width and height. A JPEG that stays large enough is decoded at 1/8, 1/4 or 1/2 of its
-                size.
+            reduce: Sufficient width and height. A JPEG is decoded at 1/8, 1/4 or 1/2 of its size if it stays large
+                enough.
             on_error: What to do with a sample that cannot be decoded: `raise` an error, or `skip` and count the sample.
                 The default is the value passed to `open`.
             max_bytes: Memory limit for decoding an image or audio.

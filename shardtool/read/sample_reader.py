@@ -109,7 +109,7 @@ class SampleReader:
         return SampleReader, (self.catalog, self.options)
 
     def copy_ahead(self, numbers: Numbers, seen: set[str]) -> None:
-        """Start copying the shards of these samples into the cache, except paths in `seen`. Add the paths to `seen`."""
+        """Start copying the shards of these samples, except paths in `seen`, to the cache. Add the paths to `seen`."""
         if isinstance(cache := self.options.cache, CopyingCache):
             for shard in [self.catalog.shards[number] for number, *_ in self.catalog.group_by_shard(numbers)]:
                 if shard.path not in seen:
@@ -141,7 +141,7 @@ class SampleReader:
         return self.with_options(fields=frozenset(names))
 
     def skip_or_raise(self, error: ShardError, number: int, *counts: SkippedSamples, damaged: bool = True) -> None:
-        """Count a skipped sample in `skipped` and `counts`, or raise its error if damaged and `on_error` is "raise"."""
+        """Count a skipped sample in `skipped` and `counts`, or raise its error if `damaged` and `on_error="raise"`."""
         if damaged and self.options.on_error == "raise":
             raise error
         shard = int(self.catalog.locate(np.array([number]))[0][0])

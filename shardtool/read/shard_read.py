@@ -109,7 +109,7 @@ class ReadableShard:
 
     Attributes:
         readers: Functions that decode numeric fields, by field name. None if whole TFRecords must be parsed.
-        lists: TFRecord features that are lists in every sample, which only parsing whole TFRecords can read.
+        lists: TFRecord features that are lists in every sample. Only parsing whole TFRecords can read these.
         size: Bytes of the file, or 0 if unknown.
         crc: CRC-32C of the file, or -1 if unknown.
         views: Columns of the index as memoryviews, which return single numbers faster than arrays do.

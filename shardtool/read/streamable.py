@@ -47,7 +47,7 @@ class Streamable(SampleSource[SampleT]):
         self.reader, self.source = reader, source
 
     def __len__(self) -> int:
-        """Return the number of samples or batches in an epoch of all ranks."""
+        """Return the number of samples or batches in an epoch, over all ranks."""
         return self.stages.count(self.source.length)
 
     def __iter__(self) -> Iterator[SampleT]:

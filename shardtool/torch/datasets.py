@@ -272,7 +272,7 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
         self._pass_start.set_epoch(self._check_epoch(epoch))
 
     def state_at(self, batches: int) -> dict[str, object]:
-        """Return the state after this number of batches per rank.
+        """Return the state after this number of batches per rank, as JSON data.
 
         Raises:
             InvalidRequest: Skipped samples were not replaced.

@@ -163,7 +163,7 @@ class StreamOptions:
         return stream
 
     def __getstate__(self) -> dict[str, Any]:
-        # as in `MapDataset`
+        # see `MapDataset.__getstate__`
         return {"_stages": self._stages, **vars(self)}
 
 

@@ -158,7 +158,7 @@ class Loader(StreamOptions):
             self._state, self._next_epoch, self._pass = {**self._state, "epoch": epoch, "position": 0}, None, None
 
     def state_dict(self) -> dict[str, object]:
-        """Return the state after the last batch, the same on all ranks."""
+        """Return the state after the last batch as JSON data, equal on all ranks."""
         return dict(self._state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

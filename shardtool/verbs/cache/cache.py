@@ -173,7 +173,7 @@ _DEFAULT_SHARD_SIZE = "256MB"
 class Cache:
     """A folder on a fast disk that keeps whole shards, shared by any number of processes.
 
-    Threads and forked children can use a cache, and it can be pickled.
+    A cache can be pickled, and used in threads and forked children.
 
         cache = shardtool.Cache("/nvme/cache", max_bytes="200GB")
         dataset = shardtool.open("/nfs/train.json", cache=cache)
