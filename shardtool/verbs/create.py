@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 def create(source: object, output: OutputNames, options: CreateOptions, observer: Observer) -> CreateResult:
     """Write the samples of `source` into shards, with sidecars and a dataset file.
 
-    With `dry_run`, return the plan and write nothing. The sizes in the plan are exact unless samples are transformed.
-    With `plan_only`, only write the plan to the given file.
+    With `dry_run`, only return the plan, whose sizes are exact unless samples are transformed. With `plan_only`, only
+    write the plan to the given file.
 
     Args:
-        source: A folder, a list of folders, or a zip or tar archive. Files with the same key form one sample. Or a
-            manifest, which is a table with one row per sample or file: a path, `-` for standard input, or a table in
+        source: A folder, a list of folders, or a zip or tar archive, where files with the same key form one sample. Or
+            a manifest, which is a table with one row per sample or file: a path, `-` for standard input, or a table in
             memory (pandas, pyarrow, or any object with the Arrow C stream interface).
         output: A shard pattern such as `out-{000000..}.tar`, or a list of shard names, with `{split}` for splits.
 
@@ -51,7 +51,7 @@ def create(source: object, output: OutputNames, options: CreateOptions, observer
 def reshard(dataset: Datasets, output: OutputNames, options: ReshardOptions, observer: Observer) -> CreateResult:
     """Write the samples of one or more datasets into new shards, with sidecars and a dataset file.
 
-    Payloads are copied without decoding unless a transform changes them. They are verified with the checksums in the
+    Payloads are copied without decoding unless a transform changes them, and verified with the checksums in the
     sidecars. If no option selects or changes samples, the content fingerprint stays the same.
 
     Args:

@@ -1,8 +1,4 @@
-"""`doctor`: check, step by step, which operations a folder, store or server allows, and suggest fixes.
-
-The write check creates one small file or object under an unused name, and then deletes it. If the deletion fails, the
-check reports the name.
-"""
+"""`doctor`: check, step by step, which operations a folder, store or server allows, and suggest fixes."""
 
 from __future__ import annotations
 
@@ -47,11 +43,11 @@ if TYPE_CHECKING:
 
 ResultT = TypeVar("ResultT")
 _RETRY_POLICY = retry.DEFAULT_POLICY._replace(tries=2, max_total_s=5.0, first_answer_s=5.0, speed_window_s=10.0)
-_MAX_LISTED_OBJECTS = 100  # maximum number of objects to list until a non-empty object is found
+_MAX_LISTED_OBJECTS = 100  # objects to list at most, to find one that is not empty
 _NOT_CHECKED = Check("", "unknown", "")
-_EXACT_S = 2  # smaller differences are ignored, because the header `Date` has whole seconds
-_SKEW_S = 300  # stores reject requests if the clocks differ by more than 5 minutes (some: 15)
-_SECOND_REMOVAL_S = 0.3  # delete again after this time, because a store may still complete an interrupted write
+_EXACT_S = 2  # the header `Date` has whole seconds
+_SKEW_S = 300  # stores reject requests if clocks differ by more than 5 minutes (some: 15)
+_SECOND_REMOVAL_S = 0.3  # then delete again, because a store may still complete an interrupted write
 _READER, _WRITER = "the role Storage Blob Data Reader", "the role Storage Blob Data Contributor"
 
 _PERMISSIONS = {
@@ -67,8 +63,8 @@ def doctor(place: DatasetLike, options: DoctorOptions, observer: Observer) -> Do
     """Check which operations a location allows.
 
     Args:
-        place: A folder, a prefix of a store, or a file on the web. For a dataset file or shard that is not on the web,
-            its folder is checked.
+        place: A folder, a prefix of a store, or a file on the web. For a dataset file or shard elsewhere, its folder is
+            checked.
 
     Raises:
         InvalidRequest: `place` is not a location, or a required library is not installed.
@@ -102,7 +98,7 @@ class _Steps:
         self._permissions = _PERMISSIONS.get(parse_address(place).scheme, {}) if address.is_url(place) else {}
 
     def require(self, name: str, step: Callable[[], ResultT], describe: Callable[[ResultT], str] = str) -> ResultT:
-        """Run a step, record whether it succeeded, and return its result. Raise `_StepFailed` if it failed."""
+        """Run a step, record the outcome, and return the result. Raise `_StepFailed` if it failed."""
         try:
             result = step()
         except (ShardError, OSError, TransientError) as error:
@@ -149,7 +145,7 @@ def _check_connection(address: str, steps: _Steps) -> FirstResponse:
 def _check_clock(address: str, headers: Mapping[str, str]) -> str:
     try:
         date = parsedate_to_datetime(headers["Date"]).timestamp()
-        off_s = time.time() - date - float(headers.get("Age", 0))  # `Age` is how long a proxy has cached the response
+        off_s = time.time() - date - float(headers.get("Age", 0))  # a proxy has cached the response for `Age`
     except (KeyError, TypeError, ValueError, OverflowError):
         return "the server sends no time"
     difference = f"{abs(off_s):,.0f} s {'ahead of' if off_s > 0 else 'behind'} the server's"
@@ -169,7 +165,7 @@ def _check_store(place: str, steps: _Steps) -> None:
     _list_and_read(place, steps)
     if steps.writes:
         remove = partial(delete_objects, place, [parse_address(probe).key])
-        # Test deletion before writing, because an object that cannot be deleted would remain.
+        # Test deletion first, because an object that cannot be deleted would remain.
         steps.require("delete", partial(_run_step, remove))
         _write_then_remove(probe, partial(_check_write, probe, steps), remove, steps)
 
@@ -226,7 +222,7 @@ def _check_write(probe: str, steps: _Steps) -> None:
 
 def _check_conditions(probe: str, version: str) -> str:
     check_conditional_writes(probe, b"2")
-    put_object(probe, b"3", version)  # commands use this conditional write to renew locks and replace dataset files
+    put_object(probe, b"3", version)  # as for renewed locks and replaced dataset files
     check_conditional_writes(probe, b"4", version)
     return "supported (If-None-Match, If-Match)"
 
@@ -281,7 +277,7 @@ def _check_folder(path: str, steps: _Steps) -> None:
         existing = paths.folder_of(existing.rstrip("/"))
     folder, name = Folder(existing or "."), _probe_name()
     description = "exists" if existing == path else f"does not exist yet, but {folder.path} exists"
-    if existing not in (path, parent):  # even the parent is missing, so the path may be misspelled
+    if existing not in (path, parent):  # the path may be misspelled
         description = f"does not exist yet, nor does {parent}; both would be created in {folder.path}"
     steps.require("folder", partial(files.list_folder, folder.path), lambda _: description)
     steps.check("space", folder.free_bytes, lambda free_bytes: f"{format_size(free_bytes)} free")
@@ -313,7 +309,7 @@ def _check_locks(path: str) -> str:
 _CONNECTION_STEPS = ("server", "proxy", "certificate", "clock", "credentials")
 _STORE_STEPS = _check_store, (*_CONNECTION_STEPS, "bucket", "list", "read", "write", "conditions", "delete")
 
-_LOCATION_CHECKS = {  # for each kind of location: the function that checks it, and the steps of this function
+_LOCATION_CHECKS = {  # the function for each kind of location, and its steps
     **dict.fromkeys(STORES, _STORE_STEPS),
     "web": (_check_web, (*_CONNECTION_STEPS, "read", "ranges", "conditions")),
     "folder": (_check_folder, ("folder", "space", "write", "rename", "locks", "delete")),

@@ -1,12 +1,10 @@
 """`extract`: write the fields of a dataset's samples to files.
 
-Each file is named after the sample's key and the field, such as `cat/0001.jpg`. If `portable` changed the key, the file
-gets its original name. The result lists the options with which `create` packs the folder into the same samples, with
-the same content fingerprint unless a TFRecord field contains a list.
+`create` packs the folder into the same samples with the options in the result, and with the same content fingerprint
+unless a TFRecord field contains a list.
 
-During a run, the file `.extract.unfinished` in the folder identifies the request. The next run with the same request
-keeps complete files and rewrites truncated files. Other existing files are only replaced with `overwrite`. Nothing is
-written outside the folder.
+During a run, the file `.extract.unfinished` identifies the request. The next run with the same request keeps complete
+files and rewrites truncated files.
 """
 
 from __future__ import annotations
@@ -57,15 +55,15 @@ if TYPE_CHECKING:
     from shardtool.source.base import Listing
     from shardtool.values import DatasetLike
 
-MANIFEST = ".manifest.parquet"  # hidden, because `create` ignores hidden files
+MANIFEST = ".manifest.parquet"  # `create` ignores hidden files
 METADATA = ".metadata.parquet"
 _LOCK_NAME = "extract"
 _UNFINISHED_NAME = ".extract.unfinished"
 _RESERVED_NAMES = {name.encode() for name in (MANIFEST, METADATA, _UNFINISHED_NAME, f".{_LOCK_NAME}.lock")}
 _LABEL_FIELD = "cls"
 _PATHS_COLUMN = "source_paths"
-_MAX_TASK_SAMPLES, _MAX_TASK_BYTES = 2**12, 2**26  # maximum size of a task
-# With at least `_MIN_SHARDS_PER_WORKER` shards per worker, tasks can be up to `_LARGER_TASKS` times larger.
+_MAX_TASK_SAMPLES, _MAX_TASK_BYTES = 2**12, 2**26
+# With at least `_MIN_SHARDS_PER_WORKER` shards per worker, these limits are `_LARGER_TASKS` times larger.
 _MIN_SHARDS_PER_WORKER, _LARGER_TASKS = 3, 2**5
 
 _NAMING_OPTIONS = ("dots", "hidden", "label_from_folder", "portable")
@@ -84,13 +82,13 @@ def extract(
 
     Args:
         dataset: One or several dataset files, patterns, globs, folders, or shards.
-        folder: The local folder to write to. It is created if missing.
+        folder: The local folder to write to, created if missing.
 
     Raises:
         InvalidRequest: The request is invalid, or a key is not a valid file name. Nothing was written.
-        CorruptShard: A payload is damaged. The file for this payload was not written.
+        CorruptShard: A payload is damaged. Its file was not written.
         OutputExists: A file exists with other content, another run is writing to the folder, or an interrupted run with
-            other samples has not been finished.
+            other samples is unfinished.
         OutputFailed: A file cannot be written.
     """
     notes, output, started = Notes(observer), named_local_folder(folder), time.monotonic()
@@ -136,7 +134,7 @@ def _list_samples(datasets: Sequence[StoredDataset], options: ExtractOptions, po
     from shardtool.source.base import skipped_notes
     from shardtool.source.shards import DatasetSource
 
-    # Do not extract labels that `create` can derive from folder names.
+    # `create` can derive these labels from folder names.
     adds_labels = not options.fields and all(map(_labels_from_folders, datasets))
     fields = f"-{_LABEL_FIELD}" if adds_labels else options.fields
     request = ReshardOptions(where=options.where, keys_from=options.key_list, fields=fields)
@@ -192,7 +190,7 @@ def _file_paths(entries: SampleTable, *, by_key: bool) -> PackedStrings:
 
 
 def check_file_names(names: PackedStrings, *, folded: bool = False) -> None:
-    """Raise InvalidRequest unless all paths are safe and distinct, and can exist in one folder.
+    """Raise InvalidRequest unless all paths are safe, distinct, and possible in one folder.
 
     Args:
         folded: Whether the file system ignores case.
@@ -239,10 +237,10 @@ def _create_options(
         create_options.pop("portable", None)
     if _LABEL_FIELD in entries.used_fields():
         create_options.pop("label_from_folder", None)  # the labels are written as files
-    # Keep the dataset's class numbers. `create` would choose other numbers if a class has no samples.
+    # Otherwise, `create` would choose other class numbers if a class has no samples.
     if "label_from_folder" in create_options:
         create_options["classes_from"] = datasets[0].dataset_file
-    # With `portable`, `create` joins the table before it renames the keys, so the keys would not match.
+    # With `portable`, keys would not match, because `create` joins the table before it renames the keys.
     if metadata and "portable" not in create_options:
         create_options |= {"join": metadata, "on": "key"}
     return {**create_options, "exclude": [MANIFEST, METADATA]} if "hidden" in create_options else create_options
@@ -252,7 +250,7 @@ def _create_options(
 def _write_files(
     listing: Listing, names: PackedStrings, folder: Folder, options: ExtractOptions, pool: Pool, notes: Notes
 ) -> int:
-    # If the lock file is also found under a name in capitals, the file system ignores case.
+    # If the lock file also has a name in capitals, the file system ignores case.
     if folder.find_entries([f".{_LOCK_NAME.upper()}.lock"]):
         check_file_names(names, folded=True)
     entries, observer = listing.entries, notes.observer
@@ -270,7 +268,7 @@ def _write_files(
             observer.advance(samples, size, 0)
 
         for number, existing in pool.map(unpack_samples, unpack_tasks, advance):
-            tables = tables or _parquet_tables(entries, names)  # create tables while workers write files
+            tables = tables or _parquet_tables(entries, names)  # while workers write files
             kept += existing
             observer.advance(0, 0, 1)
             content = tasks[number].samples.content
@@ -362,7 +360,7 @@ def _check_space(folder: Folder, entries: SampleTable, names: PackedStrings) -> 
     size = int(entries.rows.size.sum())
     try:
         check_space(folder, size, "extracted")
-    except OutputFailed:  # subtract existing files only if space is short, because this needs the size of each file
+    except OutputFailed:  # subtract existing files only now, because this needs the size of each
         sizes, top = entries.rows.size.tolist(), os.fsencode(folder.path)
         for start, chunk in names.chunks():
             for index, name in enumerate(chunk, start):

@@ -1,11 +1,10 @@
 """`remove`: remove samples from a dataset, and rewrite only the shards that contain them.
 
 Afterwards, no file of the dataset contains a byte of the removed samples. Hashes of their keys are added to the list of
-skipped samples, so `create --resume` and `--append` do not add them again. Shards keep their names and numbers, even if
-they become empty.
+skipped samples, so that `create --resume` and `--append` do not add them again. Shards keep their names, even if empty.
 
-Either all files are replaced or none. If the replacement is interrupted, the next run finishes it. Until then, no other
-run can lock the dataset. docs/decisions/024-removing-and-extracting.md describes the steps.
+Either all files are replaced or none. The next run finishes an interrupted replacement. Until then, no other run can
+lock the dataset (docs/decisions/024-removing-and-extracting.md).
 """
 
 from __future__ import annotations
@@ -73,13 +72,13 @@ def remove(dataset: DatasetLike | Sequence[DatasetLike], options: RemoveOptions,
     """Remove the samples whose keys are in `keys` or `keys_from`, or that match `where`, from existing datasets.
 
     Args:
-        dataset: One or several datasets with a dataset file, such as splits. Each dataset is processed separately.
+        dataset: One or several datasets with a dataset file, such as splits, which are processed separately.
 
     Raises:
         InvalidRequest: A dataset or sample does not exist, or no sample would remain. Nothing was changed.
         CorruptShard: A dataset is damaged. Nothing was changed.
-        OutputExists: Another run is writing a dataset or was interrupted, or a link or an unlisted file in the folder
-            could also contain the samples.
+        OutputExists: Another run is writing a dataset or was interrupted, or a link or unlisted file could also contain
+            the samples.
         OutputFailed: A file cannot be written.
     """
     notes, started = Notes(observer), time.monotonic()
@@ -163,7 +162,7 @@ def _choose_samples(removals: list[_Removal], options: RemoveOptions, *, finishe
             keys.append(piece.shard_index.keys_with_nul())
             rows.append(piece.rows)
     except InvalidRequest:
-        if finished:  # this run finished an interrupted removal, so the samples were already removed
+        if finished:  # the interrupted run removed the samples
             return []
         raise
     if options.key_list is not None:
@@ -192,7 +191,7 @@ class _Removal:
     """The removal of samples from one dataset.
 
     Attributes:
-        similar_names: Unlisted files that are named like shards except for the number of digits.
+        similar_names: Unlisted files named like shards, but with another number of digits.
         rows: The samples to remove, as indexes in their shard, by shard number.
     """
 
@@ -219,7 +218,7 @@ class _Removal:
 
     @reporting_memory_errors("removing samples")
     def carry_out(self, pool: Pool, notes: Notes, *, dry: bool) -> RemovalSummary:
-        """Rewrite the shards without the samples, and replace the dataset. If `dry`, only return the summary."""
+        """Rewrite the shards and replace the dataset. If `dry`, only return the summary."""
         import numpy as np
 
         from shardtool.plan.plan import plan_by_counts
@@ -276,7 +275,7 @@ class _Removal:
         return file
 
     def _abandon(self, publication: Publication) -> None:
-        # Temporary files of any interrupted run may contain the samples, too.
+        # Temporary files of interrupted runs may contain the samples, too.
         own_names = filter(self.pattern.owns, self.folder.staged_names())
         publication.abandon([*own_names, self.file.skipped_file, f"{self.pattern.base}.spool"])
 
@@ -353,7 +352,7 @@ class _Removal:
             return ""
         samples = build_shard_samples(plan_by_counts(removed, self.file.format, [len(removed)]), 0)
         removed_sum: int | None = None
-        with suppress(ShardError):  # the removed samples may be damaged and unreadable
+        with suppress(ShardError):  # the removed samples may be damaged
             removed_sum = read_fingerprint(ShardTask(0, "", self.file.format, self.folder, samples, "raise", 0))
         expected, has_checksums = removed.known_spans.expected, not samples.content.lists
         if removed_sum is None and has_checksums and bool((expected[removed.rows.kind == SPAN] >= 0).all()):

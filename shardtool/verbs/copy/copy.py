@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 def copy(dataset: DatasetLike, where: str | os.PathLike[str], options: CopyOptions, observer: Observer) -> CopyResult:
     """Copy datasets into a folder, and verify each file by the checksum in the dataset file.
 
-    All files keep their names: shards, sidecars, the list of skipped samples, valid indexes of other tools, and the
-    dataset file. Files with the same content are not copied again, so the same command continues an interrupted copy.
+    Shards, sidecars, the list of skipped samples, valid indexes of other tools, and the dataset file keep their names.
+    Files with the same content are not copied again, so the same command continues an interrupted copy.
 
     Args:
         dataset: One or several datasets with a dataset file, as for `verify`.
@@ -164,7 +164,7 @@ class _Transfer:
     def __init__(self, target: CopyTarget, pending: list[ShardCopy], options: CopyOptions, notes: Notes) -> None:
         self.target, self.pending, self._notes = target, pending, notes
         self._options = options
-        self._refusal = ""  # why the store refuses server-side copies, or empty
+        self._refusal = ""  # why the store refuses server-side copies
         self._only_adds, pattern = target.only_adds_shards, _shard_pattern(target.source)
         names = () if pattern is None else target.folder.names()
         indexes = StaleIndexes(target.folder, pattern, names, appends=self._only_adds)
@@ -205,7 +205,7 @@ class _Transfer:
         original, matches = part
         if matches:
             return None
-        # A server-side copy is verified only after it replaced the existing file, so it could damage a valid dataset.
+        # A server-side copy replaces the existing file before it is verified, so it could damage a valid dataset.
         use_server_copy = matches is None or not self._only_adds
         try:
             copied = self._copy_inside_store(folder, original, meter) if use_server_copy else None

@@ -1,7 +1,7 @@
 """Open a dataset to copy, and find the files that already exist at the destination.
 
 Existing files in a folder are read to compare them. A shard in a store matches the source if its size, its sidecar and
-the MD5 that the store reports are the same.
+the store's MD5 match.
 """
 
 from __future__ import annotations
@@ -38,10 +38,7 @@ if TYPE_CHECKING:
 
 
 class ShardCopy(NamedTuple):
-    """A shard and its sidecar, and whether the existing files at the destination match them.
-
-    `shard_matches` and `sidecar_matches` are None if the destination does not have the file.
-    """
+    """A shard and its sidecar, and whether the files at the destination match (None if a file is missing)."""
 
     shard: OriginalFile
     sidecar: OriginalFile
@@ -51,7 +48,7 @@ class ShardCopy(NamedTuple):
 
     @property
     def differing(self) -> list[str]:
-        """The names of the files at the destination that do not match."""
+        """The names of files at the destination that do not match."""
         return [original.name for original, matches in self.parts if matches is False]
 
     @property
@@ -69,9 +66,9 @@ class CopySource(NamedTuple):
     """A dataset to copy.
 
     Attributes:
-        data: The bytes of the dataset file to copy, even if the file changes during the run.
-        pairs: The shards and sidecars in order, not yet compared with the destination.
-        skipped: The bytes of the list of skipped samples, or b"" if there is none.
+        data: The bytes of the dataset file, even if the file changes during the run.
+        pairs: The shards and sidecars, not yet compared with the destination.
+        skipped: The bytes of the list of skipped samples, or b"".
     """
 
     path: str
@@ -95,7 +92,7 @@ class CopySource(NamedTuple):
 
     @property
     def names(self) -> tuple[list[str], list[str]]:
-        """The names of all files except shards, and the names of the shards."""
+        """The names of all files except shards, and of the shards."""
         names = [self.name, self.old_list, self.file.skipped_file, *(pair.sidecar.name for pair in self.pairs)]
         return names, [pair.shard.name for pair in self.pairs]
 
@@ -108,7 +105,7 @@ class CopySource(NamedTuple):
 
 
 def open_source(given: DatasetLike) -> CopySource:
-    """Open a dataset to copy, and check that all its files exist and have the recorded sizes."""
+    """Open a dataset to copy, and check that all files have the recorded sizes."""
     dataset = find_dataset(given)
     if dataset.dataset_file is None or not dataset.has_own_file:
         check_not_damaged(dataset)
@@ -125,7 +122,7 @@ def open_source(given: DatasetLike) -> CopySource:
     shards_folder = paths.join(folder, to_local_name(file.shards_folder)) if file.shards_folder else folder
     shards = [_original_file(shards_folder, entry.name, entry.size, entry.crc) for entry in file.shards]
     sidecars = [_original_file(folder, entry.sidecar, entry.sidecar_size, entry.sidecar_crc) for entry in file.shards]
-    if not address.is_web(folder):  # on the web, the size is checked when the file is copied
+    if not address.is_web(folder):  # on the web, sizes are checked when files are copied
         _check_sizes([*shards, *sidecars])
     pairs = tuple(map(ShardCopy, shards, sidecars, (entry.samples for entry in file.shards)))
     return CopySource(path, data, file, pairs, read_skipped_bytes(file, folder))
@@ -153,10 +150,10 @@ class CopyTarget(NamedTuple):
     """The destination of a copy, and the files of the dataset that already exist there.
 
     Attributes:
-        shard_folder: The folder of the shards, which is `folder` or a subfolder.
-        existing_files: Size and modification time of each existing file, by name, in `folder` and in `shard_folder`.
+        shard_folder: The folder of the shards: `folder` or a subfolder.
+        existing_files: The existing files by name, in `folder` and in `shard_folder`.
         data: The bytes of the existing dataset file, even if an interrupted copy renamed it, or None.
-        old: The parsed `data`, or None if `data` is missing or damaged.
+        old: The parsed `data`, or None if missing or damaged.
     """
 
     source: CopySource
@@ -181,7 +178,7 @@ class CopyTarget(NamedTuple):
         return {*map(_entry_content, self.old.shards)} <= {*map(_entry_content, self.source.file.shards)}
 
     def removed(self) -> tuple[list[str], list[str]]:
-        """Return the names of files and shards that only the old dataset has."""
+        """Return the files and shards that only the old dataset has."""
         if self.old is None:
             return [], []
         same_folder, pairs = self.old.shards_folder == self.source.file.shards_folder, self.source.pairs
@@ -198,7 +195,7 @@ def open_target(source: CopySource, where: str) -> CopyTarget:
     """Open the destination `where` of a copy, and find its existing files.
 
     Raises:
-        OutputExists: At the destination, something else, such as a folder, has the name of a file of the dataset.
+        OutputExists: Something else, such as a folder, has the name of a file of the dataset.
     """
     folder = open_folder(where)
     shard_folder = open_subfolder(folder, to_local_name(source.file.shards_folder))
@@ -222,7 +219,7 @@ def open_target(source: CopySource, where: str) -> CopyTarget:
 
 
 def shards_to_copy(target: CopyTarget, options: CopyOptions, notes: Notes) -> list[ShardCopy]:
-    """Compare existing files with the source. Return the shards to copy, new shards before replacements.
+    """Compare existing files with the source. Return the shards to copy, new shards first.
 
     Raises:
         OutputExists: Another dataset or other files would be replaced, and `overwrite` is false.
@@ -279,7 +276,7 @@ def _compare_shard(target: CopyTarget, trust: Trust | None, pair: ShardCopy, met
         matches: bool | None = True
     elif pair.shard.crc is None or (sidecar_matches is not None and not target.shard_folder.has_staging):
         matches = bool(sidecar_matches) and _is_same_object(target.shard_folder, pair.shard, meter)
-    else:  # compare the bytes, because an interrupted run may have copied the shard without its sidecar
+    else:  # an interrupted run may have copied the shard without its sidecar
         matches = _matches_original(target.shard_folder, target.existing_files[1], pair.shard, meter)
     return pair._replace(shard_matches=matches, sidecar_matches=sidecar_matches)
 

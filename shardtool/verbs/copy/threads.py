@@ -1,4 +1,4 @@
-"""Run copy tasks in threads or in the calling thread, and limit their total rate in bytes per second."""
+"""Run copy tasks in threads, and limit their total rate in bytes per second."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 _POLL_S = 0.2
 _MEASURE_S, _MIN_GAIN = 1.0, 1.2
-_MAX_SILENT_S = 10  # maximum time between two blocks of a thread, because S3 closes connections that are idle for 20 s
+_MAX_SILENT_S = 10  # maximum time between blocks of a thread; S3 closes connections that are idle for 20 s
 
 
 class ByteMeter:
@@ -30,7 +30,7 @@ class ByteMeter:
 
     Args:
         limit: Maximum total rate in bytes per second, or None for no limit.
-        report: Function that is called with the size of each copied block.
+        report: Called with the size of each copied block.
 
     Attributes:
         stopped: Event that cancels pending requests, and stops each thread before its next block.
@@ -39,7 +39,7 @@ class ByteMeter:
     def __init__(self, limit: int | None, report: Callable[[int], object] = lambda _: None) -> None:
         self._lock, self._bytes, self.stopped = threading.Lock(), 0, threading.Event()
         self._report = report
-        # From the time `_free_at` on, more bytes can be copied without exceeding the limit.
+        # `_free_at` is the time from which more bytes can be copied without exceeding the limit.
         self._limit, self._free_at = limit, 0.0
 
     def add(self, size: int) -> None:
@@ -67,10 +67,10 @@ class ByteMeter:
 
 
 class ThreadCount:
-    """Choose how many tasks run concurrently: the `requested` number, or a number adapted to the throughput.
+    """The number of concurrent tasks: the `requested` number, or a number adapted to the throughput.
 
-    The adapted number starts at four. The throughput is measured in intervals of at least a second. If it grew by more
-    than a fifth, the number is doubled, up to 16. Otherwise, the number is halved and then stays constant.
+    The adapted number starts at four. The throughput is measured for at least a second. If it grew by more than a
+    fifth, the number is doubled, up to 16. Otherwise, the number is halved and stays constant.
     """
 
     def __init__(self, requested: int | None) -> None:
@@ -80,7 +80,7 @@ class ThreadCount:
 
     def note(self, size: int, finished: int, now: float) -> None:
         """Record copied bytes and finished tasks, and adapt `limit`."""
-        self._progress += size + finished  # count tasks, too, because a task may copy no bytes
+        self._progress += size + finished  # a task may copy no bytes
         self._finished += finished
         elapsed_s = now - self._started
         if not self._is_adapting or self._finished < self.limit or elapsed_s < _MEASURE_S:
@@ -92,7 +92,7 @@ class ThreadCount:
 
 
 def _threads_for_limit(limit: int | None) -> int | None:
-    # Limit the threads so that each can copy a block every `_MAX_SILENT_S`.
+    # Each thread must be able to copy a block every `_MAX_SILENT_S`.
     threads = _MAX_THREADS if limit is None else limit * _MAX_SILENT_S // BLOCK_BYTES
     return None if threads >= _MAX_THREADS else min(max(threads, 1), _INITIAL_THREADS)
 
@@ -100,7 +100,7 @@ def _threads_for_limit(limit: int | None) -> int | None:
 def run_in_threads(
     work: Callable[[Task, ByteMeter], Result], tasks: Iterable[Task], options: CopyOptions, observer: Observer
 ) -> Iterator[tuple[Task, Result]]:
-    """Run tasks in threads, or in this thread if `options.workers` is 0. Yield each finished task with its result.
+    """Run tasks in threads, or in this thread if `options.workers` is 0. Yield each task with its result.
 
     When the iteration ends, even with an error, all threads have stopped.
     """

@@ -62,7 +62,7 @@ class ComparedSide(NamedTuple):
     """One side of the comparison: the samples of datasets, or of their source.
 
     Attributes:
-        split: The name of each sample's split, or "" if unknown.
+        split: Each sample's split, or "" if unknown.
     """
 
     entries: SampleTable
@@ -79,10 +79,10 @@ class Uncompared(NamedTuple):
     """Fields and samples that are not compared with the source.
 
     Attributes:
-        fields: Fields that were created from a table, if this table is not found.
+        fields: Fields created from a table that is not found.
         added: Whether samples that only the source has are ignored.
         keys: Keys (or hashes of keys) of skipped samples, which are ignored if only the source has them.
-        as_numbers: Whether the dataset stores numbers in TFRecord features, not as text.
+        as_numbers: Whether the dataset stores numbers in TFRecord features.
     """
 
     fields: tuple[str, ...] = ()
@@ -96,7 +96,7 @@ class Uncompared(NamedTuple):
 def dataset_sides(
     first: list[StoredDataset], second: list[StoredDataset], pool: Pool, notes: Notes
 ) -> tuple[ComparedSide, ComparedSide]:
-    """List the samples of two groups of datasets. If only one group is TFRecord, convert its numbers to text."""
+    """List the samples of two groups of datasets. If only one is TFRecord, convert its numbers to text."""
     forms = [{shard.format for side_a in datasets for shard in side_a.shards} for datasets in (first, second)]
     same_format = len(forms[0] | forms[1]) == 1
     side_a, side_b = (
@@ -155,7 +155,7 @@ def dataset_and_source(
     )
     splits = np.array([dataset.split for dataset in datasets], np.object_)[split]
     theirs = ComparedSide(listed.entries, splits, listed.entries.values.classes, recorded_source.source)
-    if kept is not stored:  # exclude source samples that only appended shards contain
+    if kept is not stored:  # exclude samples that only appended shards contain
         source_keys = theirs.entries.keys
         in_stored, in_kept = (find_positions(source_keys, side.entries.keys) >= 0 for side in (stored, kept))
         theirs = theirs.take(np.flatnonzero(in_kept | ~in_stored))
@@ -179,7 +179,7 @@ _SPLIT_COLUMN = "split"
 
 
 class SideComparison:
-    """Compare the samples of two sides by key. If a side has several samples with a key, they are paired in order."""
+    """Compare the samples of two sides by key. Samples with the same key are paired in order."""
 
     def __init__(self, a: ComparedSide, b: ComparedSide, excluded: Uncompared, pool: Pool, notes: Notes) -> None:
         self._a, self._b, self._excluded, self._pool, self._notes = a, b, excluded, pool, notes
@@ -187,11 +187,11 @@ class SideComparison:
         self._rows_a, self._rows_b, self._removed, self._added = match_ids(ours, theirs)
         names = {*map(to_bytes, a.entries.fields), *map(to_bytes, b.entries.fields)}
         self._names = [*map(to_text, sorted(names))]
-        # The id of a sample's field is `sample * width + field`. The last field number stands for all metadata columns.
+        # The id of a sample's field is `sample * width + field`. The last field number stands for all metadata.
         self._width = len(self._names) + 1
 
     def result(self) -> DiffResult:
-        """Return the differences. The attributes `a`, `b`, `notes` and `seconds` are not set."""
+        """Return the differences, without `a`, `b`, `notes` and `seconds`."""
         a, b = self._a, self._b
         removed, added = self._removed, self._added
         if self._excluded.added:
@@ -203,7 +203,7 @@ class SideComparison:
         moved = np.flatnonzero((before != "") & (now != "") & (before != now))
         metadata_ids, columns = self._changed_metadata(moved)
         ids = np.sort(np.concatenate((self._changed_fields(), metadata_ids)))
-        ids = ids[np.diff(ids, prepend=-1) > 0]  # drop duplicates; ten times faster than `np.unique`, which hashes
+        ids = ids[np.diff(ids, prepend=-1) > 0]  # ten times faster than `np.unique`, which hashes
         samples, firsts = np.unique(ids // self._width, return_index=True)
         ends = np.append(firsts[1:], len(ids))
         metadata_only = np.count_nonzero((ends - firsts == 1) & (ids[firsts] % self._width == len(self._names)))
@@ -231,7 +231,7 @@ class SideComparison:
         )
 
     def _classes_differ(self, name: str) -> bool:
-        # `zip` ignores classes that were added at the end of a list, because they do not change the other numbers.
+        # `zip` ignores classes added at the end of a list, which do not change the other numbers.
         pairs = zip(self._a.classes[name] or (), self._b.classes[name] or (), strict=False)
         return any(before != now for before, now in pairs)
 
@@ -254,7 +254,7 @@ class SideComparison:
         sides = (a, rows_a), (b, rows_b)
         inline = [inline_checksums(side.entries, rows, as_numbers=as_numbers) for side, rows in sides]
         sizes, sums = zip(*inline, strict=True)
-        fetched = b.entries.rows.kind[rows_b] == URL  # not compared, because URLs may have other content now
+        fetched = b.entries.rows.kind[rows_b] == URL  # the content may have changed
         differ = np.asarray((sizes[0] != sizes[1]) & ~fetched)
         if fetched.any():
             count = pluralize(int(fetched.sum()), "file")

@@ -29,10 +29,10 @@ def diff(a: DatasetLike, b: object, options: DiffOptions, observer: Observer) ->
     """Compare two datasets. List added, removed and changed samples, and samples that moved to another split.
 
     Args:
-        a: A dataset file, a shard pattern, a glob, a folder, or shards. For several datasets, such as all splits, pass
-            a list, or a name with `{split}`.
-        b: Other datasets in the same form, or the source of `a`, which is a folder or a manifest. For a source, the
-            result lists what would change if `create` packed the source again.
+        a: A dataset file, shard pattern, glob, folder, or shards. For several datasets, pass a list, or a name with
+            `{split}`.
+        b: Other datasets, or the source of `a`: a folder or a manifest. For a source, the result lists what would
+            change if `create` packed it again.
 
     Raises:
         InvalidRequest: The dataset does not exist, or the source cannot be compared with it.
