@@ -301,7 +301,7 @@ class Terminal(Observer):
             sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - the interpreter flushes it at exit
 
 
-ON_VALID_REQUEST = "shardtool.on_valid_request"  # key in `Context.meta` of a function for `Terminal`
+ON_VALID_REQUEST = "shardtool.on_valid_request"  # key in `Context.meta` of a function to call for a valid request
 
 
 def open_progress_display(options: RunOptions) -> closing[Terminal]:

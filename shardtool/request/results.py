@@ -290,7 +290,7 @@ class ExportResult(Result):
 
     Attributes:
         files: Names of the index files, first for single shards, then for whole folders.
-        kept: Number of existing files that were kept, because they are equal or editable.
+        kept: Number of existing files that were kept, because they are equal or users may edit them.
     """
 
     dataset_file: str

@@ -61,8 +61,8 @@ class RemoteFolder:
     def find_entries(self, names: Iterable[str]) -> dict[str, EntryInfo]:
         """Return the entries in `names` that exist, by name.
 
-        Times are 0 or whole seconds, and so never match a recorded time, which would not prove that an object is
-        unchanged.
+        Times are 0 or whole seconds, so they do not match recorded nanoseconds. A matching time would not prove that an
+        object is unchanged.
         """
         requested = [*names]
         if len(requested) > 1:

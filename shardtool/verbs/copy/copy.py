@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 def copy(dataset: DatasetLike, where: str | os.PathLike[str], options: CopyOptions, observer: Observer) -> CopyResult:
     """Copy datasets into a folder, and verify each file by the checksum in the dataset file.
 
-    Shards, sidecars, the list of skipped samples, valid indexes of other tools, and the dataset file keep their names.
-    Files with the same content are not copied again, so the same command continues an interrupted copy.
+    Shards, sidecars, the list of skipped samples, valid indexes of other tools, and the dataset file are copied under
+    the same names. Files with the same content are not copied again, so the same call continues an interrupted copy.
 
     Args:
         dataset: One or several datasets with a dataset file, as for `verify`.

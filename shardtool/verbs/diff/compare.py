@@ -155,7 +155,7 @@ def dataset_and_source(
     )
     splits = np.array([dataset.split for dataset in datasets], np.object_)[split]
     theirs = ComparedSide(listed.entries, splits, listed.entries.values.classes, recorded_source.source)
-    if kept is not stored:  # exclude samples that only appended shards contain
+    if kept is not stored:  # exclude source samples that only appended shards contain
         source_keys = theirs.entries.keys
         in_stored, in_kept = (find_positions(source_keys, side.entries.keys) >= 0 for side in (stored, kept))
         theirs = theirs.take(np.flatnonzero(in_kept | ~in_stored))

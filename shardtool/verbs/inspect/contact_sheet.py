@@ -1,4 +1,4 @@
-"""Draw a contact sheet, which is a PNG with thumbnails of samples, their keys and labels."""
+"""Draw a contact sheet: a PNG with thumbnails, keys and labels of samples."""
 
 from __future__ import annotations
 
@@ -38,10 +38,7 @@ _NO_GLYPH = "\U0010fffd"
 
 
 def write_contact_sheet(dataset: StoredDataset, path: str, *, seed: int = 0, overwrite: bool = False) -> None:
-    """Write a PNG with up to 100 samples, in dataset order.
-
-    The samples are spread over the values of a label or, if there is no label, over shards.
-    """
+    """Write a PNG with up to 100 samples, spread over the values of a label or, without labels, over shards."""
     check_report_path(dataset, path, overwrite=overwrite, ending=".png")
     chosen = choose_samples(dataset, _MAX_SAMPLES, seed)
     samples = list(show_samples(chosen, SampleBudget(_EDGE_PIXELS, None, 400, 1)))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class DuplicateSample(NamedTuple):
-    """A sample with the same content as another sample, and the fields that differ from the first of the group."""
+    """A sample of a duplicate group, and its fields that differ from the first sample."""
 
     key: str
     dataset: str
@@ -34,12 +34,12 @@ class DuplicateSample(NamedTuple):
 
 
 class DuplicateGroups(NamedTuple):
-    """Groups of two or more samples with the same content, in order of their keys.
+    """Groups of samples with the same content, in order of their keys.
 
     Attributes:
         surplus: Number of samples that repeat the first sample of their group.
         size: Total bytes of the `surplus` samples.
-        leaks: Number of groups with samples in more than one split.
+        leaks: Number of groups in more than one split.
         unlike: Number of groups whose labels or other fields differ.
     """
 
@@ -74,7 +74,7 @@ class DuplicateGroups(NamedTuple):
 def find_duplicates(
     dataset: DatasetLike, *, observer: Observer | None = None, storage_options: StorageOptions | None = None
 ) -> DuplicateGroups:
-    """Find samples with the same content in one or several datasets. Their keys and splits can differ.
+    """Find samples with the same content, even if their keys, splits or datasets differ.
 
     Args:
         dataset: One or several datasets, as for `verify`.

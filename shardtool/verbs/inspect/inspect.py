@@ -69,15 +69,15 @@ def _inspect_one(dataset: StoredDataset, options: InspectOptions, observer: Obse
         path, problem = dataset.dataset_file or dataset.shards[0].path, summary.problems[0]
         found = f"no shard can be read: {problem.where}: {problem.message}"
         raise CorruptShard(path, found, remedy="Copy or create the shards again.")
-    return (dataset, overview.counts), summary  # do not keep the overviews, which are too large for many datasets
+    return (dataset, overview.counts), summary  # overviews of many datasets would be too large
 
 
 _MAX_COLUMN_VALUES = 10
 _SCOPE_FIELDS = ("samples", "shards", "walked")
 _MAX_CLASSES = 1000
-_MAX_MEAN_NAME_CHARS = 32  # columns with a larger mean length contain text, not class names
+_MAX_MEAN_NAME_CHARS = 32  # longer values are text, not class names
 _MAX_LISTED_IMAGES = 10
-_MAX_RECORDED_SIZE = 2**62  # limits the sizes in damaged dataset files, so that sums stay in range
+_MAX_RECORDED_SIZE = 2**62  # sums of sizes in damaged dataset files must stay in range
 
 
 def summarize(overview: DatasetOverview, max_values: int = MAX_LABEL_VALUES) -> Summary:
@@ -120,7 +120,7 @@ def _find_missing(stored: StoredDataset) -> Iterator[Problem]:
         if (damaged := find_damaged_file(stored)) is not None:
             yield Problem("dataset-file-damaged", printable_path(damaged), "damaged")
         return
-    for path in stored.unlisted:  # files that match the shard pattern, but are not part of the dataset
+    for path in stored.unlisted:
         yield Problem("extra-shard", printable_path(path), "not in the dataset file")
     sizes = map_paths(_file_size, [path for shard in stored.shards for path in (shard.path, shard.sidecar)])
     for shard, entry in zip(stored.shards, stored.file.shards, strict=True):

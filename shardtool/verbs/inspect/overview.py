@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from shardtool.values import FeatureType
 
 
-MAX_READ_SAMPLES = 4_000_000  # if there are more samples, only `full` reads all sidecars
-_MAX_FIELDS = 1000  # further fields are ignored
-MAX_LABEL_BYTES = 64  # longer payloads are not labels
+MAX_READ_SAMPLES = 4_000_000  # if there are more, only `full` reads all sidecars
+_MAX_FIELDS = 1000
+MAX_LABEL_BYTES = 64
 _MAX_UNPACKED_BYTES = 2**26
-_MAX_LABEL_READS = 20_000  # maximum number of labels to read in order to compute missing checksums
+_MAX_LABEL_READS = 20_000  # labels to read at most, to compute missing checksums
 _INDEX_COLUMNS = ("__key__", "__offset__", "__size__", FIELDS_COLUMN)
 NON_LABEL_COLUMNS = ("split", "mode", "width", "height")
 
@@ -53,7 +53,7 @@ class FieldPayloads(NamedTuple):
     """The payloads of a field in one shard.
 
     Attributes:
-        rows: The row of the sample that contains each payload.
+        rows: The row of each payload's sample.
     """
 
     rows: NDArray[np.int64]
@@ -62,7 +62,7 @@ class FieldPayloads(NamedTuple):
     crcs: NDArray[np.uint64] | None
 
     def content_ids(self) -> NDArray[np.uint64]:
-        """Combine the length and CRC-32C of each payload in one number."""
+        """Combine length and CRC-32C of each payload in one number."""
         lengths: NDArray[np.uint64] = self.lengths << np.uint64(32)
         return lengths if self.crcs is None else lengths | self.crcs
 
@@ -72,8 +72,7 @@ class StoredSample:
     """A sample and its location.
 
     Attributes:
-        number: Number of the sample. The first sample of the shard has the number 0, unless `stored_samples` was called
-            with another `first`.
+        number: Number of the sample. The first sample of the shard has the number `first` of `stored_samples`.
     """
 
     shard: StoredShard
@@ -90,7 +89,7 @@ class StoredSample:
 def stored_samples(
     shard: StoredShard, index: ShardIndex, rows: NDArray[np.int64], names: Sequence[str] | None = None, first: int = 0
 ) -> list[StoredSample]:
-    """Return the samples in some rows of a shard, with all metadata columns or only those in `names`.
+    """Return the samples in `rows` of a shard, with all metadata columns or those in `names`.
 
     `first` is the number of the shard's first sample.
     """
@@ -107,10 +106,10 @@ class FieldTally:
     """The statistics of a field over all shards.
 
     Attributes:
-        counts: Number of payloads by content id (see `FieldPayloads.content_ids`), if `unknown` is false.
+        counts: Number of payloads by content id, if `unknown` is false.
         locations: Shard number and offset of the first payload with each content id.
-        unknown: Whether the indexes lack the checksums of some payloads.
-        labels: Number of inspected payloads by label, which is a pair of name and class number.
+        unknown: Whether some checksums are missing.
+        labels: Number of inspected payloads by label (name, class number).
     """
 
     def __init__(self) -> None:
@@ -140,7 +139,7 @@ class FieldTally:
 
 
 def shard_random_numbers(seed: int, number: int, count: int) -> NDArray[np.float64]:
-    """Return a random number for each sample of shard `number`. Equal arguments always return the same numbers."""
+    """Return a reproducible random number for each sample of shard `number`."""
     return np.random.default_rng([seed % 2**64, number]).random(count)
 
 
@@ -148,11 +147,11 @@ class DatasetOverview:
     """The statistics of a dataset. `read` collects them from the indexes.
 
     Attributes:
-        counts: Number of samples of each shard that was read, by shard number.
+        counts: Number of samples of each read shard, by shard number.
         scanned: Number of shards without a valid sidecar.
-        interleaved: Number of samples and of distinct keys in each scanned shard that has repeated keys.
+        interleaved: Numbers of samples and distinct keys of each scanned shard with repeated keys.
         images: Inspected images by field, as the sample's key and (width, height, mode) or an error message.
-        label_texts: Label texts that `labels` has read, by field and content id.
+        label_texts: Label texts from `labels`, by field and content id.
     """
 
     def __init__(self, dataset: StoredDataset, options: InspectOptions, observer: Observer) -> None:
@@ -188,7 +187,7 @@ class DatasetOverview:
     def read(self) -> Iterator[tuple[StoredShard, ShardIndex, dict[str, FieldPayloads]]]:
         """Yield each shard, its index, and its payloads by field.
 
-        If there are more than `MAX_READ_SAMPLES` samples, skip some shards, unless the option `full` is set.
+        If there are more than `MAX_READ_SAMPLES` samples, skip some shards, unless `full` is set.
         """
         file, step = self.dataset.file, 1
         if file is not None:
@@ -256,7 +255,6 @@ class DatasetOverview:
     def _checksums(
         self, shard: StoredShard, name: str, offsets: NDArray[np.uint64], lengths: NDArray[np.uint64]
     ) -> NDArray[np.uint64] | None:
-        # do not read many payloads, or payloads that are too long for labels
         is_cheap = len(lengths) <= self._reads_left and lengths.max() <= MAX_LABEL_BYTES
         if not is_cheap or not self.is_label(name) or is_compressed(shard.path):
             return None
@@ -275,7 +273,7 @@ class DatasetOverview:
         max_chosen = self.options.looks
         if max_chosen < 1:
             return
-        if self._all_chosen:  # avoids the import of numpy.random, which takes 8 ms
+        if self._all_chosen:  # importing numpy.random takes 8 ms
             ranks = np.zeros(len(shard_index))
         else:
             ranks = shard_random_numbers(self.options.seed, shard.number, len(shard_index))
@@ -321,10 +319,7 @@ class DatasetOverview:
                 self.fields[name].labels[label] += 1
 
     def labels(self, name: str, max_values: int) -> tuple[Label, ...]:
-        """Return a field's most frequent values.
-
-        The name of a value is read from one of its payloads, and is `?` if reading fails.
-        """
+        """Return a field's most frequent values, with names from payloads, or `?` if reading fails."""
         tally = self.fields[name]
         kind, classes = self.kinds.get(name, "bytes"), self.classes.get(name)
         items = (tally.counts.values or {}).items()
@@ -344,18 +339,18 @@ class DatasetOverview:
         return self.label_rank(name) <= 1
 
     def label_rank(self, name: str) -> int:
-        """Return how likely a field or column is a label. 0 is the likeliest.
+        """Return how likely a field or column is a label.
 
         0: It has class names. 1: It is named like a label. 2: Other columns. 3: Other fields.
         """
         return 0 if name in self.classes else 1 if is_label_name(name) else 3 if name in self.fields else 2
 
     def label_columns(self) -> dict[str, ColumnTally]:
-        """Return the columns that can be labels and have no field of the same name."""
+        """Return columns that can be labels, without a field of the same name."""
         return {name: column for name, column in self.columns.items() if name not in (*NON_LABEL_COLUMNS, *self.fields)}
 
     def label_names(self) -> list[str]:
-        """Return the names of labels whose values were all counted, the likeliest first."""
+        """Return labels whose values were all counted, the likeliest first."""
         names = [name for name, tally in self.fields.items() if tally.counts.values and not tally.unknown]
         names += [name for name, column in self.label_columns().items() if column.counts.values]
         return sorted(filter(self.is_label, names), key=lambda name: (self.label_rank(name), name))

@@ -1,4 +1,4 @@
-"""Read the shapes and types of arrays, and the sizes and durations of videos, from headers.
+"""Describe arrays and videos from their headers.
 
 Formats: NumPy (NEP 1), safetensors, MP4 and QuickTime (ISO/IEC 14496-12), Matroska and WebM (RFC 9559), AVI (RIFF).
 """
@@ -30,9 +30,9 @@ class _Video(NamedTuple):
 
 
 def describe_payload(field: str, data: bytes) -> tuple[str, ...]:
-    """Return lines that describe the arrays or the video in a payload, or an empty tuple for other payloads.
+    """Return lines that describe arrays or a video, or an empty tuple for other payloads.
 
-    The extension of the field selects the format. `data` can be only the start of the payload.
+    The extension of `field` selects the format. `data` can be only the start of the payload.
     """
     ending = field.rpartition(".")[2].lower()
     try:
@@ -43,7 +43,7 @@ def describe_payload(field: str, data: bytes) -> tuple[str, ...]:
         if ending == "safetensors":
             return _describe_tensors(data)
         video = _READERS[ending](memoryview(data)) if ending in _READERS else None
-    except Exception as error:  # NumPy and zipfile raise errors of many kinds for damaged headers
+    except Exception as error:  # NumPy and zipfile raise many kinds of errors for damaged headers
         if is_out_of_memory(error):
             raise
         return ()

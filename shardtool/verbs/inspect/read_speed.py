@@ -1,4 +1,4 @@
-"""Measure how fast a dataset can be read as a stream, read at random, and decoded (`inspect --read-speed`)."""
+"""Measure how fast a dataset can be read and decoded (`inspect --read-speed`)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MAX_OPENING_SHARE = 0.1
 
 
 class Speed(NamedTuple):
-    """Number of samples that were read, their bytes before decoding, and the seconds for reading and decoding."""
+    """Number of samples, their bytes before decoding, and the seconds for reading and decoding."""
 
     samples: int
     bytes: int
@@ -56,7 +56,7 @@ class ReadSpeed(NamedTuple):
         opening: Seconds to open a shard, including its index.
         stream: Speed of a shuffled stream, as in training.
         random: Speed of random access, 64 samples at a time.
-        decoded: Speed of a stream decoded in one thread, or None if not measured.
+        decoded: Speed of a stream decoded in one thread, or None.
     """
 
     dataset: str
@@ -69,12 +69,12 @@ class ReadSpeed(NamedTuple):
 
     @property
     def opening_share(self) -> float:
-        """The fraction of a stream's time spent opening shards."""
+        """The fraction of time spent opening shards."""
         return self.opening / (self.opening + self.mean_size / max(1, self.stream.bytes_per_s))
 
     @property
     def large_enough(self) -> bool:
-        """Whether opening shards takes at most a tenth of the reading time, or there is only one shard."""
+        """Whether opening takes at most a tenth of the reading time, or there is one shard."""
         return self.shards == 1 or self.opening_share <= _MAX_OPENING_SHARE
 
     @property
@@ -106,7 +106,7 @@ class ReadSpeed(NamedTuple):
 def read_speed(
     dataset: DatasetLike, *, decode: bool = False, seed: int = 0, storage_options: StorageOptions | None = None
 ) -> ReadSpeed:
-    """Measure the read speed of a dataset, for two seconds per measurement. `decode` also measures decoding."""
+    """Measure the read speed and, with `decode`, the decoding speed, each for two seconds."""
     catalog = open_catalog(with_options(dataset, storage_options))
     filled = np.flatnonzero(np.diff(catalog.firsts))
     if not len(filled):

@@ -26,15 +26,15 @@ def inspect_html(
     overwrite: bool = False,
     storage_options: StorageOptions | None = None,
 ) -> None:
-    """Write a web page about one or several datasets. The page works offline.
+    """Write an offline web page about one or several datasets.
 
     Args:
         dataset: One or several datasets, as for `verify`.
-        output: The file name of the page, which ends in `.html`.
-        seed: Seed for choosing the samples to show.
+        output: The file name, which ends in `.html`.
+        seed: Seed for choosing samples.
 
     Raises:
-        InvalidRequest: A dataset does not exist, or the name of the output is not valid.
+        InvalidRequest: A dataset does not exist, or the output name is not valid.
         OutputExists: The output exists.
     """
     from shardtool.verbs.inspect.page.page import write_page
@@ -75,12 +75,11 @@ def inspect_table(
 
     Args:
         dataset: One or several datasets, as for `verify`.
-        output: The file name of the table, which ends in `.parquet` or `.csv`. In CSV, nested values are written as
-            JSON.
+        output: The file name, which ends in `.parquet` or `.csv`. In CSV, nested values are JSON.
         where: Query that selects samples.
 
     Raises:
-        InvalidRequest: A dataset does not exist, or the query or the name of the output is not valid.
+        InvalidRequest: A dataset does not exist, or the query or output name is not valid.
         OutputExists: The output exists.
     """
     from shardtool.verbs.inspect.table import write_table

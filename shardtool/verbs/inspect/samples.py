@@ -1,7 +1,4 @@
-"""Find samples of datasets, decode their fields for display, and write the fields to files.
-
-No file outside the output folder is written, even if a key is malicious.
-"""
+"""Find samples, decode their fields for display, and write the fields to files."""
 
 from __future__ import annotations
 
@@ -69,7 +66,7 @@ def iter_keys(datasets: Sequence[StoredDataset], where: str | None = None) -> It
 def first_samples(
     datasets: Sequence[StoredDataset], max_samples: int | None = None, where: str | None = None
 ) -> Iterator[StoredSample]:
-    """Yield up to `max_samples` samples in the order of the shards. With a query, yield only matching samples."""
+    """Yield up to `max_samples` samples in order, only matching samples if `where` is given."""
     remaining = sys.maxsize if max_samples is None else max_samples
     for selected in selected_shards(datasets, where, metadata=True):
         for row in selected.rows[:remaining].tolist():
@@ -81,7 +78,7 @@ def first_samples(
 
 
 def find_sample(datasets: Sequence[StoredDataset], key: str) -> StoredSample:
-    """Return the first sample with this key, or else the sample with this number, counted from 0 over all datasets."""
+    """Return the first sample with this key, or else with this number, counted from 0 over all datasets."""
     if (sample := _find_in_key_ranges(datasets, key)) is not None:
         return sample
     sample_number = int(key) if key.isascii() and key.isdigit() and len(key) <= _MAX_NUMBER_DIGITS else -1
@@ -166,7 +163,7 @@ class FieldView(NamedTuple):
     """A decoded field.
 
     Attributes:
-        value: The text, the number or numbers, or the parsed JSON, or None for images and bytes.
+        value: The text, numbers or parsed JSON, or None for images and bytes.
         label: The class name of a class number.
     """
 
@@ -182,7 +179,7 @@ class FieldView(NamedTuple):
     details: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, object]:
-        """Return the field as data, with bytes as base64 and missing values as null."""
+        """Return the field as `--json` prints it."""
         document = {name: json_value(getattr(self, name)) for name in ("content", "offset", "length", "value", "label")}
         image = None if self.image is None else dict(zip(("width", "height", "mode"), self.image, strict=True))
         return {
@@ -270,7 +267,7 @@ def _recognize(
 
 
 def decode_text(data: bytes, *, is_complete: bool) -> str | None:
-    """Decode UTF-8, or return None if `data` is not text. Unless `is_complete`, ignore an incomplete last character."""
+    """Decode UTF-8, or return None if not text. Unless `is_complete`, ignore an incomplete last character."""
     try:
         text = getincrementaldecoder("utf-8")().decode(data, final=is_complete)
     except UnicodeDecodeError:
@@ -307,7 +304,7 @@ def write_fields(sample: StoredSample, folder: str, *, overwrite: bool = False) 
 
     TFRecord numbers are written as text or JSON.
     """
-    # check all names before writing the first file
+    # check all names first
     paths = [_field_path(sample, field["name"]) for field in sample.fields]
     with closing(FolderTree(named_local_folder(folder).path)) as tree, open_shard(sample.shard.path) as file:
         for row in sorted(range(len(paths)), key=lambda row: sample.fields[row]["offset"]):
@@ -363,10 +360,7 @@ _REPORT_FORMATS = {
 
 
 def check_report_path(dataset: StoredDataset, path: str, *, overwrite: bool, ending: str) -> None:
-    """Raise an error unless a report can be written to `path`.
-
-    With `overwrite`, the report can replace an empty file or a report of the same kind.
-    """
+    """Raise an error unless a report can be written to `path`. `overwrite` permits replacing such a report."""
     check_target_name(path, f"report{ending}")
     dataset_paths = [dataset.dataset_file, *(name for shard in dataset.shards for name in (shard.path, shard.sidecar))]
     if real_path(path) in {real_path(name) for name in dataset_paths if name}:

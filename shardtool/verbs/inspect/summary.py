@@ -1,4 +1,4 @@
-"""`Summary`, which describes a dataset for the terminal, `--json` and the HTML page."""
+"""Describe a dataset for the terminal, `--json` and the HTML page."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Value = TypeVar("Value")
 
 
 _MAX_EXACT_VALUES = 2**17  # up to this many values, the median is exact
-_BUCKET_BITS = 10  # if there are more, values are rounded to this many bits, so the median is within 0.2 %
+_BUCKET_BITS = 10  # more values are rounded to this many bits, so the median is within 0.2 %
 _BUCKETS_PER_OCTAVE = 64
 _MAX_DISTINCT_VALUES = 10_000
 _MAX_VALUE_CHARS = 200
@@ -99,7 +99,7 @@ class SizeTally:
         return max(self._smallest, min(self._largest, _bucket_middle(bucket)))
 
     def histogram(self, max_bars: int) -> list[tuple[float, float, int]]:
-        """Return at most `max_bars` bars (from, to, count) of the positive numbers, equally wide on a log scale."""
+        """Return up to `max_bars` bars (from, to, count) of the positive numbers, equally wide on a log scale."""
         middles = np.array([_bucket_middle(bucket) for bucket in self._buckets], np.uint64)
         values = np.concatenate([*self._kept, middles])
         counts = np.concatenate([np.ones(self._kept_count, np.int64), np.array([*self._buckets.values()], np.int64)])
@@ -124,7 +124,7 @@ def _bucket_middle(bucket: int) -> int:
 
 
 class ValueCounts(Generic[Value]):
-    """Counts of values. `values` becomes None if there are too many distinct values, or if a value is too long."""
+    """Counts of values. `values` becomes None if there are too many values, or a value is too long."""
 
     def __init__(self, max_values: int = _MAX_DISTINCT_VALUES) -> None:
         self._max_values = max_values
@@ -143,7 +143,7 @@ class ValueCounts(Generic[Value]):
             self.values = None
 
     def add_array(self, values: pa.Array) -> None:
-        """Add the values of an Arrow array, which must not contain nulls."""
+        """Add the values of an Arrow array without nulls."""
         if self.values is None:
             return
         counts = values.value_counts()
@@ -161,7 +161,7 @@ class ValueCounts(Generic[Value]):
 
 @dataclass(frozen=True, slots=True)
 class ColumnValue:
-    """A value of a column, and the number of samples with this value."""
+    """A value of a column, and its number of samples."""
 
     value: str
     samples: int
@@ -226,7 +226,7 @@ class ColumnTally:
             self.counts.add_array(values)
 
     def add_nested(self, values: pa.ChunkedArray) -> None:
-        """Add the values of one shard, if the type of the column is nested."""
+        """Add the values of one shard, of a nested type."""
         import pyarrow.compute as pc
 
         kind, count = values.type, len(values) - values.null_count
@@ -257,7 +257,7 @@ class ColumnTally:
     def summary(self, max_values: int) -> ColumnSummary:
         """Return the statistics so far, with at most `max_values` values."""
         counted = self.counts.values if self._counted and "nested" not in self._kinds else None
-        is_uniform = len(self._kinds) == 1  # a mix of numbers and times has no minimum or mean
+        is_uniform = len(self._kinds) == 1  # numbers and times have no common minimum
         low, high = (min(self._ends), max(self._ends)) if is_uniform and self._ends else (None, None)
         mean = self._total / self._numbers if self._numbers and is_uniform else None
         frequent = self.counts.most_frequent()[:max_values] if counted and len(counted) < self.filled else []
@@ -310,7 +310,7 @@ class ImageSummary:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """The name of a label value, its class number if any, and the number of samples with this value."""
+    """A label value, its class number if any, and its number of samples."""
 
     name: str
     number: int | float | None
@@ -331,7 +331,7 @@ class LabelSummary:
 
 @dataclass(frozen=True, slots=True)
 class StatisticsScope:
-    """The numbers of samples and shards that the statistics cover. `walked` counts shards without a sidecar."""
+    """How many samples and shards the statistics cover. `walked` counts shards without a sidecar."""
 
     samples: int
     shards: int
@@ -343,8 +343,8 @@ class Summary(Displayed):
     """The content of a dataset. docs/json.md describes the attributes, which `--json` prints with the same names.
 
     Attributes:
-        field_bytes: Bytes of all payloads, or None if there is no dataset file and some sidecars were not read.
-        part_of: Number of shards in the whole dataset, if the user named only some shards.
+        field_bytes: Bytes of all payloads, or None if some sidecars were not read and there is no dataset file.
+        part_of: Number of shards in the whole dataset, if the user named only some.
         datasets: The summaries of several datasets. The combined summary has only sizes, counts, `complete` and
             `problems`.
     """
@@ -394,6 +394,6 @@ class Summary(Displayed):
 
 
 def sort_labels(labels: Iterable[tuple[tuple[str, int | float | None], int]]) -> tuple[Label, ...]:
-    """Return labels from ((name, class number), count) pairs, sorted by descending count, then by name."""
+    """Return labels from ((name, class number), count) pairs, by descending count, then by name."""
     sorted_labels = sorted(labels, key=lambda item: (-item[1], natural_key(item[0][0])))
     return tuple(Label(*value, count) for value, count in sorted_labels)

@@ -1,4 +1,4 @@
-"""Check all shards of a dataset together: file names, duplicate keys, totals, and the content fingerprint."""
+"""Check all shards of a dataset together: names, duplicate keys, totals, and fingerprint."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _NUMBERED_NAME = re.compile(r"(.*?)(\d{1,18})(\D*)", re.ASCII)
 
 
 def check_numbering(subject: VerifiedDataset) -> Findings:
-    """Find gaps in the numbers of shards, files that the dataset file does not list, and sidecars without a shard."""
+    """Find gaps in the numbers of shards, unlisted files, and sidecars without a shard."""
     findings, file = Findings(), subject.file
     if file is None and subject.dataset.has_own_file:
         findings.unchecked.append("unlisted shards: the dataset file is damaged")
@@ -93,10 +93,10 @@ def _names_in_folders(subject: VerifiedDataset, *, needed: bool = False) -> set[
 
 
 def _neighbouring_datasets(subject: VerifiedDataset, names: set[str]) -> dict[str, set[str]]:
-    # Find dataset files in the folder that list at least one of the given shards. Return the shards that each lists.
+    # Return the shards that each dataset file in the folder lists, if it lists any of the given shards.
     unlisted, datasets = {case.name for case in subject.cases}, dict[str, set[str]]()
     if names.isdisjoint(case.sidecar for case in subject.cases):
-        return datasets  # without sidecars, a dataset file with these names may describe other shards
+        return datasets  # without sidecars, a dataset file may describe other shards with these names
     for name in sorted(name for name in names if name.endswith(DATASET_SUFFIX)):
         if unlisted & (listed := find.names_listed_by(join(subject.folder, name))):
             unlisted -= listed
@@ -168,7 +168,7 @@ def _check_skipped_list(folder: str, file: DatasetFile) -> Iterator[Finding]:
     name = f"{file.name}.skipped"
     try:
         data = read_small(join(folder, os.fsdecode(to_bytes(name))))
-    except (FileNotFoundError, AccessRefused) as error:  # some stores refuse access to an object that does not exist
+    except (FileNotFoundError, AccessRefused) as error:  # some stores refuse access to missing objects
         if file.skipped and not isinstance(error, FileNotFoundError):
             raise
         data = b""
@@ -231,9 +231,9 @@ def _find_duplicate_keys(subject: VerifiedDataset, scans: Mapping[int, ShardScan
 
 
 def sample_at(subject: VerifiedDataset, read: dict[int, ShardScan], index: int) -> tuple[int, str]:
-    """Return the shard number and key of a sample. `index` counts the samples of all shards that were read.
+    """Return the shard number and key of a sample. `index` counts the samples of all read shards.
 
-    If `read` does not contain the shard, scan and add it.
+    If `read` lacks the shard, scan and add it.
     """
     ends = subject.ends()
     position = bisect_right(ends, index)

@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 KEY_HASH_BYTES = 16
 _INT_FIELDS = frozenset({"cls", "cls2", "index", "inx", "id"})  # webdataset decodes these as integers
-# Larger payloads are not decoded, because decompression can expand a payload a thousandfold.
+# Larger payloads are not decoded: decompression can expand them a thousandfold.
 MAX_IMAGE_BYTES = 250_000_000  # `transform.image_decode` limits the pixels
-MAX_JSON_BYTES = 8_000_000  # parsed JSON takes up to 22 times the memory, for example for `[],[],[]`
+MAX_JSON_BYTES = 8_000_000  # parsed JSON, such as `[],[],[]`, takes up to 22 times the memory
 _MAX_NUMBER_DIGITS = 100
-_WHOLE_NUMBER = re.compile(rb"[+-]?[0-9]+")  # readers call `int` on the text, which fails for 3.5 and 1e3
+_WHOLE_NUMBER = re.compile(rb"[+-]?[0-9]+")  # readers call `int`, which fails for 3.5 and 1e3
 _MAX_NUMBER_BYTES = 2**12
 
 
 class ExamineTask(NamedTuple):
-    """A shard to examine. `classes` is the number of classes of each label field."""
+    """A shard to examine, and the number of classes of each label field."""
 
     shard: StoredShard
     decode: bool = False
@@ -47,11 +47,11 @@ class ShardExamination:
     Attributes:
         scan: The scanned shard, or None if it cannot be opened.
         fields: Number of samples with each field.
-        unrecognised: Number of tar members that do not belong to a sample.
-        hashes: The 16-byte hashes of the samples' keys, concatenated.
-        content_ids: The 8-byte ids of the samples' content, concatenated, or b"" if no ids are needed.
-        further_counts: Number of further findings by code, which are not in `findings`.
-        undecoded: Number of payloads that are too large to decode.
+        unrecognised: Number of tar members outside samples.
+        hashes: The 16-byte hashes of the keys, concatenated.
+        content_ids: The 8-byte ids of the samples' content, concatenated, or b"" if not needed.
+        further_counts: Number of further findings by code.
+        undecoded: Number of payloads too large to decode.
     """
 
     scan: ShardScan | None
@@ -85,7 +85,7 @@ def examine_shard(task: ExamineTask) -> ShardExamination:
 
 
 def content_ids(scan: ShardScan, labels: frozenset[str]) -> bytes:
-    """Return `ShardExamination.content_ids`. The main process computes them, because workers do not import NumPy."""
+    """Return `ShardExamination.content_ids`, in the main process, because workers do not import NumPy."""
     import numpy as np
 
     from shardtool.dataset.duplicates import index_content
@@ -99,7 +99,7 @@ def content_ids(scan: ShardScan, labels: frozenset[str]) -> bytes:
 
 
 class DigestTask(NamedTuple):
-    """Samples of a shard to compare by content. `labels` are fields that do not count as content."""
+    """Samples of a shard to compare by content, which excludes the fields `labels`."""
 
     shard: StoredShard
     labels: frozenset[str]
@@ -119,8 +119,8 @@ class _PayloadCheck(NamedTuple):
     """How to check the payloads of a field.
 
     Attributes:
-        decode: Function that returns the problem of a payload, "" if it is valid, or None if it is too large to check.
-        skip_large: Whether payloads of more than `limit` bytes are skipped. Otherwise, such payloads are invalid.
+        decode: Function that returns the problem of a payload, "" if valid, or None if too large to check.
+        skip_large: Whether payloads of more than `limit` bytes are skipped. Otherwise, they are invalid.
     """
 
     code: str
@@ -139,7 +139,7 @@ def _decode_fields(task: ExamineTask, scan: ShardScan, examination: ShardExamina
     with open_shard(task.shard.path) as shard:
         for key, count in zip(scan.keys, scan.counts, strict=True):
             rows = range(first_row, min(first_row + count, len(scan.lengths)))
-            for row in sorted(rows, key=scan.offsets.__getitem__):  # a compressed shard can only be read in sequence
+            for row in sorted(rows, key=scan.offsets.__getitem__):  # compressed shards are read in sequence
                 check, offset, length = checks[scan.codes[row]], scan.offsets[row], scan.lengths[row]
                 if check is None:
                     continue
@@ -176,7 +176,7 @@ def _image_problem(data: bytes) -> str | None:
             warnings.simplefilter("ignore")
             decode_image(data, exact=True)
     except BadImage as error:
-        # The image exceeds the memory limit, so it cannot be checked.
+        # The image exceeds the memory limit.
         if error.code == "image-too-large" and error.__cause__ is None:
             return None
         return "" if error.code == "image-depth" else error.message  # an unusual depth is valid

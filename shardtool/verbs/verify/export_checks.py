@@ -1,4 +1,4 @@
-"""Compare the index files of other tools, such as DALI, with their shards. No checksums of these files are recorded."""
+"""Compare the index files of other tools, such as DALI, whose checksums are not recorded, with their shards."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EXPORT_STALE = "export-stale"
 
 
 def check_exports(subject: VerifiedDataset, pool: Pool) -> Findings:
-    """Find index files of other tools that do not match their shards. Only shards that were read are compared."""
+    """Find index files of other tools that do not match the shards that were read."""
     findings, names = Findings(), set(list_folder_names(subject.folder))
     other_names = names - {base_name(subject.dataset.dataset_file or "")}
     tasks: dict[int, tuple[ShardScanTask, Sequence[str]]] = {}
@@ -41,7 +41,7 @@ def check_exports(subject: VerifiedDataset, pool: Pool) -> Findings:
     for index, (problems, unknown_names) in pool.map(_compare_exports, iter(tasks.values())):
         findings.add(numbers[index], *problems)
         findings.unchecked += [f"{to_output_name(name)}: not a known index format" for name in unknown_names]
-    # The index of a whole folder lists all shards, so it cannot be compared with only some of them.
+    # The index of a whole folder lists all shards.
     if subject.file is not None and subject.is_all:
         for export in exports.FOLDER_EXPORTS:
             findings.take(_check_counts(subject.folder, subject.file, export))
@@ -53,7 +53,7 @@ def _compare_exports(task: tuple[ShardScanTask, Sequence[str]]) -> tuple[list[Fi
     (shard_task, files), formats = task, dict[str, str]()
     folder, shard_name = folder_of(shard_task.path), to_output_name(base_name(shard_task.path))
     for name in files:
-        with suppress(OSError, AccessRefused):  # stores refuse access to missing files if the user may not list objects
+        with suppress(OSError, AccessRefused):  # without list permission, stores refuse access to missing files
             if format_name := exports.detect_export(name, *read_head(join(folder, name), exports.PROBE_BYTES)):
                 formats[name] = format_name
     unknown = [name for name in files if name not in formats and not name.endswith(".json")]
@@ -87,7 +87,7 @@ def _check_counts(folder: str, file: DatasetFile, export: ExportFormat) -> Findi
     findings = Findings()
     subfolder = folder_of(export.folder_file)
     if subfolder and not is_url(folder) and subfolder not in list_folders(folder):
-        return findings  # the folder is missing, or is a link, which is not followed
+        return findings  # missing, or a link, which is not followed
     counts = export.sample_counts(exports.read_index_list(join(folder, export.folder_file)))
     shards = {shard.name: shard.samples for shard in file.shards if shard.samples}
     if not counts.keys() & shards.keys():

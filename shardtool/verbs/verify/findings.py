@@ -14,15 +14,15 @@ from shardtool.messages import call_text, choose_text, flag_text
 from shardtool.notebook import Displayed
 
 _RENAME_FIX = "Rename one of them in the source, and recreate the shards."
-MAX_LISTED_PER_FILE = 100  # further findings with the same code and file are only counted
-_MAX_TEXT_CHARS = 1000  # a name in a tar may have a million characters and occur in thousands of findings
+MAX_LISTED_PER_FILE = 100  # per code; further findings are only counted
+_MAX_TEXT_CHARS = 1000  # a name in a tar may have a million characters, in thousands of findings
 
 
 class FindingKind(NamedTuple):
     """The meaning of a finding code, and its fix.
 
     Attributes:
-        fix: What to do. Placeholders such as `{resume}` stand for options and commands.
+        fix: What to do, with placeholders such as `{resume}` for options and commands.
     """
 
     meaning: str
@@ -110,7 +110,7 @@ class Finding:
     """One problem in a file.
 
     Attributes:
-        offset: The offset of the problem in bytes, or None for the whole file.
+        offset: Offset of the problem in bytes, or None for the whole file.
     """
 
     code: str
@@ -166,7 +166,8 @@ class Findings:
     """Findings of one or more checks.
 
     Attributes:
-        listed: Pairs of a shard number (-1 for the whole dataset) and a finding. `counts` includes unlisted findings.
+        listed: Pairs of a shard number (-1 for the whole dataset) and a finding.
+        counts: Number of findings by code, including unlisted findings.
     """
 
     listed: list[tuple[int, Finding]] = field(default_factory=list)
@@ -182,7 +183,7 @@ class Findings:
         self._append_to_listed((number, finding) for finding in findings)
 
     def add_first(self, code: str, number: int, total: int, findings: Iterator[Finding]) -> None:
-        """Add `total` findings with the same code. List only the first findings, and count the others."""
+        """Count `total` findings with the same code, and list the first."""
         self._append_to_listed((number, finding) for finding in islice(findings, MAX_LISTED_PER_FILE))
         if total:
             self.counts[code] += total
@@ -215,9 +216,9 @@ class Report(Displayed):
 
     Attributes:
         findings: Problems in the order of the shards, up to `MAX_LISTED_PER_FILE` for each code and file.
-        read: The number and total size of the shards that `sample` selected, or None without `sample`.
-        datasets: One report per dataset if several were verified. The other attributes then cover all datasets.
-        uncompared: The fields that were not compared with `source`.
+        read: Number and total size of the shards that `sample` selected, or None without `sample`.
+        datasets: One report per dataset if several were verified. The other attributes then cover all.
+        uncompared: Fields that were not compared with `source`.
     """
 
     dataset: str

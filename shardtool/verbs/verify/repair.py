@@ -2,13 +2,12 @@
 
 - A missing, damaged or stale sidecar is rebuilt if its shard has the checksum in the dataset file.
 - A missing or damaged dataset file is rebuilt if every shard has the checksum in its sidecar.
-- Shards are rebuilt only with the source. `create` runs again with the recorded options and the user's `--map` and
-  `--root`. The new shards replace the old shards only if they match the dataset file exactly. Some runs cannot be
-  repeated this way, for example runs with splits, appended samples or a `--join` table, and runs of `reshard`. For such
-  a run, a message describes what the user can do.
+- Shards are rebuilt only with the source: `create` runs again with the recorded options and the user's `--map` and
+  `--root`. New shards replace old shards only if they match the dataset file exactly. If a run cannot be repeated this
+  way (`_why_not_repeatable`), a message describes what the user can do.
 
-Sidecars are replaced one by one, then the dataset file. New shards are staged, then replace the old shards together.
-The next run finishes an interrupted replacement.
+Sidecars are replaced one by one, then the dataset file. New shards replace the old shards together. The next run
+finishes an interrupted replacement.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ def _files_to_rebuild(file: DatasetFile, codes: Mapping[str, Collection[str]]) -
 
 
 def _repeat_options(file: DatasetFile, options: VerifyOptions) -> CreateOptions:
-    # Never run a `map` function only because the dataset file names it. The user must pass the function.
+    # Never run a `map` function only because the dataset file names it.
     from shardtool.source.recorded_run import recorded_run
 
     run, function = recorded_run(file, options), options.map
@@ -192,7 +191,7 @@ class Repair:
             self.done[-1] += f"; without the columns {format_list(sorted(lost_columns))}, which only the source has"
 
     def _build_sidecar(self, case: ShardCheck, file: DatasetFile) -> tuple[bytes, list[str]]:
-        # Only class numbers can be rebuilt, because a shard contains no other metadata.
+        # A shard contains no metadata except class numbers.
         from shardtool.dataset.shard_index import scanned_index
         from shardtool.dataset.sidecar_schema import SHARD_COLUMN
         from shardtool.dataset.sidecar_write import encode_sidecar_table
@@ -235,7 +234,7 @@ class Repair:
         self.done.append(f"{result.dataset_file}: rebuilt from shards and sidecars; {lost}")
 
     def _find_unlisted_shards(self) -> list[str]:
-        # A damaged dataset file may no longer list all shards. The new file must not omit the unlisted shards.
+        # A damaged dataset file may not list all shards, but the new file must.
         paths = self.subject.dataset.paths
         pattern, listed = parse_pattern([*paths]), {*map(base_name, paths)}
         return [

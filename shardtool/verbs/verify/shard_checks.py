@@ -1,4 +1,4 @@
-"""Check a shard and its sidecar, after a worker has scanned the shard. Each check yields findings."""
+"""Check a scanned shard and its sidecar."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _find_unsafe_keys(name: str, scan: ShardScan) -> Iterator[Finding]:
         if field in RESERVED_NAMES:
             problem = f"a reserved field name, in {pluralize(scan.codes.count(code), 'sample')}"
             yield Finding("key-unsafe", name, problem, "another name", field=printable(field))
-        # A slash within a name is allowed, because TFRecord features such as image/encoded contain one.
+        # TFRecord features such as image/encoded contain a slash.
         if field[:1] == b"/" or has_parent_part(field) or _CONTROL_CHARS.search(field):
             problem = "a field with an absolute path, a part `..`, or a control character"
             problem += f", in {pluralize(scan.codes.count(code), 'sample')}"
@@ -113,7 +113,7 @@ def _unsafe_type_reason(member: UnrecognisedMember) -> str:
         return "a device or FIFO"
     if member.kind not in (_HARD_LINK, _SYMBOLIC_LINK):
         return ""
-    # A symbolic link is relative to its own folder, but a hard link is relative to the root of the archive.
+    # A symbolic link is relative to its folder, a hard link to the root of the archive.
     folder = os.path.dirname(member.name) if member.kind == _SYMBOLIC_LINK else b""
     target = os.path.normpath(os.path.join(folder, member.link))
     inner_parent = re.search(rb"[^/.][^/]*/+(?:\.\.)(?:/|$)", member.link)  # `..` after a link may lead anywhere
@@ -151,7 +151,7 @@ class SidecarFile(NamedTuple):
     """The content of a sidecar.
 
     Attributes:
-        data: The bytes of the file, or b"" if it does not exist, cannot be read, or belongs to another tool.
+        data: The bytes of the file, or b"" if missing, unreadable, or of another tool.
         facts: The parsed description of the shard, or None.
     """
 
@@ -161,7 +161,7 @@ class SidecarFile(NamedTuple):
 
 
 def read_sidecar(case: ShardCheck) -> SidecarFile:
-    """Read the sidecar, and check that it exists, and that its size, checksum and format are right."""
+    """Read the sidecar, and check its size, checksum and format."""
     from shardtool.dataset.sidecar_read import load_sidecar, parse_facts
 
     entry, name = case.entry, case.sidecar
@@ -173,7 +173,7 @@ def read_sidecar(case: ShardCheck) -> SidecarFile:
     except OSError as error:
         return SidecarFile(findings=(Finding("sidecar-damaged", name, os_error_text(error)),))
     if not case.sidecar_required and _PARQUET_MAGIC not in (data[:4], data[-4:]):
-        return SidecarFile()  # the file belongs to another tool
+        return SidecarFile()  # a file of another tool
     findings, facts = list[Finding](), None
     if entry is not None and len(data) != entry.sidecar_size:
         findings.append(Finding("sidecar-size", name, f"{len(data):,} bytes", f"{entry.sidecar_size:,}{AS_LISTED}"))
@@ -200,7 +200,7 @@ def _check_sidecar_matches_shard(case: ShardCheck) -> Iterator[Finding]:
 
 
 def check_index(case: ShardCheck, sidecar: bytes) -> Iterator[Finding]:
-    """Parse the sidecar, and compare its samples with the samples of the shard, if the shard was read."""
+    """Parse the sidecar, and compare its samples with those of the shard, if read."""
     from shardtool.dataset.shard_index import compare_indexes, scanned_index
     from shardtool.dataset.sidecar_read import parse_sidecar
 

@@ -51,16 +51,13 @@ if TYPE_CHECKING:
 
 
 class SourceComparison:
-    """The comparison of a dataset with its source.
-
-    If samples of other sources were appended, only the shards of the first run are compared.
-    """
+    """The comparison of a dataset with its source, without samples appended from other sources."""
 
     def __init__(self, subject: VerifiedDataset, options: VerifyOptions, observer: Observer) -> None:
         self.subject, self.observer = subject, observer
         recorded = recorded_run(subject.file, options, table_folders(options.source, [subject.folder]))
         outputs = [parse_pattern([join(subject.folder, case.name) for case in subject.cases])]
-        # The recorded pattern covers all shards of the dataset, even those that were not given.
+        # The recorded pattern also covers shards that were not given.
         if subject.file is not None and (pattern := recorded_range(subject.file)) is not None:
             outputs.append(replace(pattern, folder=outputs[0].folder))
         self._source_errors = partial(verify_options_in_errors, options.source, options.join, f"{self._source_advice}.")

@@ -1,8 +1,8 @@
 """Verify several datasets, and find leaks: samples that are in two splits of the same dataset.
 
-Datasets are splits of the same dataset if their dataset files record the same run, or if their names differ only in a
-word such as `train` or `val`. One run writes each key to one split, so a key in two splits is a leak. Separate runs may
-use the same key for different samples, so a key in two splits is a leak only if both samples have the same content.
+Datasets are splits if their dataset files record the same run, or if their names differ only in a word such as `train`
+or `val`. One run writes each key to one split, so a key in two splits is a leak. Separate runs may use a key for
+different samples, so both samples must also have the same content.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NAME_PART = re.compile(r"[A-Za-z]+|[0-9]+")
 def verify_several(
     datasets: Sequence[Any], options: VerifyOptions, verify: Callable[..., VerifiedDataset], pool: Pool
 ) -> Report:
-    """Verify several datasets, and find leaks between splits. The report includes datasets that cannot be opened."""
+    """Verify several datasets, even if some cannot be opened, and find leaks between splits."""
     opened = [_open_or_error(dataset) for dataset in datasets]
     splits = _find_splits(opened)
     split_indexes = {index for pair in splits for index in pair}
@@ -49,7 +49,7 @@ def verify_several(
             reports[index] = _unreadable_report(dataset, error)
         elif index in split_indexes:
             verified[index] = verify(dataset, contents=index in content_indexes)
-        else:  # keep only the report, to save memory
+        else:  # keep only the report
             reports[index] = build_report(verify(dataset), options)
     for (first, second), recorded in splits.items():
         if first in verified and second in verified:
@@ -89,7 +89,7 @@ def _unreadable_report(given: Any, error: CorruptShard) -> Report:
 
 
 def _find_leaks(first: VerifiedDataset, second: VerifiedDataset, pool: Pool | None) -> None:
-    # If `pool` is None, every shared key is a leak. Otherwise, workers of `pool` also compare the content.
+    # If `pool` is None, every shared key is a leak. Otherwise, workers compare the content.
     import numpy as np
 
     if not (first.read and second.read):

@@ -43,7 +43,7 @@ class ShardCheck:
 
     Attributes:
         size: The size in bytes, or None if the file does not exist.
-        facts: The sidecar's description of the shard, or None if the sidecar is missing or damaged.
+        facts: The sidecar's description of the shard, or None if missing or damaged.
         examined: The worker's result, or None if the shard was not read.
     """
 
@@ -71,12 +71,12 @@ class ShardCheck:
 
     @property
     def crcs(self) -> list[int]:
-        """The checksums that the dataset file and the sidecar record for the shard."""
+        """The checksums in the dataset file and the sidecar."""
         return [record.crc for record in (self.entry, self.facts) if record is not None and record.crc is not None]
 
     @property
     def is_verified(self) -> bool:
-        """Whether the shard was read without errors, and its checksum is one of `crcs`."""
+        """Whether the shard was read without errors and has one of the `crcs`."""
         scan = self.scan
         return scan is not None and scan.error is None and scan.crc in self.crcs
 
@@ -86,8 +86,8 @@ class VerifiedDataset:
     """A dataset, and the results of its checks so far.
 
     Attributes:
-        dataset: The attribute `file` is None if the dataset file is missing or damaged.
-        fields: Number of samples with each field, in the shards that were read.
+        dataset: Its `file` is None if the dataset file is missing or damaged.
+        fields: Number of samples with each field, in the read shards.
         unresolved: Failed repairs and comparisons, with reasons.
     """
 
@@ -105,12 +105,12 @@ class VerifiedDataset:
 
     @property
     def folder(self) -> str:
-        """The folder of the dataset file, or of the shards if there is no dataset file."""
+        """The folder of the dataset file, or else of the shards."""
         return self.dataset.folder
 
     @property
     def name(self) -> str:
-        """The name of the dataset file, or of the folder if there is no dataset file."""
+        """The name of the dataset file, or else of the folder."""
         return printable_name(self.dataset.where)
 
     @property
@@ -130,7 +130,7 @@ class VerifiedDataset:
         return 0 < len(self.read) < sum(case.size is not None for case in self.cases)
 
     def labels(self) -> frozenset[str]:
-        """Return the fields that contain labels or numbers, which do not count as content of a sample."""
+        """Return the fields with labels or numbers, which do not count as content."""
         from shardtool.dataset.duplicates import recorded_labels
 
         return recorded_labels(self.file)
@@ -222,7 +222,7 @@ def build_report(subject: VerifiedDataset, options: VerifyOptions) -> Report:
 
 
 def combine_reports(reports: Sequence[Report]) -> Report:
-    """Combine the reports of several datasets into one report."""
+    """Combine the reports of several datasets."""
     read = [report.read for report in reports if report.read is not None]
     return Report(
         dataset=format_list([report.dataset for report in reports], 3),

@@ -1,7 +1,7 @@
 """`verify`: check that a dataset is complete and undamaged.
 
 Workers scan shards and compute checksums. The main process compares the results with the sidecars and the dataset file,
-and checks all shards together for gaps, extra files, and duplicate keys.
+and checks all shards together.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _STORE_CHECKSUMS = "the store's own checksums"
 
 @accepts_options(VerifyOptions)
 def verify(dataset: DatasetLike, options: VerifyOptions, observer: Observer) -> Report:
-    """Check one or several datasets, and return a report of what is wrong. Only `repair` writes files.
+    """Check one or several datasets, and report problems. Only `repair` writes files.
 
     Args:
-        dataset: A dataset file, a shard pattern, a glob, a folder, or shards. For several datasets, pass a list or a
-            name with `{split}`.
+        dataset: A dataset file, shard pattern, glob, folder, or shards. For several datasets, pass a list or a name
+            with `{split}`.
 
     Raises:
         InvalidRequest: The dataset does not exist, or the options conflict.
@@ -89,7 +89,7 @@ def repair(dataset: DatasetLike, options: VerifyOptions, observer: Observer) -> 
 def _open_pool(options: VerifyOptions, observer: Observer, dataset: DatasetLike) -> Pool:
     workers = usable_cores() if options.workers is None else options.workers
     is_serial = options.quick or (workers == 1 and options.source is None and options.executor == "local")
-    # If stores are accessed, fork the workers before requests start threads, because threads make forking unsafe.
+    # With stores, fork the workers before requests start threads, which make forking unsafe.
     lazy = options.source is None and is_local(dataset)
     return Pool() if is_serial else start_pool(options, observer=observer, lazy=lazy)
 
@@ -171,7 +171,7 @@ def _check_with_reading(
     if options.source is not None:
         from shardtool.verbs.verify.source_checks import SourceComparison
 
-        # Open the source first, to report a missing source before any shard is read.
+        # Report a missing source before any shard is read.
         comparison = SourceComparison(subject, options, observer)
     numbers = sampled_shards(subject.cases, options)
     _start_progress(subject, observer, numbers)
@@ -222,7 +222,7 @@ def _examine_shards(
         examined.fields = Counter()
         if scan is not None:
             examined.content_ids = examine.content_ids(scan, subject.labels()) if contents else b""
-            examined.scan = short = ShardScan(scan.path, scan.format, scan.size)  # drop the columns, to save memory
+            examined.scan = short = ShardScan(scan.path, scan.format, scan.size)  # without columns, to save memory
             short.crc, short.digest, short.error = scan.crc, scan.digest, scan.error
             if options.source is not None or options.target:
                 scans[number] = scan
@@ -244,10 +244,9 @@ def _run_shard_checks(findings: Findings, number: int, case: ShardCheck) -> None
 
 
 def sampled_shards(cases: Sequence[ShardCheck], options: VerifyOptions) -> list[int]:
-    """Return the numbers of the shards to read. If shards exist, return at least one number.
+    """Return the numbers of the shards to read: at least one, if shards exist.
 
-    The shards are sorted by a hash of their names. `seed` selects a range of them; consecutive seeds select adjacent
-    ranges.
+    Shards are sorted by a hash of their names. Consecutive values of `seed` select adjacent ranges.
     """
     existing = [number for number, case in enumerate(cases) if case.size is not None]
     if options.sample is None or not existing:
@@ -256,11 +255,11 @@ def sampled_shards(cases: Sequence[ShardCheck], options: VerifyOptions) -> list[
 
     share = parse_share("sample", options.sample)
     ordered = sorted(existing, key=lambda number: (blake2b(cases[number].name.encode()).digest(), number))
-    # Add 1 to each size, so that an empty shard can be chosen.
+    # Add 1, so that an empty shard can be chosen.
     ends = [*accumulate((cases[number].size or 0) + 1 for number in ordered)]
     start = share * (options.seed or 0) % 1
     starts = [Fraction(before, ends[-1]) for before in [0, *ends[:-1]]]
     chosen = [number for number, shard_start in zip(ordered, starts, strict=True) if (shard_start - start) % 1 < share]
-    if not chosen:  # no shard starts in the selected range, so read the shard that contains the range
+    if not chosen:  # no shard starts in the selected range
         chosen = [ordered[sum(shard_start <= start for shard_start in starts) - 1]]
     return sorted(chosen)

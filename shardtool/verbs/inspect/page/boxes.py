@@ -21,14 +21,14 @@ _LIST_NAMES = ("annotations", "objects", "instances", "detections", "shapes")
 _CORNERS = ("xmin", "ymin", "xmax", "ymax"), ("x1", "y1", "x2", "y2"), ("left", "top", "right", "bottom")
 _SIDES = ("x", "y", "width", "height"), ("x", "y", "w", "h")
 _BOX_NUMBERS = 4
-_YOLO_NUMBERS = (_BOX_NUMBERS, _BOX_NUMBERS + 1)  # a confidence value may follow the numbers of a box
+_YOLO_NUMBERS = (_BOX_NUMBERS, _BOX_NUMBERS + 1)  # a confidence may follow
 _MIN_POLYGON_NUMBERS = 6
 _TOLERANCE = 1.02  # annotations often exceed the image by a pixel or a rounding error
 _MAX_COLOURED_CLASS = 2**20
-_MIN_LIGHT = 1400  # a colour is light if the weighted sum of red, green and blue (at most 2,550) is larger
+_MIN_LIGHT = 1400  # a colour is light if the weighted sum of its channels (at most 2,550) is larger
 _MAX_LABEL_CHARS = 60
 _MAX_POINTS = 100
-_DRAWN_SIDE = 1000  # the longer side of the image, in the drawing's coordinates
+_DRAWN_SIDE = 1000  # the longer side of the drawing
 
 _Point = tuple[float, float]
 
@@ -45,7 +45,7 @@ class Outline(NamedTuple):
 
 
 def drawing_size(image: tuple[int, int]) -> tuple[int, int]:
-    """Return width and height of the drawing over an image of this size."""
+    """Return the size of the drawing over an image of this size."""
     scale = _DRAWN_SIDE / max(image)
     return max(1, round(image[0] * scale)), max(1, round(image[1] * scale))
 
@@ -93,7 +93,7 @@ def _shapes_of(value: object, image: tuple[int, int]) -> list[tuple[list[_Point]
         boxes, is_corners = value[name] if name else [], name == "xyxy"
         label: object = next((value[label] for label in _LABEL_NAMES if label in value), [])
         labels = label if isinstance(label, list) else [label]
-        if _numbers(boxes):  # ignore a single box without a label: it may be a crop of another image
+        if _numbers(boxes):  # a single box without a label may be a crop
             boxes = [boxes] if labels else []
     else:
         return []
@@ -128,10 +128,10 @@ def _numbers(value: object) -> list[float]:
 def _rectangles(
     boxes: Sequence[Sequence[float]], image: tuple[int, int], *, is_corners: bool
 ) -> list[tuple[float, float, float, float]]:
-    """Return left, top, right and bottom of each box as shares of the image, or an empty list if most boxes do not fit.
+    """Return left, top, right and bottom of each box as shares of the image, or an empty list if most do not fit.
 
-    If any number is greater than 1, the numbers are pixels, otherwise shares. Boxes are [left, top, width, height] as
-    in COCO or, if more boxes then fit into the image, [left, top, right, bottom].
+    If any number is greater than 1, all are pixels, otherwise shares. Boxes are [left, top, width, height] as in COCO
+    or, if more then fit into the image, [left, top, right, bottom].
     """
     if boxes and max(map(max, boxes)) <= 1:
         image = 1, 1

@@ -1,4 +1,4 @@
-"""Draw bar charts of metadata columns: numbers, the lengths of texts and lists, and categories."""
+"""Draw bar charts of metadata columns."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _MAX_COLUMNS = 400
 _MAX_KEPT_VALUES = 2**13
 _MAX_BARS = 24
 _MAX_CATEGORIES = 10
-_MAX_CHART_NUMBER = 1e150  # larger numbers are clipped, so differences stay finite
+_MAX_CHART_NUMBER = 1e150  # differences must stay finite
 _MAX_WHOLE_RANGE = 2**50
 _TIMES = "times"
-_LOG_RATIO = 20  # if the largest value exceeds the median by this factor, the scale is logarithmic
+_LOG_RATIO = 20  # the scale is logarithmic if the largest value exceeds the median by this factor
 
 
 class Chart(NamedTuple):
@@ -73,7 +73,7 @@ class ColumnCharts:
     """Collects the values of all columns during the pass over the indexes.
 
     Attributes:
-        class_counts: For each column with lists of class numbers, the number of values of each class.
+        class_counts: For each column with lists of class numbers, the count of each class.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,6 @@
-"""Choose the samples of a page or contact sheet, by a seeded random selection, and find unusual samples.
+"""Choose random samples for a page or contact sheet, including rare labels, and find unusual samples.
 
-The selection is spread over labels, so that rare labels are included. Unusual samples are the smallest and largest, the
-widest and tallest image, and duplicates.
+Unusual samples are the smallest and largest, the widest and tallest image, and duplicates.
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ _MAX_COMPARED_PAIRS = 10
 
 
 class UnusualSamples:
-    """Finds unusual samples. Fields in `labels` are ignored when contents are compared.
+    """Finds unusual samples. Contents are compared without the fields in `labels`.
 
-    `find` sets `repeated`, the number of samples with the same sizes and checksums as an earlier sample.
+    `find` sets `repeated`, the number of samples with the sizes and checksums of an earlier sample.
     """
 
     def __init__(self, labels: frozenset[str]) -> None:
@@ -104,7 +103,7 @@ class UnusualSamples:
         return samples + pairs
 
     def _duplicate_candidates(self) -> list[list[tuple[int, int]]]:
-        # For each of the largest groups of likely duplicates, return the shard number and row of its first two samples.
+        # Return shard number and row of two samples of each of the largest groups of likely duplicates.
         ids = np.concatenate([np.zeros(0, np.uint64), *(shard_ids for _, shard_ids in self._content_ids)])
         ends = part_offsets([len(shard_ids) for _, shard_ids in self._content_ids])
         order = np.flatnonzero(repeated(ids))
@@ -148,9 +147,9 @@ _MAX_STRATA = 2000
 
 @dataclass(frozen=True)
 class ChosenSamples:
-    """The samples chosen from a dataset, and its statistics.
+    """The chosen samples of a dataset, and its statistics.
 
-    `spread` is the label over which the samples are spread, or "" if they are spread over shards.
+    `spread` is the label over which the samples are spread, or "" for shards.
     """
 
     overview: DatasetOverview
@@ -161,7 +160,7 @@ class ChosenSamples:
 
     @property
     def total(self) -> str:
-        """The number of samples in the dataset as text."""
+        """The number of samples as text."""
         prefix = "at least " if self.overview.partial and self.overview.dataset.file is None else ""
         return f"{prefix}{self.summary.samples:,}"
 
@@ -176,8 +175,8 @@ def choose_samples(
 ) -> ChosenSamples:
     """Choose up to `max_samples` samples, spread over the values of a label or, without labels, over shards.
 
-    With `default_count`, choose only this number of samples or, if there are more label values, one sample per value.
-    Each of the `collectors` is called with the index of each shard that is read.
+    With `default_count`, choose only this number of samples or, if there are more label values, one per value. The
+    `collectors` are called with the index of each read shard.
     """
     overview = DatasetOverview(dataset, InspectOptions(seed=seed), Observer())
     spread: set[str] = set()
@@ -232,7 +231,7 @@ def _candidates(
     starts = np.flatnonzero(np.diff(codes[order], prepend=-2))
     rank = np.arange(len(codes)) - np.repeat(starts, np.diff(np.append(starts, len(codes))))
     best = order[np.lexsort((priority[order], rank))][:max_samples]
-    if 0 < max_samples <= len(pool):  # if the pool is full, drop most candidates before their samples are read
+    if 0 < max_samples <= len(pool):  # drop most candidates before their samples are read
         priorities_by_stratum = {
             stratum: [candidate[1] for candidate in members]
             for stratum, members in groupby(sorted(pool, key=_CANDIDATE_ORDER), itemgetter(0))
@@ -249,8 +248,7 @@ def _candidates(
 
 
 def _first_candidates(pool: list[_Candidate], max_samples: int) -> list[_Candidate]:
-    # Sort by rank within the stratum, then by random number. A dropped candidate would not return, because later
-    # samples only move it further down.
+    # Sort by rank within the stratum, then by random number. Later samples only move a dropped candidate further down.
     strata = groupby(sorted(pool, key=_CANDIDATE_ORDER), key=itemgetter(0))
     ranked = [(rank, candidate) for _, members in strata for rank, candidate in enumerate(members)]
     ranked.sort(key=lambda ranked_candidate: (ranked_candidate[0], ranked_candidate[1][1], ranked_candidate[1][0]))

@@ -34,13 +34,13 @@ _MAX_FIELDS = 60
 # without a dataset file, the example program lists up to this many shards, because a glob could match other files
 _MAX_LISTED_SHARDS = 9
 _MAX_EXAMPLE_FIELDS = 4
-_MAX_AREA_IMAGES = 4  # up to this many images of one size, the dot's area is proportional to their number
+_MAX_AREA_IMAGES = 4  # up to this many images, the dot's area is proportional to their number
 _MAX_ANCHOR_CHARS = 120
 _DATASET_LABEL = "dataset"
 
 
 def all_samples(views: Sequence[DatasetView]) -> list[ShownSample]:
-    """Return the samples of all views, with unusual samples last."""
+    """Return the samples of all views, unusual samples last."""
     shown = [sample for view in views for sample in view.shown]
     return shown + [sample for view in views for sample in view.unusual_shown]
 
@@ -59,7 +59,7 @@ class LabelSet(NamedTuple):
     """The values of a label or column, the most frequent first.
 
     Attributes:
-        total: Number of samples that have a value, or number of annotations if `unit` is `annotation`.
+        total: Number of samples with a value, or number of annotations if `unit` is `annotation`.
     """
 
     name: str
@@ -72,7 +72,7 @@ class LabelSet(NamedTuple):
 
 
 def set_dataset_labels(views: Sequence[DatasetView]) -> None:
-    """Add the label `dataset` to each sample of a page about several datasets."""
+    """On a page about several datasets, add the label `dataset` to each sample."""
     for view in views if len(views) > 1 else ():
         for sample in view.samples:
             sample.labels.setdefault(_DATASET_LABEL, view.name)
@@ -102,7 +102,7 @@ class DatasetView(ChosenSamples):
 
     @property
     def samples(self) -> list[ShownSample]:
-        """The samples of this dataset, with unusual samples last."""
+        """The samples, unusual samples last."""
         return self.shown + self.unusual_shown
 
     @property
@@ -121,7 +121,7 @@ class DatasetView(ChosenSamples):
 
     @property
     def state(self) -> tuple[str, str]:
-        """The state of the files (`good`, `warn` or `bad`), and a short text about it."""
+        """The state of the files (`good`, `warn` or `bad`), and its description."""
         summary = self.summary
         if missing := sum(problem.code == "missing-shard" for problem in summary.problems):
             return "bad", f"{pluralize(missing, 'shard')} missing"
@@ -165,7 +165,7 @@ class DatasetView(ChosenSamples):
 
     @cached_property
     def labels(self) -> list[LabelSet]:
-        """A `LabelSet` for each column of annotations with class names, and then for each likely label."""
+        """A `LabelSet` for each column of annotations with class names, then for each likely label."""
         overview, sets = self.overview, []
         for name in overview.classes:
             if counts := self.class_counts.get(name.rpartition(".")[0]):
@@ -201,13 +201,13 @@ class DatasetView(ChosenSamples):
 
     @property
     def tallies(self) -> list[list[tuple[str, int]]]:
-        """Counts of the most frequent formats, and of the most frequent modes, of the shown samples' first images."""
+        """Counts of the most frequent formats, and of modes, of the shown samples' first images."""
         counts = [Counter(map(attrgetter(name), self._first_images)) for name in ("kind", "mode")]
         return [sorted(counter.items(), key=lambda item: (-item[1], item[0]))[:6] for counter in counts]
 
     @property
     def pixels(self) -> list[tuple[int, int]]:
-        """Width and height of the first image of each shown sample."""
+        """The size of each shown sample's first image."""
         return [image.full for image in self._first_images]
 
     @property

@@ -1,4 +1,4 @@
-"""Embed audio and video in a page. The first bytes determine the MIME type, so no payload is treated as a script."""
+"""Embed audio and video in a page. The first bytes determine the MIME type, so no payload becomes a script."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from shardtool.dataset.payload import content_type
 _WAVEFORM_BARS = 80
 _WAVEFORM_HEIGHT = 100
 _EXTENSIBLE = 0xFFFE  # the header's extension contains the format
-_AUDIO_FRAME_BYTES = 4  # audio of 8 or 16 bits is cut at a multiple of this size
-_MIN_CLIP_BYTES = 64_000  # include at least this many bytes of long audio, or none
+_AUDIO_FRAME_BYTES = 4  # audio of 8 or 16 bits is cut at a multiple of this
+_MIN_CLIP_BYTES = 64_000  # include at least this much of long audio, or nothing
 _MAX_MEDIA_BYTES = 1_500_000
 _MEDIA_SIGNATURES = (
     (b"fLaC", "audio/flac"), (b"OggS", "audio/ogg"), (b"ID3", "audio/mpeg"), (b"\xff\xf1", "audio/aac"),
@@ -35,7 +35,7 @@ class MediaClip(NamedTuple):
 
     @property
     def waveform(self) -> str:
-        """The waveform of the included bytes as an SVG path, or "" if they are not an uncompressed WAV file."""
+        """The waveform of the included bytes as an SVG path, or "" if not an uncompressed WAV."""
         peaks = wav_peaks(self.data, _WAVEFORM_BARS)
         highest = max(peaks, default=0) or 1
         heights = (max(1, round(_WAVEFORM_HEIGHT / 2 * peak / highest)) for peak in peaks)
@@ -55,7 +55,7 @@ class MediaClip(NamedTuple):
 
     @property
     def description(self) -> str:
-        """A text with the kind, the duration, and how much of the payload is included."""
+        """The kind, the duration, and how much of the payload is included."""
         duration = "" if self.seconds is None else f", {self.seconds:,.1f} s"
         included = (
             f", the first {len(self.data) / max(self.length, 1):.0%}" if self.data else ", not included in this page"
@@ -64,7 +64,7 @@ class MediaClip(NamedTuple):
 
 
 def wav_peaks(data: bytes, bars: int) -> list[float]:
-    """Return the largest amplitude in each of `bars` parts of a WAV file. Return an empty list if it is compressed.
+    """Return the largest amplitude in each of `bars` parts of a WAV file, or an empty list if it is compressed.
 
     Source: RFC 2361, and Microsoft's WAVEFORMATEXTENSIBLE.
     """
@@ -112,11 +112,11 @@ class MediaBudget:
         self._per_sample = (total - self._available) / max(samples, 1)
 
     def start_sample(self) -> None:
-        """Add the share of the next sample to the available bytes."""
+        """Add the share of the next sample."""
         self._available += self._per_sample
 
     def take(self, kind: str, length: int) -> int:
-        """Return how many bytes of a field to include: all, a start that can be played, or 0 if neither fits."""
+        """Return how many bytes of a field to include: all, a playable start, or 0."""
         available = min(int(self._available), _MAX_MEDIA_BYTES)
         aligned = available // _AUDIO_FRAME_BYTES * _AUDIO_FRAME_BYTES
         start_bytes = aligned if aligned >= _MIN_CLIP_BYTES and not kind.endswith("/mp4") else 0

@@ -1,7 +1,7 @@
 """Write a self-contained HTML page about a dataset (`inspect --html`).
 
-All content of the dataset is untrusted. The templates escape the content and show control characters. The content
-security policy allows only the page's own script and style sheet, by hash. The page is readable without JavaScript.
+The dataset's content is untrusted. The templates escape it and show control characters. The content security policy
+allows only the page's own script and style sheet, by hash. The page is readable without JavaScript.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def _sample_json(sample: ShownSample) -> dict[str, object]:
 
 
 def _image_json(image: Thumbnail, *, with_data: bool) -> dict[str, object]:
-    # `with_data` is false for images that the sample's tile already contains
+    # `with_data` is false if the sample's tile contains the image
     document: dict[str, object] = {"field": shorten_text(image.field, 200), "full": image.full, "size": image.size}
     document |= {"mode": image.mode, "kind": image.kind, "colours": image.colours[:_MAX_LEGEND_COLOURS]}
     return {**document, "src": image.url} if with_data else document
@@ -233,7 +233,7 @@ class LogScale:
         return [step * index for index in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
     def ticks(self, show: Callable[[float], str]) -> list[tuple[float, float, str]]:
-        """Return each mark's pixel, and its label's centre and text. Texts that would overlap are empty."""
+        """Return each mark's pixel, and its label's centre and text ("" if texts would overlap)."""
         ticks, free_from = [], 0.0
         for value in self.marks():
             pixel, text = self.at(value), show(value)
@@ -255,15 +255,15 @@ _OUTLINES = 10_000  # maximum outlines on the page, at about 150 bytes each
 _MEDIA_BYTES = 6_000_000
 _MAX_MIN_EDGE_PIXELS = (384, 96)
 _PIXELS_PER_BYTE = 8.0
-_MAX_SAMPLES_WITHOUT_UNUSUAL = 20  # in a dataset of up to this many samples, none is shown as unusual
+_MAX_SAMPLES_WITHOUT_UNUSUAL = 20  # in so small a dataset, no sample is shown as unusual
 
 
 def write_page(
     datasets: StoredDataset | Sequence[StoredDataset], path: str, *, seed: int = 0, overwrite: bool = False
 ) -> None:
-    """Write a page about one or several datasets. Damage is reported on the page.
+    """Write a page about one or several datasets, which also reports damage.
 
-    The page shows 200 samples. If a label has more than 200 values, the page shows one sample per value, at most 2,000.
+    The page shows 200 samples or, if a label has more values, one sample per value, at most 2,000.
     """
     stored_datasets = [datasets] if isinstance(datasets, StoredDataset) else [*datasets]
     for dataset in stored_datasets:

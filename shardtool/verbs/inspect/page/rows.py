@@ -1,4 +1,4 @@
-"""Embed the metadata of samples as a table in the page, for filters, sorting and the selection of keys."""
+"""Embed the metadata of samples in the page, for filters, sorting and the selection of keys."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from shardtool.verbs.inspect.page.samples import ShownSample
 
 MAX_ROWS = 100_000
-MAX_ROW_BYTES = 10_000_000  # limit for rows as Arrow columns, which take about as many bytes as JSON
+MAX_ROW_BYTES = 10_000_000  # as Arrow columns, which take about as many bytes as JSON
 _MAX_VALUE_CHARS = 200
 _MAX_LIST_VALUES = 20
-_MAX_EXACT_INTEGER = 2**53  # JavaScript represents integers up to this limit exactly
+_MAX_EXACT_INTEGER = 2**53  # exact in JavaScript
 _UNSAFE_IN_FILE_NAMES = re.compile(r"[^A-Za-z0-9_-]+")
 _OWN_COLUMNS = 2  # the columns `key` and `size`
 
@@ -42,7 +42,7 @@ class _Values(NamedTuple):
 
 
 def class_names_of(classes: Mapping[str, list[str]], column: str) -> list[str]:
-    """Return the class names of a column, from the field of the same name, such as `labels.json` for `labels`."""
+    """Return the class names of a column, from its field, such as `labels.json` for `labels`."""
     matches = (names for name, names in classes.items() if name.rpartition(".")[0] == column)
     return classes.get(column) or next(matches, [])
 
@@ -51,7 +51,7 @@ class RowTable:
     """Collects the rows of a dataset during the pass over its indexes.
 
     Attributes:
-        first: Number of samples, counted from the first sample of the dataset, whose rows fit into the limits.
+        first: Number of first samples of the dataset whose rows fit into the limits.
     """
 
     def __init__(self, name: str, max_rows: int = MAX_ROWS, max_bytes: int = MAX_ROW_BYTES) -> None:
@@ -79,7 +79,7 @@ class RowTable:
         table = table if count == len(shard_index) else table.take(number_array(np.arange(count)))
         columns = {name: _convert(table.column(name), class_names_of(overview.classes, name)) for name in names}
         for name, payloads in fields.items():
-            # the field `labels.json` has the same values as the column `labels`
+            # the field `labels.json` has the values of the column `labels`
             is_column = name in columns or name.rpartition(".")[0] in columns
             if not is_column and payloads.crcs is not None and overview.is_label(name):
                 ids, is_missing = np.zeros(len(shard_index), np.uint64), np.ones(len(shard_index), np.bool_)
@@ -89,7 +89,7 @@ class RowTable:
         size = sum(part.nbytes for column in (keys, *columns.values()) for part in column[1:] if part is not None)
         fitting = count if size <= self._bytes_left else count * self._bytes_left // size
         self._bytes_left -= size
-        if fitting < len(shard_index):  # add no more, because the rows must be the first samples without a gap
+        if fitting < len(shard_index):  # rows must be the first samples, without a gap
             self._bytes_left = 0
         if fitting:
             self._ranges[shard.path] = self.rows, fitting
@@ -109,7 +109,7 @@ class RowTable:
         self.rows += count
 
     def set_rows(self, samples: Sequence[ShownSample], overview: DatasetOverview) -> None:
-        """Set the table row of each shown sample. Add rows for shown samples that the limits excluded."""
+        """Set the table row of each shown sample. Add rows beyond the limits if necessary."""
         added: dict[tuple[str, int], tuple[int, ShownSample]] = {}
         for sample in samples:
             path, number = sample.chosen.shard.path, sample.chosen.number
@@ -136,7 +136,7 @@ def _column_of(values: list[object]) -> pa.ChunkedArray:
     try:
         return pa.chunked_array([pa.array(values)])
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
-        # Arrow has no type for the values, or they have several types
+        # Arrow has no common type for the values
         texts = (None if value is None else _value_text(value, ()) for value in values)
         return pa.chunked_array([pa.array(texts, pa.string())])
 
@@ -173,7 +173,7 @@ def _are_exact(values: pa.Array) -> bool:
 
 
 def _list_texts(values: pa.Array, class_names: Sequence[str]) -> pa.Array:
-    # Lists of objects, such as conversations, are not converted, because this would take seconds.
+    # Converting lists of objects, such as conversations, would take seconds.
     import pyarrow.compute as pc
 
     if not is_scalar_type(values.type.value_type):
@@ -196,13 +196,13 @@ def _value_text(value: object, class_names: Sequence[str]) -> str | None:
 
 
 def cell_text(text: str) -> str:
-    """Escape control characters in a text, and cut it after 200 characters."""
+    """Escape control characters, and cut a text after 200 characters."""
     text = printable(text)
     return text if len(text) <= _MAX_VALUE_CHARS else text[:_MAX_VALUE_CHARS] + "…"
 
 
 def script_json(value: object, *, ascii_only: bool = False) -> str:
-    """Return JSON for a script element. Characters that could end the element are escaped."""
+    """Return JSON for a script element, with characters escaped that could end the element."""
     document = json.dumps(value, ensure_ascii=ascii_only, separators=(",", ":"))
     for char in "<>&\u2028\u2029":
         document = document.replace(char, f"\\u{ord(char):04x}")
@@ -212,8 +212,8 @@ def script_json(value: object, *, ascii_only: bool = False) -> str:
 def rows_json(tables: Sequence[RowTable], overviews: Sequence[DatasetOverview]) -> str:
     """Return the rows as JSON for a script element.
 
-    A column contains its cells as `values`, or its distinct texts as `names` and each cell's index in `names` as
-    `codes` (-1 for null). If the column `key` shows a key escaped or cut, `keys` contains the original key by row.
+    A column contains its cells as `values`, or its distinct texts as `names` and each cell's index as `codes` (-1 for
+    null). If the column `key` shows a key escaped or cut, `keys` contains the original by row.
     """
     pairs = [*zip(tables, overviews, strict=True)]
     keys = [key for table in tables for part in table.keys for key in part.to_pylist()]
@@ -284,6 +284,6 @@ def _column_document(parts: Sequence[_Values]) -> dict[str, object]:
 def _numbers(part: _Values) -> list[object]:
     if not part.kind or pt.is_integer(part.values.type):
         return list(part.values.to_pylist())
-    # Converted through text, 32-bit floats have no extra digits. NaN and infinity stay text, because JSON lacks them.
+    # Through text, 32-bit floats get no extra digits. NaN and infinity stay text, because JSON lacks them.
     texts = part.values.cast(pa.string()).to_pylist()
     return [text if text is None or text.lstrip("-") in ("nan", "inf") else float(text) for text in texts]

@@ -1,7 +1,7 @@
-"""Read the samples that a page shows. Only the shown fields are read, and only the start of long fields.
+"""Read the samples that a page shows, and only the start of long fields.
 
 Conversations in JSON are shown as messages: LLaVA and ShareGPT (`from`, `value`), OpenAI (`role`, `content`), and
-similar forms.
+similar.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _TEXT_NAMES = ("content", "value", "text")
 
 
 def find_turns(document: object) -> list[tuple[str, str]]:
-    """Return the role and text of each turn, or an empty list if the document is not a conversation."""
+    """Return the role and text of each turn, or an empty list if `document` is no conversation."""
     if isinstance(document, dict):
         document = next((document[name] for name in _LIST_NAMES if isinstance(document.get(name), list)), None)
     if not isinstance(document, list) or not document:
@@ -115,8 +115,8 @@ class ShownSample:
 
     Attributes:
         labels: Label texts by field or column, the likeliest first.
-        label: The value of the likeliest label, or "" if there is none.
-        reason: Why the sample is unusual, or "" for other samples.
+        label: The value of the likeliest label, or "".
+        reason: Why the sample is unusual, or "".
     """
 
     chosen: StoredSample
@@ -139,12 +139,12 @@ class ShownSample:
 
     @property
     def fields(self) -> list[tuple[str, int]]:
-        """Name of each field, and the length of its payload in bytes."""
+        """Name and size in bytes of each field."""
         return [(shorten_text(part["name"], MAX_KEY_CHARS), part["length"]) for part in self.chosen.fields]
 
     @property
     def overlay(self) -> Thumbnail | None:
-        """The first mask that has the aspect ratio of the first image, or None if there is none."""
+        """The first mask with the aspect ratio of the first image, or None."""
         photo = self.images[0] if self.images else None
         if photo is None or photo.colours:
             return None
@@ -157,7 +157,7 @@ class ShownSample:
 
     @property
     def caption(self) -> TextExcerpt | None:
-        """The most informative text: a conversation, or else the longest text, or None."""
+        """A conversation, or else the longest text, or None."""
         long_texts = [excerpt for excerpt in self.texts if excerpt.kind != "bytes" and len(excerpt.text) > 1]
         return max(
             long_texts or self.texts[:1],
@@ -167,16 +167,16 @@ class ShownSample:
 
     @property
     def drawing_size(self) -> tuple[int, int]:
-        """Width and height of the drawing over the first image."""
+        """The size of the drawing over the first image."""
         return drawing_size(self.images[0].full)
 
 
 class SampleBudget(NamedTuple):
-    """Limits of what is shown for each sample.
+    """Limits for each sample.
 
     Attributes:
-        image: Maximum bytes of all thumbnails of a sample, or None for no limit.
-        media: Budget that all samples share for audio and video, or None for no clips.
+        image: Maximum bytes of all thumbnails, or None for no limit.
+        media: Budget of all samples for audio and video, or None for no clips.
     """
 
     edge: int
@@ -190,7 +190,7 @@ class SampleBudget(NamedTuple):
 def show_samples(
     choice: ChosenSamples, budget: SampleBudget, samples: Sequence[StoredSample] | None = None
 ) -> Iterator[ShownSample]:
-    """Read samples for display, by default the chosen samples of `choice`."""
+    """Read samples for display, by default those of `choice`."""
     for shard, group in groupby(choice.chosen if samples is None else samples, key=lambda stored: stored.shard):
         shard_samples = list(group)
         try:
@@ -346,7 +346,7 @@ class _SampleRendering:
                     self._conversations.append(turns)
                     return self._chat_excerpt(title, turns)
                 pieces = json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(document)
-                # Limit the output, because indentation can turn 1 MB of deeply nested JSON into 1 GB.
+                # Indentation can turn 1 MB of deeply nested JSON into 1 GB.
                 pretty = "".join(islice(pieces, 2 * self._budget.text))
                 pretty = _NUMBER_LIST.sub(lambda match: " ".join(match[0].split()), pretty)
                 return self._cut_excerpt(title, "json", pretty, is_cut=next(pieces, None) is not None)
