@@ -1,1 +1,1 @@
-"""Pack a source into a dataset. This package runs in the parent process, and `shardtool.write` runs in the workers."""
+"""Pack a source into a dataset, in the parent process. `shardtool.write` runs in the workers."""

@@ -1,4 +1,4 @@
-"""Check whether new samples can be appended to a dataset: their keys, fields, columns and classes."""
+"""Check whether the keys, fields, columns and classes of new samples can be appended to a dataset."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def read_taken_keys(run: Run, listing: Listing, outputs: Sequence[Output]) -> PackedStrings:
-    """Return the keys that the existing datasets contain. If this run resumes the last append, ignore its shards."""
+    """Return the keys of the existing datasets. If this run resumes the last append, ignore its shards."""
     keys = []
     for output in outputs:
         if (old := output.destination.old) is not None:
@@ -51,11 +51,10 @@ def read_taken_keys(run: Run, listing: Listing, outputs: Sequence[Output]) -> Pa
 
 
 def prepare_append(listed: Listed) -> Listed:
-    """Check that the new samples can be appended to their datasets, and return `listed` for the append.
+    """Return `listed` for an append.
 
-    Raise an error if a dataset already contains a key of the new samples, or if keys in the dataset end at another dot.
-    If an earlier run has already appended the same samples to a dataset, replace `append` of the destination by a
-    `FinishedAppend`.
+    Raise an error if a dataset contains a new key, or if its keys end at another dot. If an earlier run has appended
+    the same samples to a dataset, replace `append` of the destination by a `FinishedAppend`.
     """
     listed = _drop_label_columns(listed)
     new_keys, entries, outputs = list[PackedStrings](), listed.entries, list[Output]()
@@ -86,9 +85,9 @@ def prepare_append(listed: Listed) -> Listed:
 
 
 def _drop_label_columns(listed: Listed) -> Listed:
-    """Drop metadata columns of labels and numbers that the sidecars of the existing dataset lack.
+    """Drop metadata columns of labels and numbers that existing samples have only as fields.
 
-    Otherwise, queries on such a column would not find existing samples, which have the values only as fields.
+    Otherwise, queries on such a column would not find existing samples.
     """
     entries = listed.entries
     old_datasets = [output.destination.old for output in listed.outputs if output.destination.old]
@@ -157,7 +156,7 @@ def _describe_example(plan: Plan, name: str, type_name: str) -> str:
 
 
 def append_notes(planned: Planned) -> Iterator[str]:
-    """Yield notes about outdated indexes, and about fields, columns and classes that differ from the old samples."""
+    """Yield notes about outdated indexes, and differences in fields, columns and classes from the old samples."""
     run, listed = planned.run, planned.listed
     destinations = planned.destinations
     for output in planned.outputs:

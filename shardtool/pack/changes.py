@@ -1,6 +1,6 @@
 """Compare a planned run with an earlier run that wrote the same dataset.
 
-If the earlier run did not finish, there is no dataset file. The sidecars of its shards are then compared.
+If an unfinished run left no dataset file, its sidecars are compared.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _MAX_CHECKED_SHARDS = 8
 def count_earlier_shards(output: Destination) -> int | None:
     """Return the number of shards of the earlier run that this run resumes, if samples were assigned to shards by hash.
 
-    Return None if there is no such run, or if the earlier run filled one shard after the other. An unfinished run does
-    not record how it assigned samples, so always return its number of shards.
+    Return None if there is no such run. An unfinished run does not record how it assigned samples, so always return its
+    number of shards.
     """
     if not output.resumes or output.appends:
         return None
@@ -55,7 +55,7 @@ def count_earlier_shards(output: Destination) -> int | None:
 
 
 def find_changes(planned: Planned) -> ResumeChanges | None:
-    """Return how many samples the run adds and removes, or None if no shards exist."""
+    """Return how many samples the run adds and removes, or None without existing shards."""
     earlier_shards = [
         (output.destination, *earlier)
         for output in planned.outputs
@@ -82,7 +82,7 @@ def find_changes(planned: Planned) -> ResumeChanges | None:
 
 
 def add_planned_counts(changes: ResumeChanges, planned: Planned) -> ResumeChanges:
-    """Return `changes` with the numbers of shards that the run will keep, write and remove."""
+    """Return `changes` with the planned numbers of kept, written and removed shards."""
     shards = []
     for output in planned.outputs:
         kept = sum(_read_planned_facts(planned.listed, output, shard) is not None for shard in output.own_shards)
@@ -93,7 +93,7 @@ def add_planned_counts(changes: ResumeChanges, planned: Planned) -> ResumeChange
 def add_shard_counts(changes: ResumeChanges, shards: Iterable[tuple[Destination, int, Sequence[str]]]) -> ResumeChanges:
     """Return `changes` with the numbers of kept, written and removed shards.
 
-    `shards` contains, for each dataset, the number of kept shards and the names of all shards.
+    `shards` has the number of kept shards and the names of all shards of each dataset.
     """
     kept = written = removed = 0
     for destination, kept_here, names in shards:
@@ -105,7 +105,7 @@ def add_shard_counts(changes: ResumeChanges, shards: Iterable[tuple[Destination,
 
 
 def other_plan_notes(planned: Planned) -> Iterator[str]:
-    """Yield a note for each unfinished dataset that was written with other options or from another source."""
+    """Yield a note for each unfinished dataset with other options or another source."""
     for output in planned.outputs:
         existing = output.destination.existing
         if output.pattern.dataset_file in existing:
@@ -117,7 +117,7 @@ def other_plan_notes(planned: Planned) -> Iterator[str]:
 
 
 def lost_columns_notes(planned: Planned) -> Iterator[str]:
-    """Yield a note for each dataset whose sidecars lose the columns that `index` has added."""
+    """Yield a note for each dataset whose sidecars lose columns that `index` has added."""
     transform, metadata = planned.listed.transform, planned.listed.entries.metadata
     measured_columns = dict(transform.measured_columns if transform else ())
     names = {"source_paths", *(() if metadata is None else metadata.column_names), *measured_columns}
@@ -133,7 +133,7 @@ def lost_columns_notes(planned: Planned) -> Iterator[str]:
 def find_refusal(planned: Planned, changes: ResumeChanges, max_removed: Fraction) -> OutputExists | None:
     """Return an error if resuming would replace an existing dataset by a different dataset, else None.
 
-    `max_removed` is the largest share of the existing samples that the run may remove.
+    `max_removed` is the maximum share of existing samples to remove.
     """
 
     def refused(output: Output, found: str, expected: str) -> OutputExists:
@@ -163,7 +163,7 @@ def find_refusal(planned: Planned, changes: ResumeChanges, max_removed: Fraction
 
 
 def check_same_options(listed: Listed) -> None:
-    """Raise an error if this update selects samples with other options than the first run."""
+    """Raise an error if this update and the first run select samples with different options."""
     for output in listed.outputs:
         if (old := output.destination.old) is None:
             continue
@@ -175,7 +175,7 @@ def check_same_options(listed: Listed) -> None:
 
 
 def find_lost_splits(outputs: Sequence[Output]) -> list[str]:
-    """Return the names of existing splits for which this run has no samples."""
+    """Return the existing splits for which this run has no samples."""
     destination = outputs[0].destination
     file = _read_dataset_file(destination)
     if file is None:

@@ -1,4 +1,4 @@
-"""Check a plan before writing, and the content before a dataset file is published."""
+"""Check a plan before writing, and the content before publishing a dataset file."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def check_metadata_size(output: PlannedOutput) -> None:
     if excess[largest] > 0:
         samples = build_shard_samples(plan, largest)
         paths = samples.paths if plan.entries.source_paths else b""
-        # The checksums are not known yet. Use pseudorandom bytes, which compress as badly as checksums.
+        # pseudorandom bytes compress as badly as the checksums, which are not known yet
         crcs = shake_128(b"").digest(2 * len(samples.content.codes))
         index = sidecar_write.written_index(plan.format, samples.content, plan.metadata(largest), crcs, (), paths)
         name, size = to_output_name(output.shard_name(largest)), int(plan.sizes[largest])
@@ -104,7 +104,7 @@ def check_metadata_size(output: PlannedOutput) -> None:
 
 
 def check_content_fingerprint(packed: Packed) -> None:
-    """Raise an error if the source has a fingerprint, and the written samples have a different fingerprint."""
+    """Raise an error if the written samples do not have the fingerprint of the source, if known."""
     listing, totals = packed.planned.listed.listing, [output.totals for output in packed.outputs]
     if listing.digest is not None and not any(output_totals.skipped for output_totals in totals):
         actual = sum(output_totals.digest for output_totals in totals)

@@ -1,4 +1,4 @@
-"""Choose the samples to pack. Ignore samples that earlier runs packed or skipped, or that `remove` deleted."""
+"""Choose the samples to pack, without samples that earlier runs packed or skipped, or that `remove` deleted."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from shardtool.entries.sample_table import SampleTable
 
 
-# A source file has changed if it is newer than its shard's mtime plus this value. The mtime of a shard is one minute
-# before its run started. Another minute allows for differences between clocks.
+# A source file has changed if it is newer than its shard's mtime plus this value. A shard's mtime is one minute before
+# its run started. Another minute allows for differences between clocks.
 _MTIME_SLACK_NS = 120 * 10**9
 _MAX_LISTED_KEYS = 3
 _DATASET_STAYS = "the dataset keeps the old samples"
@@ -42,7 +42,7 @@ def _describe_samples(mask: NDArray[np.bool_], entries: SampleTable) -> str:
 
 
 def find_new_samples(listed: Listed) -> NDArray[np.bool_]:
-    """Return a mask of the samples that no dataset contains or lists as skipped. Add notes about the other samples."""
+    """Return a mask of the samples that no dataset contains or lists as skipped. Add notes about the others."""
     entries, destinations = listed.entries, [output.destination for output in listed.outputs]
     numbers = {name: number for number, name in enumerate(entries.fields)}
     inline_fields = [numbers[name] for name in entries.values.inline]

@@ -48,7 +48,7 @@ class FoundOutputs(NamedTuple):
     """The datasets that a run writes.
 
     Attributes:
-        refusal: The error for existing output, which the caller raises after it has checked the source.
+        refusal: The error for existing output, to raise after checking the source.
     """
 
     outputs: tuple[Output, ...]
@@ -56,10 +56,7 @@ class FoundOutputs(NamedTuple):
 
 
 def find_outputs(run: Run, splits: Sequence[str] | None = None) -> FoundOutputs:
-    """Find the datasets that a run writes, and check their existing files.
-
-    A dry run checks only datasets that it would append to or resume.
-    """
+    """Find the datasets that a run writes, and check their existing files. Dry runs check only appends and resumes."""
     if splits is None:
         splits = [name for name, _ in run.split_options.shares] if run.split_options else [""]
     patterns = {split: parse_output_pattern(run.names, split) for split in splits}
@@ -84,12 +81,12 @@ def find_outputs(run: Run, splits: Sequence[str] | None = None) -> FoundOutputs:
 
 
 def find_existing_splits(run: Run) -> list[str]:
-    """Return the names of the splits that earlier runs wrote with this pattern."""
+    """Return the splits that earlier runs wrote with this pattern."""
     return [file.made.split for file in _read_existing_datasets(run, ())]
 
 
 def keep_class_numbers(run: Run, outputs: Sequence[Output]) -> CreateOptions | ReshardOptions:
-    """Return options with which existing classes keep their numbers and new classes get higher numbers."""
+    """Return options with which existing classes keep their numbers."""
     options, classes_from = run.options, run.options.classes_from
     if not (options.classes or options.field or getattr(options, "label_from_folder", False)):
         return options
@@ -144,9 +141,9 @@ def check_source_kept(listed: Listed) -> None:
 
 
 def lock_outputs(stage: StageT, spool: Spool | None, stack: ExitStack) -> StageT:
-    """Lock the output datasets, check them again, and delete leftover temporary files.
+    """Lock the output datasets until `stack` closes, check them again, and delete leftover temporary files.
 
-    When `stack` closes, it deletes staged files and releases the locks.
+    `stack` also deletes staged files.
     """
     run: Run = stage.run
     outputs: Sequence[Output] = stage.outputs
@@ -179,7 +176,7 @@ def _discard_staged(outputs: Sequence[Output], spool: Spool | None) -> None:
 
 
 def remove_lost_splits(planned: Planned) -> None:
-    """Delete the datasets of splits that have no samples any more."""
+    """Delete the datasets of `planned.lost_splits`."""
     for name in planned.lost_splits:
         pattern = parse_output_pattern(planned.run.names, name)
         folder = open_folder(pattern.folder)

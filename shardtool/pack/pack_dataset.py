@@ -1,7 +1,7 @@
 """Pack the samples of a source into a dataset, for `create`, `reshard` and `verify --repair`.
 
 Workers are forked before NumPy and pyarrow are imported. These imports take longer than packing a small source, so
-workers list a folder in the meantime.
+workers list a folder meanwhile.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def pack_dataset(
             _export_missing_indexes(listed)
             return make_result(planned, ())
         spool = get_spool(run, listed.outputs)
-        # Workers cannot read payloads in the memory of this process, so write these payloads to a temporary file.
+        # workers cannot read payloads in the memory of this process
         if listed.has_payloads_in_memory:
             listed = _write_binary_spool(lock_outputs(listed, spool, stack), stack)
             planned = plan_shards(listed)
@@ -90,7 +90,7 @@ def pack_dataset(
 
 
 def start_workers(options: OutputOptions, observer: Observer) -> Pool:
-    """Fork the worker processes. Call this before you import modules that start threads."""
+    """Fork the workers. Call this before you import modules that start threads."""
     for module in ("source.scan", "write.pack_shard"):
         import_module(f"shardtool.{module}")
     rerun = "again" if options.update else f"with {flag_text('resume')}"
@@ -111,7 +111,7 @@ def _write_binary_spool(listed: Listed, stack: ExitStack) -> Listed:
     size = int(entries.rows.size[entries.rows.kind == SPAN].sum())
     file = listed.outputs[0].destination.create_spool(size)
     stack.callback(file.abandon)
-    listed.source.write_binary(file)  # writes the payloads of all samples, also of samples that are not selected
+    listed.source.write_binary(file)  # also writes samples that are not selected
     spans = replace(entries.known_spans, files=(SpanFile(os.fsencode(file.path), file.size, -1),))
     return replace(listed, listing=replace(listed.listing, entries=replace(entries, spans=spans)))
 
@@ -178,10 +178,7 @@ _RANGE_OR_GLOB = re.compile(r"[{}<>*?\[]|%\d*d")
 def name_shards(
     output: object, source: object, options: CreateOptions | ReshardOptions, notes: Notes
 ) -> tuple[str, ...]:
-    """Return the shard names. If the output is a folder, name the shards after the source, and add a note.
-
-    For example, `create ./imgs out/` writes `out/imgs-{000000..}.tar`.
-    """
+    """Return the shard names. If the output is a folder, name the shards after the source, and add a note."""
     names = (*list_names("the output", output, OUTPUT_EXAMPLE),)
     if len(names) != 1 or not _is_folder(names[0]):
         if names and "." not in names[0].rpartition("/")[2] and not _RANGE_OR_GLOB.search(names[0]):

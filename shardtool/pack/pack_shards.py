@@ -1,7 +1,4 @@
-"""Carry out a plan: send tasks to the workers, publish the finished shards, and sum up the totals.
-
-The parent process never holds payloads.
-"""
+"""Carry out a plan: send tasks to the workers, publish the finished shards, and sum up the totals."""
 
 from __future__ import annotations
 
@@ -48,7 +45,7 @@ if TYPE_CHECKING:
 
 
 def make_shard_work(plan: Plan, shard: int, work: TransformWork) -> TransformWork:
-    """Return `work` for one shard, with the metadata columns that the query of the transform needs."""
+    """Return `work` for one shard, with the metadata columns that the query needs."""
     where = work.transform.where
     if where is None or (metadata := plan.metadata(shard)) is None:
         return work
@@ -83,9 +80,9 @@ class Packing:
         self._unpublished = len(output.own_shards)
         self.kept = self.dropped = 0
         self._made_keys = made_keys
-        part = self.destination.part  # only the first part lists the samples that the plan skips
+        part = self.destination.part  # only the first part lists skipped samples of the plan
         values = self.plan.entries.values
-        if self.run.options.map:  # the user's function may change text and JSON, but numbers must stay numbers
+        if self.run.options.map:  # the user's function may change text and JSON, but not numbers
             values = values._replace(types=values.numbers)
         self.totals = DatasetTotals(values)
         self.totals.skipped += self.plan.skipped if part is None or part.number == 1 else ()
@@ -95,7 +92,7 @@ class Packing:
         self._numbers: dict[str, int] = {}
         self._consumed: dict[int, int] = {}
         self._finished_samples = 0
-        # The shards that workers are packing, and the index of each existing transformed shard that may be kept.
+        # shards in progress, each with the index of an existing transformed shard that may be kept
         self._pending: dict[int, tuple[resume.ShardPlan, shard_index.ShardIndex | None]] = {}
         self._fetch_counts = np.zeros(2, np.int64)
         self._key_problems: dict[str, NameProblem] = {}
@@ -172,7 +169,7 @@ class Packing:
             )
             if action == "write":
                 if isinstance(self.destination.append, FinishedAppend):
-                    # the dataset already contains this shard, so write a temporary file and only compare it
+                    # the dataset already contains this shard, so write a temporary file to compare
                     folder = folder.temporary
                 else:
                     self.publication.prepare_shard(name)
@@ -217,7 +214,7 @@ class Packing:
         return np.concatenate(numbers)
 
     def _check_failed_urls(self, shard: str, left_out: Sequence[Skipped], samples: int) -> None:
-        """Raise an error if too many URLs fail, because the network is then the likely cause."""
+        """Raise an error if too many URLs fail, probably because of the network."""
         if self.listed.transform is None or self.listed.transform.fetch is None:
             return
         failed = len(left_out)
@@ -312,7 +309,7 @@ class Packing:
             self.publication.add(result.staged, data, name)
             stamp = resume.get_shard_stamp(planned, self._run_stamp)
             if result.compared and resume.is_source_unchanged(planned, stamp):
-                # the next run with `--resume` keeps shards that have this modification time
+                # `--resume` keeps shards with this modification time
                 folder.set_mtime(name, stamp)
             self._unpublished -= 1
             if self._unpublished and (result.compared or not is_kept):
@@ -348,7 +345,7 @@ class Packing:
             failed = failed_rows(left_out)
             self._check_failed_urls(planned.name, failed, consumed)
             if failed and not self.run.fetches:
-                left_out = ()  # list no samples as skipped, because the next run tries them again
+                left_out = ()  # the next run tries them again
             transform_facts = sidecar_schema.TransformFacts(
                 result.digest, consumed, made.dropped, len(result.skipped), left_out
             )
@@ -381,7 +378,7 @@ class Packing:
         return before + self._plan.shards + (consumed < self._plan.count(shard))
 
     def _add_made_keys(self, keys: list[bytes]) -> None:
-        """Raise an error if the user's function returns a duplicate key, which the plan cannot detect."""
+        """Raise an error for duplicate keys from the user's function. Collect problems that readers have with them."""
         if self.plan.format == "tar" and keys:
             for problem in find_key_problems(PackedStrings.of(keys)):
                 earlier = self._key_problems.get(problem.code)

@@ -1,7 +1,7 @@
 """Write one part of a run (`--part`).
 
-Parts do not communicate. Each part plans the whole dataset, writes its own shards, and then writes a record with the
-fingerprint of the plan. The part that finds the records of all parts merges them.
+Parts do not communicate. Each part plans the whole dataset, and writes its own shards and a record with the plan's
+fingerprint. The part that finds all records merges the parts.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _start_part(planned: Planned, output: PlannedOutput, own_part: RunPart) -> s
 def finish_part(run_plan: Planned, output: PackedOutput, part: RunPart) -> DatasetFile:
     """Write the record of a finished part, and return a dataset that contains only this part.
 
-    An existing dataset file is deleted unless it contains this part.
+    Delete an existing dataset file unless it contains this part.
     """
     planned, totals, listed = output.planned, output.totals, run_plan.listed
     destination, planned_shards, run_record = planned.destination, planned.plan.shards, listed.record(planned)
@@ -140,7 +140,7 @@ def finish_part(run_plan: Planned, output: PackedOutput, part: RunPart) -> Datas
 
 
 def merge_finished_parts(planned: Planned) -> bool:
-    """Merge each dataset whose parts have all finished. Return whether the dataset files exist."""
+    """Call `merge_if_last` for each dataset. Return whether all dataset files exist."""
     merged = [merge_if_last(output.destination, planned.run.notes) for output in planned.outputs]
     return all(merged)
 

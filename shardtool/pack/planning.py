@@ -1,4 +1,4 @@
-"""Plan the shards of each dataset. If samples are transformed, their sizes are estimated from a few samples."""
+"""Plan the shards of each dataset. The sizes of transformed samples are estimated from a few samples."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def plan_shards(listed: Listed) -> Planned:
     for output in listed.outputs:
         pattern, bounds = remaining_names(output.pattern, output.destination.first), _make_bounds(listed, output)
         plan = make_plan(entries, pattern, bounds, seed, samples=output.sample_numbers, estimate=estimate)
-        if not outputs:  # samples that the source skipped belong to no split, so the first split lists them
+        if not outputs:  # samples that the source skipped belong to no split
             plan = replace(plan, skipped=(*listed.listing.skipped, *plan.skipped))
         destination = output.destination.with_shard_count(plan.shards)
         outputs.append(PlannedOutput(output.split, destination, output.sample_numbers, plan=plan))
@@ -77,7 +77,7 @@ def plan_shards(listed: Listed) -> Planned:
     return planned
 
 
-_MAX_URL_SAMPLES = 10_000  # maximum samples per shard of URLs if the user set no limit, because the sizes are unknown
+_MAX_URL_SAMPLES = 10_000  # default per shard of URLs, whose sizes are unknown
 
 
 def _make_bounds(listed: Listed, output: Output) -> ShardBounds:

@@ -1,8 +1,8 @@
 """Choose whether to keep, compare or rewrite a shard of an earlier run, without reading the shard.
 
-Each finished shard has a stamp, which is a time shortly before its run listed the source. The nanoseconds of the stamp
-are a hash of the source folder and of the versions of objects. A shard is up to date if the hash matches and no source
-file is newer than the stamp.
+Each finished shard has a stamp, a time shortly before its run listed the source. The stamp's nanoseconds are a hash of
+the source folder and of the versions of objects. A shard is up to date if the hash matches and no source file is newer
+than the stamp.
 
 The journal of an unfinished run records the stamp, size and checksum of each shard. Without a journal, the stamp is
 the modification time of the shard, so a copy with another time is not trusted. `--trust size` ignores stamps.
@@ -78,7 +78,7 @@ def get_shard_stamp(planned: ShardPlan, run_stamp: int) -> int:
 
 
 def is_source_unchanged(planned: ShardPlan, stamp: int) -> bool:
-    """Return whether the samples of a shard have not changed since a run gave the shard this stamp."""
+    """Return whether the samples of a shard have not changed since its stamp."""
     run_stamp = stamp // _SECOND_NS * _SECOND_NS + _hash_source(planned.plan.entries)
     return planned.plan.changed_ns(planned.shard) < stamp == get_shard_stamp(planned, run_stamp)
 
@@ -93,7 +93,7 @@ class JournalLine(NamedTuple):
 
 
 class ShardJournal:
-    """The journal of a run. A store has no journal: `--resume` compares each shard with its source instead."""
+    """The journal of a run. Stores have no journal, so `--resume` compares each shard with its source."""
 
     def __init__(self, destination: Destination) -> None:
         base, part = destination.pattern.base, destination.part
@@ -128,9 +128,9 @@ def _parse_line(line: dict[str, Any]) -> JournalLine | None:
 def choose_action(
     planned: ShardPlan, output: Destination, line: JournalLine | None
 ) -> tuple[ShardAction, shard_index.ShardIndex | None]:
-    """Return the action for a planned shard. To keep a shard of transformed samples, also return the shard's index.
+    """Return the action for a planned shard and, to keep a shard of transformed samples, the shard's index.
 
-    `line` is the line of the shard in the journal, or None.
+    `line` is the journal line of the shard, or None.
     """
     file_info, samples = output.existing.get(planned.name), planned.samples
     options, transform = planned.listed.run.options, planned.listed.transform
@@ -138,7 +138,7 @@ def choose_action(
         return "write", None
     trusts_sizes = options.trust == "size"
     if transform is None and file_info.size != planned.plan.sizes[planned.shard]:
-        # A smaller shard may still match its source, because an earlier run may have skipped samples.
+        # An earlier run may have skipped samples.
         may_lack_samples = options.on_error == "skip" and file_info.size < planned.plan.sizes[planned.shard]
         return "compare" if may_lack_samples else "write", None
     if line is None:
@@ -187,7 +187,7 @@ def _read_matching_index(planned: ShardPlan, output: Destination) -> shard_index
 
 
 def list_unwritten_sizes(listed: Listed, output: PlannedOutput) -> list[int]:
-    """Return the planned sizes of the shards that do not exist or have a wrong size."""
+    """Return the planned sizes of shards that do not exist or have a wrong size."""
     existing = output.destination.existing if output.destination.resumes else {}
     may_differ = listed.run.options.on_error == "skip" or listed.transform is not None
     sizes = []

@@ -1,6 +1,7 @@
-"""One run of `create` or `reshard`: the request (`Run`), and the results of its steps.
+"""A run of `create` or `reshard`.
 
-Listing returns `Listed`, planning `Planned`, packing `Packed`, and publishing a `FinishedOutput` for each dataset.
+A `Run` is the request. Listing returns `Listed`, planning `Planned`, packing `Packed`, and publishing a
+`FinishedOutput` for each dataset.
 """
 
 from __future__ import annotations
@@ -52,10 +53,10 @@ class Run:
 
     Attributes:
         names: A shard pattern or shard names. They contain `{split}` if there are splits.
-        started: The time when the run started, in seconds since 1970.
-        dry: Whether the run only plans the shards.
+        started: The start time, in seconds since 1970.
+        dry: Whether to only plan the shards.
         shuffle: The options of `reshard`, or None for `create`.
-        expected: The dataset that the new shards must equal, or None if they may have any content.
+        expected: The dataset that the new shards must equal, or None.
     """
 
     names: tuple[str, ...]
@@ -78,7 +79,7 @@ class Run:
 
     @property
     def fetches(self) -> bool:
-        """Whether samples are downloaded from URLs, so that their sizes are unknown."""
+        """Whether samples are downloaded from URLs."""
         return self.transform is not None and self.transform.fetch is not None
 
     @property
@@ -93,7 +94,7 @@ class Run:
 
     @property
     def updates(self) -> bool:
-        """Whether this run adds only new samples, and creates datasets that do not exist yet."""
+        """Whether this run adds only new samples, and creates missing datasets."""
         return self.options.update
 
     @property
@@ -105,7 +106,7 @@ class Run:
 
     @property
     def skips_existing(self) -> bool:
-        """Whether this run skips samples that the existing dataset contains."""
+        """Whether this run skips samples of the existing dataset."""
         return self.updates or (self.verb == "create" and self.options.on_duplicate == "first")
 
     @property
@@ -125,7 +126,7 @@ class Output:
     """One dataset that a run writes. Each split is a dataset.
 
     Attributes:
-        sample_numbers: The positions of the dataset's samples in the sample table, or None for all samples.
+        sample_numbers: The positions of the dataset's samples in the sample table, or None for all.
     """
 
     split: str
@@ -138,7 +139,7 @@ class Output:
         return self.destination.pattern
 
     def positions(self, entries: SampleTable) -> NDArray[np.int64]:
-        """Return the positions of the dataset's samples in `entries`."""
+        """Return `sample_numbers` as positions in `entries`."""
         from numpy import arange
 
         return arange(len(entries)) if self.sample_numbers is None else self.sample_numbers
@@ -149,7 +150,7 @@ class PlannedOutput(Output):
     """A dataset whose shards are planned.
 
     Attributes:
-        plan_fingerprint: The fingerprint of the plan if the run is one of several parts, else "".
+        plan_fingerprint: The fingerprint of the plan if the run is a part, else "".
     """
 
     plan: Plan
@@ -157,7 +158,7 @@ class PlannedOutput(Output):
 
     @property
     def own_shards(self) -> range:
-        """The numbers of the planned shards that this run writes."""
+        """The numbers of the shards that this run writes."""
         part = self.destination.part
         return range(self.plan.shards) if part is None else part.shards(self.plan.shards)
 
@@ -247,7 +248,7 @@ class Planned:
 
     Attributes:
         changes: How a resumed run changes the existing shards, or None if nothing is resumed.
-        lost_splits: Existing splits that the run deletes, because the source has no samples for them.
+        lost_splits: Existing splits to delete, because the source has no samples for them.
     """
 
     listed: Listed
@@ -348,7 +349,7 @@ def _get_first_run_options(
 
 
 def parse_output_pattern(names: Sequence[str], split: str = _SPLIT_MARK) -> ShardPattern:
-    """Return the shard pattern of a split. Without `split`, the pattern contains a placeholder for the split name."""
+    """Return the shard pattern of a split, by default with a placeholder for the split name."""
     try:
         pattern = parse_pattern([name.replace(_SPLIT_FIELD, split) for name in names])
     except InvalidRequest as error:

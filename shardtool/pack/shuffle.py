@@ -2,10 +2,9 @@
 
 - `gather` reads each sample at its offset: slow in stores and on hard disks, and impossible in compressed files.
 - `scatter` reads each source file once, and copies the payloads in shard order into a temporary file (the spool).
-  Packing then reads the spool region by region.
+  Packing then reads the spool region by region. A region fits in memory, and contains consecutive samples of a shard.
 
-Both methods give the same output. For `scatter`, the parent assigns the offsets, and workers copy the payloads. Each
-region fits in memory, and contains the payloads of consecutive samples of a shard.
+Both methods give the same output.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
 
 
 _BUFFERS_BYTES = 2 * BUFFER_SIZE + MAX_GAP_BYTES
-_TARGET_RUN_BYTES = 2**20  # bytes of each write to the spool: smaller writes cause seeks, larger writes are not faster
+_TARGET_RUN_BYTES = 2**20  # bytes per write: smaller writes cause seeks, larger writes are not faster
 _MIN_REGION_BYTES, _MAX_REGION_BYTES = 4 * 2**20, 2**30
 _CHUNK_ROWS = 2**20
 
@@ -61,7 +60,7 @@ class SpoolLimits(NamedTuple):
     """The spool file of a shuffle, and the limits of the pass that fills the spool.
 
     Attributes:
-        other_bytes: Bytes to keep free for output on the file system of the spool.
+        other_bytes: Bytes to keep free on the spool's file system for output.
     """
 
     folder: Folder
@@ -84,15 +83,15 @@ def scatter_payloads(
 
 
 def planned_samples(plan: Plan) -> NDArray[np.int64]:
-    """Return the positions of the planned samples in the sample table, in plan order."""
+    """Return the planned samples' positions in the sample table, in plan order."""
     return np.arange(len(plan)) if plan.order is None else plan.order
 
 
 class SpanPositions:
-    """Where the payloads of each sample are in the source shards.
+    """The location of each sample's payloads in the source shards.
 
     Attributes:
-        start: int64[samples], the lowest payload offset, or `NOWHERE` if no payload is in a shard.
+        start: int64[samples], the lowest payload offset, or `NOWHERE` without payloads in a shard.
         sizes: int64[samples], total payload bytes.
     """
 
@@ -271,7 +270,7 @@ def _make_spooled_spans(
 MAX_PROBES = 64
 _MIN_PROBES = 12
 _MAX_PROBE_S = 1.0
-_DROPPED_OUTLIERS = 8  # number of slowest reads to ignore, because other programs may have delayed them
+_DROPPED_OUTLIERS = 8  # slowest reads to ignore, because other programs may have delayed them
 _MAX_PROBE_BYTES = 2**20
 _SEQUENCE_BYTES = 4 * 2**20
 _READ_STEP_BYTES = 2**18
@@ -281,7 +280,7 @@ REMOTE_REQUEST_S, REMOTE_BYTE_S = 30e-3, 1 / 100e6
 def get_spool(run: Run, outputs: Sequence[Output]) -> Spool | None:
     """Return the spool of a `reshard`, or None.
 
-    A run with `--part` has no spool, because the spool would contain the samples of all parts.
+    A run with `--part` has no spool, which would contain the samples of all parts.
     """
     if run.shuffle is None or run.part is not None:
         return None
@@ -322,7 +321,7 @@ class ReadStrategy(NamedTuple):
     """How to read the samples of a shuffle.
 
     Attributes:
-        name: `order` if the samples are already in output order, else `gather` or `scatter`.
+        name: `order` if the samples are in output order, else `gather` or `scatter`.
     """
 
     name: Literal["order", "gather", "scatter"]
@@ -334,7 +333,7 @@ def choose_read_strategy(
 ) -> ReadStrategy:
     """Choose how to read the samples of `plans`.
 
-    For local files, some reads are timed. For stores, whose request times vary, typical times are assumed.
+    Time some reads of local files. For stores, whose request times vary, assume typical times.
     """
     entries = plans[0].entries
     positions = SpanPositions(entries)
@@ -385,12 +384,12 @@ def _choose_cheaper(
 
 
 def is_gathering_cheaper(samples: int, size: int, scatter_bytes: int, workers: int, cost: ReadCost) -> bool:
-    """Return whether `gather` is faster than `scatter`. `scatter` reads `scatter_bytes`, including unused gaps."""
+    """Return whether `gather` is faster than `scatter`, which reads `scatter_bytes` including unused gaps."""
     return samples * cost.sample_s / workers + size * cost.byte_s <= (scatter_bytes + 3 * size) * cost.byte_s
 
 
 class ReadCost(NamedTuple):
-    """Seconds to read one sample at a random offset, and seconds to read one byte in sequence."""
+    """Seconds to read a sample at a random offset, and a byte in sequence."""
 
     sample_s: float
     byte_s: float
@@ -399,7 +398,7 @@ class ReadCost(NamedTuple):
 def measure_read_cost(spans: Sequence[tuple[SpanFile, int]], length: int, *, opening: bool) -> ReadCost:
     """Measure the time to read `length` bytes at random offsets, and to read in sequence.
 
-    If `opening` is true, a random read includes opening the file.
+    With `opening`, random reads include opening the file.
 
     Raises:
         OSError: A file cannot be read.

@@ -1,4 +1,4 @@
-"""Notes about how other tools handle the names, number and folder of the shards."""
+"""Notes about how other tools handle shards' names, number and folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _READER_NAMES = {"huggingface": "Hugging Face datasets"}
 def loader_notes(outputs: Sequence[tuple[Destination, int]], sizes: Sequence[int]) -> Iterator[str]:
     """Yield a note for each dataset with fewer shards than a data loader usually has workers.
 
-    `sizes` contains the total bytes of the new shards of each dataset.
+    `sizes` are the total bytes of each dataset's new shards.
     """
     for (output, shards), size in zip(outputs, sizes, strict=True):
         total = output.first + shards
@@ -37,7 +37,7 @@ def loader_notes(outputs: Sequence[tuple[Destination, int]], sizes: Sequence[int
 
 
 def name_notes(outputs: Sequence[tuple[Destination, int]], readers: Sequence[str]) -> Iterator[str]:
-    """Yield a note for each of `readers` that cannot open shards with the names of `outputs`."""
+    """Yield a note for each of `readers` that cannot open shards with these names."""
     reported_readers = set()
     for output, _ in outputs:
         name = to_output_name(output.pattern.shard(0))

@@ -1,4 +1,4 @@
-"""Check the existing dataset that new samples are appended to, without reading its shards and sidecars."""
+"""Check the dataset to append to, without reading its shards and sidecars."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Append:
 
 
 class FinishedAppend(Append):
-    """An append that was interrupted after it published the dataset file. The next run only checks the new shards."""
+    """An append that was interrupted after publishing the dataset file. The next run only checks the new shards."""
 
     __slots__ = ()
 
@@ -78,7 +78,7 @@ def _check_names(old: DatasetFile, pattern: ShardPattern, where: str) -> None:
 
 
 def list_later_files(pattern: ShardPattern, existing: Collection[str], count: int) -> list[str]:
-    """Return the existing shards and sidecars whose shard number is at least `count`."""
+    """Return the existing shards and sidecars with shard numbers of at least `count`."""
     if pattern.names is not None:
         later = {file for name in pattern.names[count:] for file in (name, sidecar_name(name))}
         return sorted(later.intersection(existing))
@@ -91,7 +91,7 @@ def list_later_files(pattern: ShardPattern, existing: Collection[str], count: in
 
 
 def remaining_names(pattern: ShardPattern, used: int) -> ShardPattern:
-    """Return the shard pattern without its first `used` names, which existing shards use."""
+    """Return the shard pattern without its first `used` names."""
     if not used:
         return pattern
     if pattern.count is not None and pattern.count <= used:

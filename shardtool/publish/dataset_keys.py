@@ -30,7 +30,7 @@ def read_dataset_keys(folder: OutputFolder, shards: Iterable[ShardEntry]) -> Pac
 
 
 def check_new_keys(keys: PackedStrings, existing_keys: PackedStrings, where: str) -> None:
-    """Raise an error if `existing_keys` contain any of `keys`. Compare hashes first, to save memory."""
+    """Raise an error if `existing_keys` contain any of `keys`. To save memory, compare hashes first."""
     existing_hashes, new_hashes = hash_keys(existing_keys), hash_keys(keys)
     candidates = np.flatnonzero(contains_hashes(new_hashes, np.sort(existing_hashes)))
     duplicate_keys = (

@@ -1,4 +1,4 @@
-"""Where a dataset is written: the folder, the file names, the existing files, and the files that a run may change."""
+"""Where a dataset is written: its folder, file names, existing files, and the files that a run may change."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Destination:
     Attributes:
         existing: The files of the dataset, as last listed.
         expected: The dataset that the new shards must equal, or None.
-        own_names: With `--part`, the names of the files that this part writes.
+        own_names: With `--part`, the files that this part writes.
     """
 
     folder: OutputFolder
@@ -57,7 +57,7 @@ class Destination:
         return self.pattern.owns(name) if self.part is None else name in self.own_names
 
     def with_shard_count(self, shards: int) -> Destination:
-        """With `--part`, set `own_names`. `shards` is the number of shards of all parts."""
+        """With `--part`, set `own_names`. `shards` counts the shards of all parts."""
         if self.part is None:
             return self
         names = [self.pattern.shard(number) for number in self.part.shards(shards)]
@@ -99,7 +99,7 @@ class Destination:
         return 0 if self.append is None else self.append.first
 
     def open_publication(self, part_record: str = "") -> Publication:
-        """Start to publish this dataset. For a writer's part, `part_record` is the name of its record."""
+        """Start to publish this dataset. `part_record` is the name of the record of a writer's part."""
         indexes = StaleIndexes(self.folder, self.pattern, self.folder.names(), appends=self.appends)
         old: OldDataset = "keep" if self.appends else "replace" if self.if_exists == "overwrite" else "withdraw"
         if self.expected is not None:
@@ -108,7 +108,7 @@ class Destination:
         return Publication(self.folder, part_record or self.pattern.dataset_file, old, existing, indexes)
 
     def check_space(self, sizes: Sequence[int]) -> None:
-        """Raise an error if there is not enough space for shards of these sizes in bytes."""
+        """Raise an error if there is too little space for shards of these sizes in bytes."""
         keeps_old = self.if_exists == "overwrite" and bool(self.existing)
         check_space(self.folder, sum(sizes), "written", keeps_old=keeps_old)
 
@@ -125,7 +125,7 @@ class Destination:
         return f"{self.pattern.base}{suffix}.spool"
 
     def discard_staged(self) -> None:
-        """Delete staged files, unless they are needed to finish an interrupted exchange (see `Publication`)."""
+        """Delete staged files, unless an interrupted exchange needs them (see `Publication`)."""
         if self.expected is not None and self.folder.find_entries([replacement_plan_name(self.pattern.base)]):
             return
         self.folder.discard_staged([name for name in self.folder.staged_names() if self.owns(name)])
@@ -138,7 +138,7 @@ class Destination:
         return skipped_list.parse_skipped(data, self.skipped_file)
 
     def load_removed(self) -> dict[str, Skipped]:
-        """Return the samples that `shardtool remove` has deleted, by the hash of their key."""
+        """Return the samples that `shardtool remove` has deleted, by key hash."""
         name = self.pattern.skipped_file
         with suppress(OSError):
             if name in self.existing and b'"removed"' in self.folder.read(name):
@@ -147,7 +147,7 @@ class Destination:
 
 
 def inspect_destination(previous: Destination) -> Destination:
-    """List the existing files. Raise an error if `if_exists` does not allow the run to change them."""
+    """List the existing files. Raise an error if `if_exists` forbids to change them."""
     folder, pattern, names_in_folder = previous.folder, previous.pattern, previous.folder.names()
     destination = replace(
         previous,
@@ -181,7 +181,7 @@ def inspect_destination(previous: Destination) -> Destination:
 
 
 def changed_meanwhile_error(destination: Destination) -> OutputExists:
-    """Return the error for a dataset that another run has changed during this run."""
+    """Return the error for a dataset that another run changed during this run."""
     problem, expected = "another run changed the dataset", "the same dataset as at the start of this run"
     return OutputExists(destination.dataset_file, problem, expected=expected, remedy="Run the same command again.")
 
@@ -224,7 +224,7 @@ def _check_dataset_file(destination: Destination) -> None:
 
 
 def _check_unfinished(destination: Destination) -> None:
-    # An interrupted run leaves at most one shard without a sidecar, so several such shards are from another tool.
+    # Our interrupted runs leave at most one shard without a sidecar.
     shards = [name for name in destination.existing if name.endswith(destination.pattern.format)]
     has_sidecar = any(sidecar_name(name) in destination.existing for name in shards)
     if destination.folder.has_staging and len(shards) > 1 and not has_sidecar:

@@ -1,7 +1,7 @@
 """Write and update the index files of other tools for a dataset.
 
-Shards are read only for indexes that contain hashes of payloads. All files are staged before the first is published, so
-an error while staging leaves the existing files unchanged.
+Shards are read only for indexes with hashes of payloads. All files are staged before the first is published, so an
+error while staging leaves the existing files unchanged.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _match_listed_shards(dataset: DatasetFile, listed: Collection[str]) -> Datas
 
 
 def check_other_shards(export: ExportFormat, target: OutputFolder, others: Iterable[str]) -> None:
-    """Raise an error if a shard in `others` exists. These are shards of other datasets in the index of the folder."""
+    """Raise an error if any of `others` exists. These are other datasets' shards in the folder's index."""
     existing_names = {to_output_name(name) for name in target.names()}
     if others := sorted(name for name in others if "/" in name or name in existing_names):
         found = f"an index of other shards: {format_list(others, 3)}"
@@ -103,7 +103,7 @@ _FOLDER_LOCK = ".exported"
 def check_index_files(
     outputs: Sequence[tuple[ShardPattern, int]], requested: Mapping[str, ExportFormat], *, overwrite: bool
 ) -> None:
-    """Raise an error if index files of planned shards cannot be written. `outputs` are pairs (pattern, shard count)."""
+    """Raise an error if index files of planned shards cannot be written. `outputs` has patterns and shard counts."""
     for pattern, shards in outputs:
         folder = open_folder(pattern.folder)
         names = list_index_names(map(pattern.shard, range(shards)), requested, pattern.dataset_file)
@@ -126,7 +126,7 @@ class Exporter:
         self._note = notes.add_new
 
     def check(self) -> DatasetFile:
-        """Return the dataset. Raise an error if the requested indexes cannot be written for this dataset."""
+        """Return the dataset. Raise an error if the requested indexes cannot be written."""
         where = self.folder.full_path(self.name)
         if not self.name.endswith(DATASET_SUFFIX):
             raise InvalidRequest(where or "the dataset", "not a dataset file", expected="a name such as out.json")
@@ -143,9 +143,9 @@ class Exporter:
         return dataset
 
     def write(self, target: OutputFolder, pool: Pool | None = None, *, overwrite: bool) -> tuple[tuple[str, ...], int]:
-        """Publish all index files. Return their names, and the number of existing files that were kept.
+        """Publish all index files. Return their names, and the number of kept files.
 
-        `pool` is needed only for indexes with hashes of payloads.
+        Only indexes with hashes of payloads need `pool`.
         """
         dataset, requested = self.check(), self.requested.values()  # the dataset may have changed before the lock
         self._note_limits(dataset, target)
@@ -283,7 +283,7 @@ class Exporter:
 
 
 def list_index_names(shards: Iterable[str], requested: Mapping[str, ExportFormat], dataset_file: str) -> list[str]:
-    """Return the names of the shards' index files. Raise an error if two files would have the same name."""
+    """Return the names of the shards' index files. Raise an error if two names would be equal."""
     shard_exports = {name: export for name, export in requested.items() if export.suffix}
     for name, export in requested.items():
         if dataset_file and export.folder_file == dataset_file:
@@ -307,7 +307,7 @@ def update_exports(
 ) -> None:
     """Update the existing indexes after an append. If an index cannot be updated, add a note.
 
-    `written` contains the formats that this run has already updated. Formats with hashes of payloads are not updated.
+    Formats in `written`, which this run has already updated, and formats with hashes of payloads are skipped.
     """
     for name in find_existing_exports(folder, old):
         export = exports.EXPORTS[name]

@@ -1,7 +1,7 @@
 """Read the index files of other tools, copy valid ones with a dataset, and delete stale ones.
 
-An index file has no checksum, so it is compared with the sidecar of its shard. Index files are not copied from web
-servers, which cannot list files. A file is deleted only if it has the name and format of an index.
+Index files have no checksums, so they are compared with sidecars. Index files are not copied from web servers, which
+cannot list files. A file is deleted only if it has the name and format of an index.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def open_subfolder(folder: OutputFolder, names: str) -> OutputFolder:
-    """Return the subfolder with the path `names`. Raise an error if the path contains a file."""
+    """Return the subfolder with the path `names`. Raise an error if a component is a file."""
     for name in names.split("/") if names else ():
         file_info = folder.find_entries([name]).get(name)
         if file_info is not None and not file_info.is_folder:
@@ -41,17 +41,17 @@ def open_subfolder(folder: OutputFolder, names: str) -> OutputFolder:
 
 
 def read_foreign_index(path: str, export_name: str, shard: indexed_shard.IndexedShard) -> tuple[bytes, str]:
-    """Return the content of a shard's index file, and its problem ("" if the file is valid)."""
+    """Return the content of a shard's index file, and its problem, or "" if it is valid."""
     limit = shard.limit()
     try:
         data, size = files.read_head(path, limit)
-    except (OSError, AccessRefused):  # a store that denies listing also denies access to a missing object
+    except (OSError, AccessRefused):  # a store may deny access to a missing object
         data, size = b"", 0
     return data, f"{size:,} bytes" if size > limit else exports.describe_index_difference(export_name, data, shard)
 
 
 def read_sample_counts(export: ExportFormat, target: OutputFolder) -> dict[str, int]:
-    """Return the sample count of each shard that the index of a folder lists."""
+    """Return the sample count of each shard in a folder's index."""
     subfolder = os.path.dirname(export.folder_file)  # an index below a symbolic link is ignored
     is_outside = subfolder and not all(file_info.is_folder for file_info in target.find_entries([subfolder]).values())
     return {} if is_outside else export.sample_counts(read_or_empty(target, export.folder_file))
@@ -86,7 +86,7 @@ def find_existing_exports(folder: OutputFolder, old: DatasetFile | None) -> list
 
 
 def export_notes(folder: OutputFolder, old: DatasetFile | None, renewed: Collection[str]) -> Iterable[str]:
-    """Yield a note if index files lack the appended samples, except for the updated formats in `renewed`."""
+    """Yield a note if index files, except the formats in `renewed`, lack appended samples."""
     with_hashes = {name for name in find_existing_exports(folder, old) if exports.EXPORTS[name].has_hashes}
     if stale := sorted(with_hashes.difference(renewed)):
         advice = f"renew them with {export_call_text('', stale, overwrite=False)}, which reads all shards"
@@ -118,7 +118,7 @@ def copy_indexes(dataset_file: str, dataset: DatasetFile, folder: OutputFolder, 
 
 
 def _read_valid_index(path: str, sidecar: str) -> bytes | None:
-    """Return the content of an index file, b"" if the file is not an index, or None if it does not match its shard."""
+    """Return the content of an index file, b"" for another file, or None if the index does not match its shard."""
     from shardtool.dataset.sidecar_read import parse_sidecar
 
     try:
@@ -165,9 +165,7 @@ def _write_new(folder: OutputFolder, path: str, data: bytes) -> bool:
 
 
 class StaleIndexes:
-    """Finds and deletes index files of other tools that do not match the shards in an output folder.
-
-    `compare` and the `mark` methods mark files. `remove_marked` deletes the marked files.
+    """Marks and deletes index files of other tools that do not match the shards in an output folder.
 
     Args:
         pattern: The shard pattern, or None to ignore all index files.
@@ -205,7 +203,7 @@ class StaleIndexes:
         return ""
 
     def check_no_leftovers(self, existing_names: Collection[str]) -> None:
-        """Raise an error if there are index files whose shards do not exist."""
+        """Raise an error if there are index files without shards."""
         leftovers = sorted(
             name for shard, names in self._files.items() if shard not in existing_names for name in names
         )
@@ -216,7 +214,7 @@ class StaleIndexes:
             raise OutputExists(self.folder.path or ".", found, expected=expected, remedy=remedy)
 
     def compare(self, shard: str, sidecar: Callable[[], bytes], *, written: bool) -> None:
-        """Mark the index files that do not match a shard. `written` is true if this run wrote the shard."""
+        """Mark the index files that do not match a shard. `written`: whether this run wrote the shard."""
         files, counts = self._files.pop(shard, {}), {} if self._appends else self._counts
         for name, export_name in [*files.items()]:
             if written and exports.EXPORTS[export_name].has_hashes:
@@ -239,7 +237,7 @@ class StaleIndexes:
         self._mark_folder_indexes([name for name, listed in counts.items() if listed.pop(shard, 0) != samples])
 
     def mark_shard(self, shard: str) -> None:
-        """Mark the index files of a shard, and the folder's indexes that list this shard."""
+        """Mark a shard's index files, and the folder's indexes that list the shard."""
         self._stale |= self._files.pop(shard, {})
         if not self._appends:
             self._mark_folder_indexes([export_name for export_name, counts in self._counts.items() if shard in counts])
@@ -250,7 +248,7 @@ class StaleIndexes:
             self._stale[exports.EXPORTS[export_name].folder_file] = export_name
 
     def mark_other_shards(self, shards: Iterable[str]) -> None:
-        """Mark the index files of shards that are not in `shards`, and the folder's indexes that list such shards."""
+        """Call `mark_shard` for each shard that is not in `shards`. Also mark a `README.md` that lists other shards."""
         current_shards = {*map(to_local_name, shards)}
         for shard in sorted(set(self._files) - current_shards):
             self._stale |= self._files.pop(shard)
@@ -273,7 +271,7 @@ class StaleIndexes:
         self._stale = {}
 
     def removal_notes(self, dataset_file: str, renewed: Collection[str] = ()) -> Iterator[str]:
-        """Yield a note about the deleted index files, except files of the formats in `renewed`."""
+        """Yield a note about the deleted index files, except the formats in `renewed`."""
         if removed := {name: export_name for name, export_name in self.removed.items() if export_name not in renewed}:
             summary = f"{pluralize(len(removed), 'file')} of other tools' indexes deleted, because their shards changed"
             advice = export_call_text(dataset_file, sorted({*removed.values()}), overwrite=True)

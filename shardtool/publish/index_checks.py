@@ -1,4 +1,4 @@
-"""Check the shards to index, their folder, the existing dataset file and the existing sidecars."""
+"""Check the shards to index, their folder, and the existing dataset file and sidecars."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LOST_WITH_DATASET_FILE = "how the dataset was created, skipped samples and clas
 
 
 def sort_as_listed(dataset: StoredDataset) -> StoredDataset:
-    """Sort the shards as in the dataset file, if the dataset file lists the same shards."""
+    """Sort the shards as in the dataset file, if it lists the same shards."""
     file = dataset.dataset_file if dataset.has_own_file else None
     listed = parse_shard_names(read_small(file)) if file else None
     shards = {shard.name: shard for shard in dataset.shards}
@@ -74,7 +74,7 @@ def missing_shard_error(path: str) -> CorruptShard:
 
 
 def get_subfolder(folder: str, shards: list[str]) -> str:
-    """Return the path of the shards' folder relative to `folder`. Raise an error unless all are in one folder."""
+    """Return the shards' folder relative to `folder`. Raise an error unless all shards are in one folder below it."""
     if len(shards) > 1:
         found = f"shards in {len(shards)} folders: {format_list(shards, 3)}"
         raise InvalidRequest(shards[0] or ".", found, expected="one folder", remedy="Index each folder separately.")
@@ -135,7 +135,7 @@ def read_old_dataset(dataset: StoredDataset, path: str, data: bytes, *, overwrit
 def check_listed_shards(
     old: DatasetFile, dataset: StoredDataset, path: str, shards_folder: str, *, overwrite: bool
 ) -> None:
-    """Raise an error if the dataset file lists other existing shards or, unless `overwrite`, differs from `dataset`."""
+    """Raise an error if the dataset file lists other existing shards or, without `overwrite`, other shards at all."""
     listed, given_names = {entry.name for entry in old.shards}, {shard.name for shard in dataset.shards}
     others = sorted(listed - given_names)
     folder = join(folder_of(path), to_local_name(old.shards_folder))
@@ -177,7 +177,7 @@ def is_same_shard(old: ShardEntry, new: ShardEntry) -> bool:
 
 
 class DifferingSidecar(NamedTuple):
-    """How a sidecar differs from its shard, and the metadata columns that only the sidecar contains."""
+    """How a sidecar differs from its shard, and the metadata columns that its replacement would lose."""
 
     found: str
     lost: frozenset[str] = frozenset()
@@ -188,8 +188,7 @@ def compare_sidecar(
 ) -> tuple[ShardIndex, bytes | None] | DifferingSidecar:
     """Compare a sidecar with the scan of its shard.
 
-    Return a `DifferingSidecar`, or the index and bytes of the sidecar. The bytes are None if the sidecar must be
-    rewritten.
+    Return a `DifferingSidecar`, or the index and the bytes (None if they must be rewritten) of the sidecar.
     """
     from shardtool.dataset.shard_index import compare_indexes
     from shardtool.dataset.sidecar_read import FORMAT_VERSION, parse_sidecar

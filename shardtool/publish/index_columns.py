@@ -1,6 +1,6 @@
 """Copy fields of existing shards into metadata columns of their sidecars (`index --columns-from`).
 
-Shards are not changed, and sidecars that already have the columns are not rewritten.
+Sidecars that already have the columns are not rewritten.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 def add_columns(
     folder: OutputFolder, name: str, fields: Sequence[str], pool: Pool, notes: Notes, *, overwrite: bool
 ) -> tuple[tuple[str, ...], set[int]]:
-    """Add the values of fields as columns to the sidecars. Return the column names and the numbers of changed sidecars.
+    """Add fields as columns to the sidecars. Return the column names, and the numbers of the changed sidecars.
 
     Raises:
         SampleFailed: The value of a field is not a JSON object, a number or a short text.

@@ -1,7 +1,7 @@
 """Write sidecars and a dataset file for existing shards from any tool.
 
-An existing sidecar that matches its shard is kept, with its metadata columns. A sidecar that does not match is
-replaced only with `--overwrite`.
+A sidecar that matches its shard is kept, with its metadata columns. Other sidecars are replaced only with
+`--overwrite`.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class _Indexer:
         self.unrecognised: list[tuple[int, str]] = []
         self.differing: list[str] = []
         self.lost: set[str] = set()
-        self.incomplete: dict[str, set[str]] = {}  # by new sidecar: columns of the old dataset that the sidecar lacks
+        self.incomplete: dict[str, set[str]] = {}  # by new sidecar: old columns that it lacks
         self.entries: dict[int, ShardEntry] = {}
         self.kinds: dict[int, Mapping[str, FeatureType]] = {}
         self.lists: set[str] = set()
@@ -86,8 +86,7 @@ class _Indexer:
 
     @cached_property
     def totals(self) -> DatasetTotals:
-        # Use this property only after the workers have started. It imports NumPy, which starts threads, and a process
-        # with several threads cannot fork workers.
+        # Use this property only after the workers have started: NumPy starts threads, which prevent forking.
         from shardtool.entries.sample_table import FieldValues
 
         return DatasetTotals(FieldValues())
@@ -228,7 +227,7 @@ class _Indexer:
 
 
 def index_shards(dataset: DatasetLike, options: IndexOptions, observer: Observer) -> IndexResult:
-    """Write sidecars and a dataset file for existing shards, as `index` and `verify --repair` do."""
+    """Write sidecars and a dataset file for existing shards."""
     with start_pool(options, observer=observer, lazy=is_local(dataset)) as pool:
         indexer = _Indexer(dataset, options, observer)
         pool.start(len(indexer.dataset.paths))

@@ -1,8 +1,8 @@
 """The journal of an unfinished run, from which a later run of `create` or a writer can resume.
 
-The journal of the dataset `NAME` is the file `.NAME.journal`. Each line is JSON. The first line describes the run,
-and each other line describes a published shard. An incomplete line and all lines after it are ignored. A resumed run
-keeps a shard only if the size, checksum and sidecar of the shard match the journal.
+The journal of the dataset `NAME` is the file `.NAME.journal` of JSON lines. The first line describes the run, each
+other line a published shard. An incomplete line and all lines after it are ignored. A resumed run keeps a shard only if
+its size, checksum and sidecar match the journal.
 
 In a store, each line is an object `.NAME.journal.N` until a resumed run moves all lines into `.NAME.journal`.
 """
@@ -35,7 +35,7 @@ class Journal:
         self._lines = 0
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the complete lines, or an empty list if there is no journal."""
+        """Return the complete lines, or [] if there is no journal."""
         for name in (self.name, f".{self._base}{_OLD_SUFFIX}"):
             with suppress(OSError):
                 lines = self._folder.read(name).splitlines(keepends=True)
@@ -46,7 +46,7 @@ class Journal:
         return []
 
     def start(self, header: Mapping[str, object], lines: Iterable[Mapping[str, object]] = ()) -> None:
-        """Replace the journal by a header and lines, and sync the file to disk."""
+        """Replace the journal by a header and lines, and sync it to disk."""
         encoded = [_encode(line) for line in (header, *lines)]
         self._folder.publish_bytes(self.name, b"".join(encoded))
         older = [name for name in list_journals(self._base, self._folder.names()) if name != self.name]
@@ -67,7 +67,7 @@ class Journal:
 
 
 def list_journals(base: str, names: Iterable[str], tag_pattern: str = "") -> list[str]:
-    """Return the names of a dataset's journals. With `tag_pattern`, include the journals of its parts."""
+    """Return the names of a dataset's journals. With `tag_pattern`, include those of its parts."""
     tag = rf"(?:\.{tag_pattern})?" if tag_pattern else ""
     pattern = re.compile(rf"\.{re.escape(base)}{tag}(?:{_SUFFIX}|{_OLD_SUFFIX})(?:\.[0-9]+)?", re.ASCII)
     return [name for name in names if pattern.fullmatch(name)]

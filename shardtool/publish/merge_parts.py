@@ -1,6 +1,6 @@
 """Merge the parts of one run, or of several writers, by writing a dataset file that lists all their shards.
 
-Shards are not moved or renamed. Other files of the parts are deleted last, so an interrupted merge can be repeated.
+Shards are not renamed. Other files of the parts are deleted last, so an interrupted merge can be repeated.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class _WriterMerge:
 
 
 def contains_part(dataset: DatasetFile, record: PartRecord) -> bool:
-    """Return whether the dataset file already lists the shards of a part."""
+    """Return whether the dataset file lists the shards of a part."""
     if not isinstance(record.part, RunPart):
         return False
     own_range, part_shards = record.part.shards(record.planned), () if record.dataset is None else record.dataset.shards
@@ -201,7 +201,7 @@ def contains_part(dataset: DatasetFile, record: PartRecord) -> bool:
 
 
 def merge_run_parts(folder: OutputFolder, pattern: ShardPattern) -> tuple[int, DatasetFile]:
-    """Publish a dataset file for the parts of a run, and return the number of parts. The caller must hold the lock."""
+    """Publish a dataset file for the parts of a run. Return their number. The caller must hold the lock."""
     finished, started = parts.find_run_parts(pattern, folder.names())
     if (existing_dataset := listed_files.read_existing_dataset(folder, pattern.dataset_file)) is not None:
         return _finish_earlier_merge(folder, pattern, finished, existing_dataset)
@@ -271,10 +271,7 @@ def get_part_plan(record: PartRecord) -> _PartPlan:
 
 
 def describe_other_plan(parts: Sequence[_PartPlan]) -> tuple[str, str]:
-    """Describe the parts whose plan differs from the most common plan, and this plan, for an error message.
-
-    Return two empty strings if all plans are equal.
-    """
+    """Describe the parts whose plan differs from the most common plan, and that plan. If none differs, return "", ""."""
     ((plan, count),) = Counter(plan for _, plan, _ in parts).most_common(1)
     others = [part_plan for part_plan in parts if part_plan[1] != plan]
     if not others:

@@ -1,7 +1,7 @@
 """The parts of a dataset, each written by one of several runs or writers.
 
-A finished part has a record, until the parts are merged. For the dataset `out`, `create --part 3/64` writes the record
-`.out.part03of64`, and a writer writes `.out-part03of16.record`.
+A finished part has a record until the merge, such as `.out.part03of64` from `create --part 3/64`, or
+`.out-part03of16.record` from a writer.
 
 Source: docs/format.md, "Parts".
 """
@@ -49,7 +49,7 @@ class PartRecord(NamedTuple):
 
     Attributes:
         part: The part of a run, or the tag of a writer's part.
-        dataset: A dataset file that lists the part's shards, or None if there are no shards.
+        dataset: A dataset file that lists the part's shards, or None without shards.
         plan: The fingerprint of the plan. For a writer, this and all later attributes are empty.
         planned: Number of planned shards of all parts.
         resumed: Whether the part ran with `--resume`. The merge may then delete shards that are not in the plan.
@@ -83,7 +83,7 @@ class PartRecord(NamedTuple):
 
 
 class WriterPart(NamedTuple):
-    """The files of a part that one writer writes. Their names contain `tag`: `part03of16` or `part_NAME`."""
+    """The files of a writer's part. Their names contain `tag`: `part03of16` or `part_NAME`."""
 
     tag: str
     number: int | None
@@ -100,7 +100,7 @@ def part_record_name(pattern: ShardPattern, part: RunPart | str) -> str:
 
 
 def read_part_record(folder: OutputFolder, pattern: ShardPattern, part: RunPart | str) -> PartRecord:
-    """Read the record of a part. The shards that the record lists are not checked."""
+    """Read the record of a part, without checking its shards."""
     name = part_record_name(pattern, part)
     if isinstance(part, str) and not folder.find_entries([name]):
         return _read_old_writer_part(folder, add_tag(pattern, part), part)
@@ -124,7 +124,7 @@ def _parse_record(data: bytes, pattern: ShardPattern, part: RunPart | str, where
         raise TypeError("invalid list of skipped samples")
     if not isinstance(dataset, str):
         raise TypeError("invalid dataset file")
-    # do not decode keys and paths, because the list of skipped samples is sorted by their encoded form
+    # keys and paths stay encoded, because the list of skipped samples is sorted by their encoded form
     skipped = tuple(Skipped(*row) for row in rows)
     file = parse_dataset(dataset.encode(), where) if dataset else None
     if file is not None:
@@ -194,7 +194,7 @@ def list_run_files(folder: OutputFolder, pattern: ShardPattern) -> list[str]:
 
 
 def check_part_count(folder: OutputFolder, pattern: ShardPattern, part: RunPart) -> None:
-    """Raise an error if a finished or running part was started with a different number of parts."""
+    """Raise an error if a finished or running part has a different number of parts."""
     finished, started = find_run_parts(pattern, folder.names())
     others = [other for other in finished if other.parts != part.parts]
     for other in started:
@@ -230,7 +230,7 @@ def make_part_tag(part: int | str, parts: int | None) -> str:
 
 
 def make_part_pattern(pattern: ShardPattern, tag: str) -> ShardPattern:
-    """Return the shard pattern of a writer's part. Raise an error if `pattern` is not an open range."""
+    """Return `add_tag(pattern, tag)`. Raise an error if `pattern` is not an open range."""
     if pattern.names is not None or pattern.count is not None:
         expected = "an open range such as out-{000000..}.tar"
         raise InvalidRequest(pattern.text, "a closed pattern, used with parts", expected=expected)
@@ -267,7 +267,7 @@ def find_writer_parts(pattern: ShardPattern, names: Iterable[str]) -> dict[str, 
 
 
 def old_empty_name(part_pattern: ShardPattern) -> str:
-    """Return the name of the file that earlier versions wrote for a part without samples."""
+    """Return the file name that earlier versions used for a part without samples."""
     return part_pattern.base + _OLD_EMPTY_SUFFIX
 
 

@@ -3,7 +3,7 @@
 - The dataset file lists only complete files. It is replaced last, or deleted before a listed file changes.
 - Index files of other tools that no longer match are deleted before their shard changes (see `StaleIndexes`).
 - A shard is published before its sidecar.
-- Only the parent process publishes files, so a worker that outlives the run cannot publish anything.
+- Only the parent process publishes files, so a worker that outlives the run cannot.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ class Publication:
     - "keep": No listed file changes. The old dataset file exists until the new one replaces it.
     - "withdraw": The old dataset file is deleted before the first file changes.
     - "replace": All files are staged first, so the old dataset stays complete until `finish`. In a store, which has no
-      staging, this is the same as "withdraw".
-    - "exchange": Like "replace", but once all files are staged, a list of the new files is published. If the run is
-      interrupted later, the next run uses this list to finish the exchange.
+      staging, like "withdraw".
+    - "exchange": Like "replace", but once all files are staged, a list of them is published. If the run is then
+      interrupted, the next run uses the list to finish the exchange.
 
     Args:
         stale_indexes: Index files of other tools, or None if no shard changes.
 
     Attributes:
-        old_list: The name that a withdrawn dataset file gets, or "" to delete the file.
-        waits: Whether files stay staged until `finish` publishes them.
+        old_list: The new name of a withdrawn dataset file, or "" to delete it.
+        waits: Whether files stay staged until `finish`.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Publication:
             self.folder.remove([self.dataset_file])
 
     def prepare_shard(self, name: str) -> None:
-        """Delete the files that refer to an old shard, before a worker replaces the shard in a store."""
+        """In a store, delete the files that refer to an old shard, before a worker replaces it."""
         if not self.folder.has_staging:
             self.withdraw()
             self.stale_indexes.mark_shard(name)
@@ -107,8 +107,7 @@ class Publication:
     ) -> None:
         """Publish a staged shard and sidecar. Pass None for a file that already exists.
 
-        Args:
-            replaces: Whether an existing file may be replaced.
+        `replaces`: whether an existing file may be replaced.
         """
         shards, others = [[] if file is None else [file] for file in (shard, sidecar)]
         self.stale_indexes.compare(name, read_sidecar, written=shard is not None)
@@ -127,7 +126,7 @@ class Publication:
         return (self.folder.read_staged if self.waits else self.folder.read)(sidecar_name(shard))
 
     def replace_sidecars(self, sidecars: Mapping[str, bytes]) -> None:
-        """Replace the sidecars of shards. `sidecars` contains the new content by shard name."""
+        """Replace sidecars. `sidecars` contains the new content by shard name."""
         staged = [self.folder.stage_bytes(sidecar_name(shard), data) for shard, data in sidecars.items()]
         if staged and not self.waits:
             self.withdraw()
@@ -146,9 +145,9 @@ class Publication:
         """Publish the waiting files and the dataset file, and delete stale files.
 
         Args:
-            shards: The names of all shards in the dataset file. If given, indexes of other shards are deleted.
-            before: Contents of small files to publish before the dataset file, by name.
-            stale: Files to delete before the dataset file is published.
+            shards: All shards in the dataset file. If given, indexes of other shards are deleted.
+            before: Small files to publish before the dataset file, by name.
+            stale: Files to delete before publishing the dataset file.
             stale_shards: Another folder, and shards to delete there.
             leftovers: Files to delete last.
         """
@@ -175,7 +174,7 @@ class Publication:
         self.folder.remove([*leftovers])
 
     def abandon(self, names: Iterable[str]) -> None:
-        """Delete the staged files with these names, unless they are needed to finish an interrupted exchange."""
+        """Delete the staged files with these names, unless an interrupted exchange needs them."""
         if not self.folder.find_entries([self._plan]):
             self.folder.discard_staged([*names, self.dataset_file, self._plan])
 
@@ -221,7 +220,7 @@ def finish_replacement(folder: OutputFolder, base: str) -> None:
     file = parse_dataset(data, where)
     listed = _list_files(file)
     staged = {new.name: new.path for new in folder.staged() if new.name in listed or new.name == file.skipped_file}
-    # If there is no dataset file, an earlier attempt has deleted it, after it had checked the published files.
+    # Without a dataset file, an earlier attempt has already checked the published files.
     old = read_valid_dataset(folder.full_path(base + DATASET_SUFFIX))
     old_files = listed if old is None else _list_files(old)
     published = {name for name in listed.keys() - staged.keys() if old_files.get(name) != listed[name]}
@@ -246,8 +245,8 @@ def _list_files(file: DatasetFile) -> dict[str, tuple[int, int | None]]:
 
 
 def finish_replacements(dataset: object, notes: Notes) -> bool:
-    """Finish interrupted exchanges in the folders of a dataset. Return whether an exchange was finished."""
-    # Search whole folders, because an interrupted run may have deleted the dataset file.
+    """Finish interrupted exchanges in the folders of a dataset. Return whether there was any."""
+    # Search folders, because an interrupted run may have deleted the dataset file.
     paths = [
         path
         for path in list_names("the dataset", dataset, EXPECTED_DATASET)

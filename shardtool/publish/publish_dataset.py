@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def publish_dataset(
     totals: DatasetTotals, publication: Publication, destination: Destination, run_record: RunRecord, part: str = ""
 ) -> DatasetFile:
-    """Publish the dataset file and the list of skipped samples. If `part` is given, publish only its part record."""
+    """Publish the dataset file and the list of skipped samples or, if `part` is given, only its part record."""
     pattern = destination.pattern
     last = destination.first + len(totals.shards)
     if isinstance(destination.append, FinishedAppend):
@@ -110,7 +110,7 @@ def check_append_is_unchanged(
 
 
 def check_fingerprint(source: str, found: str, expected_fingerprint: str) -> None:
-    """Raise an error if the fingerprint of the samples differs from the fingerprint of their source."""
+    """Raise an error if the fingerprints of the samples and of their source differ."""
     if found != expected_fingerprint:
         problem, expected = f"samples with fingerprint {found}", f"{expected_fingerprint}, as in the source dataset"
         remedy = "No dataset file was written. Run `shardtool verify` on the source."

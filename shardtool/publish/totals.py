@@ -1,4 +1,4 @@
-"""The totals of the shards that a run has published, and the dataset file that lists these shards."""
+"""The totals of the shards that a run has published, and their dataset file."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class DatasetTotals:
 
     Attributes:
         shards: Entries for the dataset file, which are sorted at the end.
-        fields: For each field, the number of samples that have it.
+        fields: The number of samples with each field.
     """
 
     values: FieldValues
