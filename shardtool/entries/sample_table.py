@@ -137,7 +137,7 @@ class FieldValues(NamedTuple):
         return FieldValues(*selected)
 
     def merge(self, other: FieldValues) -> FieldValues:
-        """Return the fields of both objects. If both have a field, use that of `other`."""
+        """Return the fields of both objects. If both have a field, use the values of `other`."""
         merged: list[Any] = [{**mine, **theirs} for mine, theirs in zip(self, other, strict=True)]
         return FieldValues(*merged)
 

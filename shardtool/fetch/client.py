@@ -1,6 +1,6 @@
 """Download the file at one URL: follow redirects, retry, apply limits and check the content.
 
-Only public addresses may be contacted, not this machine, local networks or the metadata services of clouds. The IP
+Only public addresses may be contacted: not this machine, local networks or the metadata services of clouds. The IP
 address is checked when the socket is created. Neither a redirect nor another DNS lookup can bypass this check.
 
 Special-purpose ranges are listed here, because `ipaddress.is_global` differs between Python versions.
@@ -194,7 +194,7 @@ _MAX_REDIRECTS = 5
 _PIECE_BYTES = 2**16
 _DNS_THREADS = 32
 _DNS_CACHE_S = 300
-_KEEP_ALIVE_S = 2.0  # short, because most of thousands of hosts have only one file
+_KEEP_ALIVE_S = 2.0  # short, because most hosts have only one file
 _MAX_OPEN_FILES = 2**16
 _FIRST_WAIT_S, _MAX_WAIT_S = 0.5, 30.0
 _QUOTED_URL = re.compile(r"[A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=%]+")

@@ -59,7 +59,7 @@ class HostTimes:
         self._remaining[number // (AHEAD_FACTOR * self._options.connections)][host] -= 1
 
     def estimate(self) -> tuple[float, str, int, int, float]:
-        """Return the last fields of `FetchProgress`, about remaining seconds and the slowest host. Thread-safe."""
+        """Return the last fields of `FetchProgress`: remaining seconds and the slowest host's progress. Thread-safe."""
         seconds_per_file, seconds = self._seconds_per_file(), defaultdict[str, float](float)
         for counts in self._remaining:
             busy = {host: count * seconds_per_file[host] for host, count in counts.items() if count}

@@ -126,7 +126,7 @@ def shard_stems(name: str) -> list[str]:
 
 
 def detect_export(name: str, head: bytes, size: int) -> str:
-    """Return the export format of an index file, or "" if the file is none. `head` is its first `PROBE_BYTES` bytes."""
+    """Return the export format of an index file, or "" for other files. `head` is the first `PROBE_BYTES` bytes."""
     for export in EXPORTS.values():
         if export.suffix and name.endswith(export.suffix) and export.shard_index.has_format(head, size):
             return export.name

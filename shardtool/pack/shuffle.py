@@ -91,7 +91,7 @@ class SpanPositions:
     """The location of each sample's payloads in the source shards.
 
     Attributes:
-        start: int64[samples], the lowest payload offset, or `NOWHERE` without payloads in a shard.
+        start: int64[samples], the lowest payload offset, or `NOWHERE` if no payload is in a shard.
         sizes: int64[samples], total payload bytes.
     """
 
@@ -389,7 +389,7 @@ def is_gathering_cheaper(samples: int, size: int, scatter_bytes: int, workers: i
 
 
 class ReadCost(NamedTuple):
-    """Seconds to read a sample at a random offset, and a byte in sequence."""
+    """Seconds to read one sample at a random offset, and one byte in sequence."""
 
     sample_s: float
     byte_s: float

@@ -254,7 +254,7 @@ def make_plan(
 
     Args:
         pattern: Pattern of the shard names. A fixed number of names is the number of shards. If `bounds` contains a
-            limit, or if there are fewer samples than names, it is only the maximum.
+            limit, or if there are fewer samples than names, the number of names is only the maximum.
         samples: Numbers of the samples to pack. None for all.
         estimate: int64[samples], estimated bytes of each sample, if exact sizes are unknown.
     """

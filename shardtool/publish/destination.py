@@ -147,7 +147,7 @@ class Destination:
 
 
 def inspect_destination(previous: Destination) -> Destination:
-    """List the existing files. Raise an error if `if_exists` forbids to change them."""
+    """List the existing files. Raise an error if `if_exists` forbids changing them."""
     folder, pattern, names_in_folder = previous.folder, previous.pattern, previous.folder.names()
     destination = replace(
         previous,
@@ -224,7 +224,7 @@ def _check_dataset_file(destination: Destination) -> None:
 
 
 def _check_unfinished(destination: Destination) -> None:
-    # Our interrupted runs leave at most one shard without a sidecar.
+    # An interrupted run leaves at most one shard without a sidecar.
     shards = [name for name in destination.existing if name.endswith(destination.pattern.format)]
     has_sidecar = any(sidecar_name(name) in destination.existing for name in shards)
     if destination.folder.has_staging and len(shards) > 1 and not has_sidecar:

@@ -248,7 +248,7 @@ class StaleIndexes:
             self._stale[exports.EXPORTS[export_name].folder_file] = export_name
 
     def mark_other_shards(self, shards: Iterable[str]) -> None:
-        """Call `mark_shard` for each shard that is not in `shards`. Also mark a `README.md` that lists other shards."""
+        """Mark the index files of shards that are not in `shards`, and the folder's indexes that list such shards."""
         current_shards = {*map(to_local_name, shards)}
         for shard in sorted(set(self._files) - current_shards):
             self._stale |= self._files.pop(shard)

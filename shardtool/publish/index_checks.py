@@ -74,7 +74,7 @@ def missing_shard_error(path: str) -> CorruptShard:
 
 
 def get_subfolder(folder: str, shards: list[str]) -> str:
-    """Return the shards' folder relative to `folder`. Raise an error unless all shards are in one folder below it."""
+    """Return the shards' folder relative to `folder`. Raise an error for several folders, or one outside `folder`."""
     if len(shards) > 1:
         found = f"shards in {len(shards)} folders: {format_list(shards, 3)}"
         raise InvalidRequest(shards[0] or ".", found, expected="one folder", remedy="Index each folder separately.")
@@ -135,7 +135,7 @@ def read_old_dataset(dataset: StoredDataset, path: str, data: bytes, *, overwrit
 def check_listed_shards(
     old: DatasetFile, dataset: StoredDataset, path: str, shards_folder: str, *, overwrite: bool
 ) -> None:
-    """Raise an error if the dataset file lists other existing shards or, without `overwrite`, other shards at all."""
+    """Raise an error if the dataset file lists other existing shards or, unless `overwrite`, differs from `dataset`."""
     listed, given_names = {entry.name for entry in old.shards}, {shard.name for shard in dataset.shards}
     others = sorted(listed - given_names)
     folder = join(folder_of(path), to_local_name(old.shards_folder))

@@ -49,7 +49,7 @@ class PartRecord(NamedTuple):
 
     Attributes:
         part: The part of a run, or the tag of a writer's part.
-        dataset: A dataset file that lists the part's shards, or None without shards.
+        dataset: A dataset file that lists the part's shards, or None if there are no shards.
         plan: The fingerprint of the plan. For a writer, this and all later attributes are empty.
         planned: Number of planned shards of all parts.
         resumed: Whether the part ran with `--resume`. The merge may then delete shards that are not in the plan.

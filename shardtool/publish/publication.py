@@ -83,7 +83,7 @@ class Publication:
             self.folder.remove([self.dataset_file])
 
     def prepare_shard(self, name: str) -> None:
-        """In a store, delete the files that refer to an old shard, before a worker replaces it."""
+        """In a store, delete the files that refer to an old shard, before a worker replaces the shard."""
         if not self.folder.has_staging:
             self.withdraw()
             self.stale_indexes.mark_shard(name)

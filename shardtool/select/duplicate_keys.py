@@ -114,7 +114,7 @@ def _rename_duplicates(
     old_names = (name for keys in tables for _, chunk in keys.chunks() for name in chunk)
     used_names = {name for name in old_names if name.rpartition(b"-")[0] in bases}
     names: dict[int, bytes] = {}
-    for group in groups:  # new keys start with the group's key, so groups never share one
+    for group in groups:  # a new key is the group's key, `-` and a number, so groups share none
         number = 2
         for sample in group.samples if group.exists else group.samples[1:]:
             while (name := b"%b-%d" % (group.key, number)) in used_names:

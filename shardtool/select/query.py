@@ -133,7 +133,7 @@ def match_rows(table: pa.Table, query: str, classes: ClassNames = _NO_CLASSES) -
 
     Args:
         query: Comparisons, combined with `and`, `or` and `not`. Column names with blanks are in backticks.
-        classes: Class names by column of class numbers.
+        classes: Class names by column, for columns of class numbers.
     """
     return match_partially(table, query, {}, classes)[0]
 

@@ -51,7 +51,7 @@ def rename_keys(
     Args:
         rename: `s/PATTERN/REPLACEMENT/`, or the name of a column with the new keys.
         column_of: Function that returns a column by name.
-        has_paths: Whether fields are files, whose paths the table must then store, because new keys lack them.
+        has_paths: Whether fields are files. The table then stores their paths, which the new keys lack.
     """
     keys = entries.keys
     if not is_utf8(keys.data):

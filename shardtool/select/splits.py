@@ -257,7 +257,10 @@ def sample_by_key(keys: PackedStrings, share: float | str) -> NDArray[np.int64]:
 
 
 def sample_with_notes(keys: PackedStrings, share: float | str) -> tuple[NDArray[np.int64], list[str]]:
-    """Call `sample_by_key`. Return a note if the share is far from `share`. Raise an error if no sample is selected."""
+    """Return the samples of `sample_by_key`, and a note if their share is far from `share`.
+
+    Raise an error if no sample is selected.
+    """
     selected, total = sample_by_key(keys, share), len(keys)
     if not len(selected):
         found = f"{share} selects none of {total:,} samples"

@@ -96,7 +96,10 @@ class MemoryTable(Table):
 
 
 def parse_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Convert a text column to numbers if all values are numbers (007 is not) or missing: empty, NA, null or NaN."""
+    """Convert a text column to numbers if all its values are numbers (007 is not).
+
+    Empty cells, NA, null and NaN become null in a column of numbers.
+    """
     gaps = pc.is_in(column, value_set=arrow.text_array(_NULL_TEXTS).cast(column.type))
     filled = column.filter(pc.invert(gaps)).drop_null()
     for pattern, number_type in _NUMBER_PATTERNS:
@@ -119,7 +122,7 @@ def read_in_blocks(read: Callable[[int], pa.Table]) -> pa.Table:
 
 
 def check_text_start(name: str, head: bytes) -> bytes:
-    """Return the start of a text file without its byte-order mark. Raise an error if it is not UTF-8 text."""
+    """Return the start of a text file without its byte-order mark. Raise an error if the file is not UTF-8."""
     for mark, meaning in _FOREIGN_MARKS:
         if head.startswith(mark):
             remedy = "Convert it: `iconv -f UTF-16 -t UTF-8`." if meaning == "UTF-16" else ""

@@ -178,7 +178,7 @@ def nesting_error(location: str) -> InvalidRequest:
 
 
 def row_size_error(location: str) -> InvalidRequest:
-    """Return the error for too long a row."""
+    """Return the error for a row over `MAX_ROW_BYTES`."""
     found = f"a row of more than {MAX_ROW_BYTES >> 20} MiB"
     remedy = f"Store the text in a file and its path in the table ({option_text('file', {'FIELD': 'COLUMN'})})."
     return InvalidRequest(location, found, expected="a shorter row", remedy=remedy)

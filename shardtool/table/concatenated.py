@@ -48,7 +48,7 @@ class ConcatenatedTable(Table):
         tables = self._read_all(columns, text)
         kinds = _types_by_column([table.schema for table in tables])
         if mixed := {name for name in kinds if len(kinds[name]) > 1 and kinds[name] & {"string", "large_string"}}:
-            # The first read fixed the types of text files.
+            # Open the tables again: the first read fixed the types of text files.
             self._tables = [self._open_file(file) for file in self._files]
             tables = self._read_all(columns, mixed.union(text))
         try:

@@ -47,7 +47,7 @@ class TableRows(NamedTuple):
 
     Attributes:
         numbers: The row numbers, counted from 0. None for all rows.
-        files: As from `Table.row_counts`.
+        files: The result of `Table.row_counts`.
     """
 
     location: str
@@ -97,7 +97,7 @@ class TableRows(NamedTuple):
     def refuse_repeated_keys(
         self, keys: PackedStrings, positions: NDArray[np.int64] | None = None, *, expected: str, remedy: str
     ) -> None:
-        """Raise `InvalidRequest` if a key occurs more than once, in all positions or in `positions`."""
+        """Raise `InvalidRequest` if a key (of those at `positions`, if given) occurs more than once."""
         if repeated := find_repeated(keys if positions is None else keys.take(positions)):
             position_lists = [np.array(at, np.int64) for at in islice(repeated.values(), _MAX_EXAMPLES)]
             rows = [self._format_positions(at if positions is None else positions[at]) for at in position_lists]
@@ -159,8 +159,8 @@ def collect_rows(
 ) -> dict[str, pa.Array]:
     """Return the columns `names` with one value per group of rows.
 
-    In the columns `requested` (`all` for all), this value is the list of the group's values. In other columns, all rows
-    of a group must have the same value.
+    In the columns `requested` (all columns for `all`), this value is the list of the group's values. In other columns,
+    all rows of a group must have the same value.
     """
     listed = names if [*requested] == [ALL_COLUMNS] else requested
     if unknown := [name for name in listed if name not in names]:

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 DecodingLoss = Literal["grey bits", "colour bits", "pages"]
 
-# Pillow's limit, 0.7 GB as RGB. Half the limit, where Pillow warns, would exclude an A0 scan at 300 dpi (139 million).
+# Pillow's limit, 0.7 GB as RGB. Pillow warns at half the limit, but that would exclude an A0 scan at 300 dpi
+# (139 million pixels).
 MAX_PIXELS = 2 * (1024**3 // 4 // 3)
 
 # Importing a reader registers its format. If a format is missing, Pillow imports all readers.
@@ -392,7 +393,7 @@ def image_errors(data: bytes | memoryview) -> Iterator[None]:
     try:
         yield
     except (BadImage, MemoryError):
-        raise  # within the pixel limit, only a machine with too little memory runs out of memory
+        raise  # the image is within the pixel limit, so the machine lacks memory
     except Exception as error:  # hostile bytes can make Pillow raise any exception
         raise _image_error(error, data) from error
 

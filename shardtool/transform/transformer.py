@@ -76,7 +76,7 @@ class Transformer:
         return fields, tuple(values.values())
 
     def call_function(self, key: bytes, fields: Mapping[str, Payload]) -> list[TransformedSample]:
-        """Call the user's function, and return its results as samples. Raise `BadSample` if the function fails."""
+        """Call the user's function, and return its results as samples. Raise `BadSample` for errors and bad results."""
         if self._function is None:
             return [TransformedSample(key, _sort_fields(fields))]
         sample: dict[str, object] = {KEY_ITEM: to_text(key), **{name: bytes(data) for name, data in fields.items()}}
