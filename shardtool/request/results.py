@@ -243,7 +243,7 @@ class RemovalSummary:
         empty: Names of the rewritten shards without remaining samples.
         size: Total bytes of the rewritten shards.
         freed: Bytes by which the shards became smaller.
-        fingerprint: The content fingerprint, or "" if unknown.
+        fingerprint: The content fingerprint, or "" if unknown or in a dry run.
     """
 
     dataset_file: str

@@ -234,7 +234,7 @@ class Repair:
         self.done.append(f"{result.dataset_file}: rebuilt from shards and sidecars; {lost}")
 
     def _find_unlisted_shards(self) -> list[str]:
-        # A damaged dataset file may not list all shards, but the new file must.
+        # A damaged dataset file possibly lists only some shards, but the new file must list all.
         paths = self.subject.dataset.paths
         pattern, listed = parse_pattern([*paths]), {*map(base_name, paths)}
         return [
