@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from hashlib import blake2b
 from itertools import accumulate, count
-from typing import TYPE_CHECKING, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -208,9 +208,9 @@ class BundleReader:
 
     def __init__(
         self, reader: AnySampleReader, views: EpochSamples, sizes: Numbers, rule: Callable[[int, Numbers], Pieces],
-        limit: int, make: Callable[[Bundle, list[Sample]], Sample], *fingerprint_values: object,
+        limit: int, make: Callable[[Bundle, Any], Sample], *fingerprint_values: object,
     ) -> None:  # fmt: skip
-        self.is_sequential = rule is of_one_kind
+        self.is_sequential, self._makes_batches = rule is of_one_kind, rule in (of_one_kind, of_like_length)
         if not self.is_sequential and not sizes.any():
             raise InvalidRequest("the dataset", "no tokens in any sample")
         self._reader, self.samples, self.sizes = reader, views, sizes
@@ -276,11 +276,16 @@ class BundleReader:
         return reader
 
     def skip_or_raise(self, error: ShardError, number: int, *counts: SkippedSamples, damaged: bool = True) -> None:
-        """Count a skipped bundle, or raise its error. See `SampleReader.skip_or_raise`."""
-        self._reader.skip_or_raise(error, self._first_damaged(number), *counts, damaged=damaged)
+        """Count the damaged samples of a skipped bundle, or raise the error of the first."""
+        members, failed = self.bundle(number).numbers, list[tuple[int, ShardError]]()
+        if damaged:
+            samples = zip(members.tolist(), self._reader.read(members), strict=True)
+            failed = [(member, sample) for member, sample in samples if isinstance(sample, ShardError)]
+        for member, failure in failed or [(int(members[0]), error)]:
+            self._reader.skip_or_raise(failure, member, *counts, damaged=damaged)
 
     def read(self, numbers: Numbers, *, on_demand: bool = False) -> Samples:  # noqa: ARG002 - as other readers
-        """Yield bundles. If a sample of a bundle is damaged, yield its error instead."""
+        """Yield bundles. If a sample of a block, or all samples of a batch are damaged, yield an error instead."""
         members = self._sample_numbers(numbers)
         unique_members, inverse = np.unique(members, return_inverse=True)
         if len(unique_members) == len(members):
@@ -291,35 +296,37 @@ class BundleReader:
     def with_skip_callback(
         self, bundles: Samples, get_skipped: Callable[[], SkippedSamples]
     ) -> Iterator[Sample | ShardError]:
-        """Add a callback to each batch, with which `SizeBatches` counts skipped samples."""
+        """Count the damaged samples of each batch, and add a callback that counts samples which stages skip."""
 
-        def on_skip(error: ShardError, number: int) -> None:
-            self._reader.skip_or_raise(error, number, get_skipped(), damaged=False)
+        def on_skip(error: ShardError, number: int, *, damaged: bool = False) -> None:
+            self._reader.skip_or_raise(error, number, get_skipped(), damaged=damaged)
 
         for bundle in bundles:
             if isinstance(bundle, dict) and "__samples__" in bundle:
                 bundle["__on_skip__"] = on_skip
+                try:
+                    for number, error in cast("list[tuple[int, ShardError]]", bundle["__damaged__"]):
+                        on_skip(error, number, damaged=True)
+                except ShardError as error:
+                    yield error
+                    continue
             yield bundle
 
     def _make_bundles(self, numbers: Numbers, samples: Iterator[Sample | ShardError]) -> Iterator[Sample | ShardError]:
         for bundle in map(self.bundle, numbers.tolist()):
             members = [next(samples) for _ in range(len(bundle.numbers))]
             try:
-                if errors := [sample for sample in members if isinstance(sample, ShardError)]:
+                errors = [sample for sample in members if isinstance(sample, ShardError)]
+                if errors and not (self._makes_batches and len(errors) < len(members)):
                     yield errors[0]
                 else:
-                    yield self._make(bundle, cast("list[Sample]", members))
+                    yield self._make(bundle, members)
             except SampleFailed as error:
                 yield error
 
     def _sample_numbers(self, numbers: Numbers) -> Numbers:
         empty = np.zeros(0, np.int64)
         return np.concatenate([empty, *(self.bundle(number).numbers for number in numbers.tolist())])
-
-    def _first_damaged(self, number: int) -> int:
-        members: list[int] = self.bundle(number).numbers.tolist()
-        samples = zip(members, self._reader.read(np.array(members)), strict=True)
-        return next((member for member, sample in samples if isinstance(sample, ShardError)), members[0])
 
 
 StreamReader = SampleReader | MixedReader | BundleReader
@@ -393,12 +400,18 @@ def nearest_aspect_ratios(aspects: Sequence[float], reader: AnySampleReader, vie
     return np.searchsorted((logs[1:] + logs[:-1]) / 2, width - height).astype(np.int64)
 
 
-def make_size_batch(aspects: Sequence[float], bundle: Bundle, samples: list[Sample]) -> Sample:
-    """Return a bundle as one item of a stream. `SizeBatches` collates its samples."""
-    if aspects:
-        samples = [{**sample, "__aspect__": aspects[int(bundle.sizes[0])]} for sample in samples]
-    numbered = [*zip(bundle.numbers.tolist(), samples, strict=True)]
-    return {"__key__": [sample["__key__"] for sample in samples], "__samples__": numbered}
+def make_size_batch(aspects: Sequence[float], bundle: Bundle, samples: Samples) -> Sample:
+    """Return a bundle as one item of a stream. `SizeBatches` collates its undamaged samples."""
+    numbered: list[tuple[int, Sample]] = []
+    damaged: list[tuple[int, ShardError]] = []
+    for number, sample in zip(bundle.numbers.tolist(), samples, strict=True):
+        if isinstance(sample, ShardError):
+            damaged.append((number, sample))
+        else:
+            aspect = {"__aspect__": aspects[int(bundle.sizes[0])]} if aspects else {}
+            numbered.append((number, {**sample, **aspect}))
+    keys = [sample["__key__"] for _, sample in numbered]
+    return {"__key__": keys, "__samples__": numbered, "__damaged__": damaged}
 
 
 class SizeBatches(Map):

@@ -228,6 +228,30 @@ def test_a_damaged_document_damages_its_block(folder: Path, tmp_path: Path) -> N
     assert {*stream.skipped.shards} == {str(shard)}
 
 
+@pytest.mark.parametrize("damaged", [1, 2, 149])
+def test_a_damaged_sample_leaves_the_others_of_its_batch(damaged: int, folder: Path, tmp_path: Path) -> None:
+    """Batches by size contain all undamaged samples, and each damaged sample is counted, even if none remains."""
+    write_tree(tmp_path, {path.name: path.read_bytes() for path in folder.glob("out*")})
+    texts = _texts(folder)
+    keys = {*sorted(texts, key=lambda key: (key == "000", -len(texts[key])))[:damaged]}
+    for shard in tmp_path.glob("out*.tar"):
+        data = bytearray(shard.read_bytes())
+        index = shardtool.open(shard).table().to_table().to_pylist()
+        for row in index:
+            if row["__key__"] in keys:
+                data[row["__fields__"][-1]["offset"]] ^= 1
+        shard.write_bytes(data)
+    options: Any
+    for options in ({"by": "length", "tokens": 1000, "field": "bin", "dtype": "uint16"}, {"by": "aspect", "size": 8}):
+        dataset = shardtool.open(tmp_path / "out.json", check=True, on_error="skip")
+        stream = dataset.batch(**options).stream(rank=0, world_size=1, ends="uneven")
+        assert {*chain(*(batch["__key__"] for batch in stream))} == texts.keys() - keys
+        assert stream.skipped.samples == stream.skipped.damaged == dataset.skipped.samples == damaged
+        raising = shardtool.open(tmp_path / "out.json", check=True).batch(**options).stream(rank=0, world_size=1)
+        with pytest.raises(CorruptShard, match="checksum"):
+            list(raising)
+
+
 def test_batches_by_length(folder: Path) -> None:
     """A padded batch has at most `tokens` tokens, and its samples pass through their stages."""
     dataset = _open(folder).decode().map(lambda sample: {**sample, "count": len(sample["npy"])}).fields("npy", "count")
