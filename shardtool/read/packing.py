@@ -13,6 +13,8 @@ from shardtool.read.bundles import Bundle, each_dataset, metadata_sizes, sample_
 from shardtool.read.decode import read_npy
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import DTypeLike, NDArray
 
     from shardtool.read.catalog import Numbers
@@ -39,11 +41,15 @@ class TokenField(NamedTuple):
     row: int = 1
 
     @classmethod
-    def from_sample(cls, reader: SampleReader, number: int, name: str, dtype: DTypeLike | None) -> TokenField:
-        """Read one sample to detect how samples store the field."""
-        sample = reader.with_options(fields=None).read_one(number)
-        if isinstance(sample, ShardError):
-            raise sample
+    def from_sample(
+        cls, reader: SampleReader, numbers: Iterable[int], name: str, dtype: DTypeLike | None
+    ) -> TokenField:
+        """Read one of these samples, the first that is not skipped, to detect how samples store the field."""
+        samples, failed = map(reader.with_options(fields=None).read_one, numbers), list[ShardError]()
+        while isinstance(sample := next(samples, None), ShardError) and reader.options.on_error == "skip":
+            failed.append(sample)
+        if sample is None or isinstance(sample, ShardError):
+            raise sample or failed[0]
         if name not in sample:
             existing = format_list([field for field in sample if field[:2] != "__"])
             raise InvalidRequest("field", f"no {name} in sample {sample['__key__']}", expected=f"one of {existing}")
@@ -89,11 +95,11 @@ def token_lengths(
     """Return the token field, and the number of tokens of each sample, indexed by sample number."""
     fields: dict[SampleReader, TokenField] = {}
     for dataset_reader, view in each_dataset(reader, views):
-        shard, numbers = next(view.group_by_shard())
-        names = dataset_reader.store.index(shard).names
+        names = dataset_reader.store.index(next(view.group_by_shard())[0]).names
         if name is None and len(names) > 1:
             raise InvalidRequest("field", "not given", expected=f"the token field, one of {format_list([*names])}")
-        source = TokenField.from_sample(dataset_reader, int(numbers[0]), name or names[0], dtype)
+        numbers = (int(number) for _, shard_numbers in view.group_by_shard() for number in shard_numbers)
+        source = TokenField.from_sample(dataset_reader, numbers, name or names[0], dtype)
         fields[dataset_reader] = source
         if source.form == "values" and column is None:
             problem = "its size does not determine the number of values"

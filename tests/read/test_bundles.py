@@ -228,6 +228,23 @@ def test_a_damaged_document_damages_its_block(folder: Path, tmp_path: Path) -> N
     assert {*stream.skipped.shards} == {str(shard)}
 
 
+def test_the_first_document_may_be_damaged(folder: Path, tmp_path: Path) -> None:
+    """The type of the tokens is read from the first document that is not skipped."""
+    write_tree(tmp_path, {path.name: path.read_bytes() for path in folder.glob("out*")})
+    packed = _open(folder).pack(TOKENS, "npy")
+    (tmp_path / "out-000000.tar").unlink()
+    with pytest.raises(CorruptShard):
+        shardtool.open(tmp_path / "out.json").pack(TOKENS, "npy")
+    dataset = shardtool.open(tmp_path / "out.json", on_error="skip")
+    assert len(dataset.pack(TOKENS, "npy")) == len(packed)
+    documents = {*chain(*(block["__key__"] for block in dataset.pack(TOKENS, "npy").stream(ends="uneven")))}
+    assert documents <= {*dataset.keys[40:]}
+    for shard_file in tmp_path.glob("out*.tar"):
+        shard_file.unlink()
+    with pytest.raises(CorruptShard):
+        shardtool.open(tmp_path / "out.json", on_error="skip").pack(TOKENS, "npy")
+
+
 @pytest.mark.parametrize("damaged", [1, 2, 149])
 def test_a_damaged_sample_leaves_the_others_of_its_batch(damaged: int, folder: Path, tmp_path: Path) -> None:
     """Batches by size contain all undamaged samples, and each damaged sample is counted, even if none remains."""
