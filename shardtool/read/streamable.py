@@ -215,7 +215,10 @@ class Streamable(SampleSource[SampleT]):
         check_minimum(option, limit)
         reader, views = self._require_single_samples()
         if by == "length":
-            _, sizes = packing.token_lengths(field, dtype, length, reader, views)
+            if length is not None and field is None:
+                sizes = bundles.metadata_sizes(length, reader, views)
+            else:
+                _, sizes = packing.token_lengths(field, dtype, length, reader, views)
             if (longest := int(sizes.max())) > cast("int", tokens):
                 remedy = f"Use tokens={longest}, or choose shorter samples with where(...) or select(...)."
                 raise InvalidRequest("tokens", f"{tokens}, but the longest sample has {longest}", remedy=remedy)

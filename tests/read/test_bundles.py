@@ -277,6 +277,8 @@ def test_batches_by_length(folder: Path) -> None:
     assert all(batch["count"].max() * len(batch["count"]) <= 1000 for batch in batches)
     spread = sum(int(batch["count"].max() * len(batch["count"]) - batch["count"].sum()) for batch in batches)
     assert spread < 0.3 * sum(int(batch["count"].sum()) for batch in batches)
+    by_column = [*dataset.batch(by="length", tokens=1000, length="count").stream(ends="uneven")]
+    assert [batch["__key__"] for batch in by_column] == [batch["__key__"] for batch in batches]
     with pytest.raises(InvalidRequest, match="the longest sample has 222"):
         dataset.batch(by="length", tokens=100, field="npy")
 
