@@ -51,7 +51,9 @@ def test_inspect_reports_a_damaged_dataset_file(damaged: Path) -> None:
     assert process.code == 0
     assert "unknown: the dataset file is damaged" in process.out
     assert "x.json: damaged" in " ".join(process.out.split())
-    assert "a damaged x.json" in typed("verify", damaged).out
+    found = typed("verify", damaged).out
+    assert "a damaged x.json" in found
+    assert "To replace a damaged file, rerun the original command with --resume." in found
 
 
 @pytest.mark.parametrize("option", ["--resume", "--overwrite"])

@@ -53,7 +53,8 @@ _REPACK_FIX = "Restore the file from a copy, or recreate it: {remake}, or rerun 
 _REINDEX_FIX = "{repair} rebuilds the file from verified shards."
 _SOURCE_FIX = "If the source is right, rerun the command that created the dataset with {resume}."
 _MEANINGS_AND_FIXES = {
-    "dataset-file-missing": ("sidecars exist, but no dataset file", _REINDEX_FIX),
+    "dataset-file-missing": ("sidecars exist, but no valid dataset file",
+        _REINDEX_FIX + " To replace a damaged file, rerun the original command with {resume}."),
     "dataset-file-damaged": ("the dataset file is damaged", _REINDEX_FIX),
     "dataset-incomplete": ("fewer shards than planned, and no dataset file",
         "Rerun the original command with {resume}, or copy the missing shards."),
