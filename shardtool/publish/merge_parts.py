@@ -175,7 +175,7 @@ class _WriterMerge:
             for name, value in part_options[0].items()
             if all(options.get(name) == value for options in part_options)
         }
-        if any(dataset.made.dots == "last" for dataset in datasets):
+        if self._pattern.format == "tar" and any(dataset.made.dots == "last" for dataset in datasets):
             options["dots"] = "last"
             if dotted := [name for name in dataset.fields if "." in name]:
                 found = f"keys with dots in their last part, and fields with dots: {format_list(dotted)}"

@@ -163,6 +163,17 @@ def test_merge_refuses_contradictory_parts(tmp_path: Path) -> None:
         merge(pattern)
 
 
+def test_dots_in_tfrecords(tmp_path: Path) -> None:
+    """TFRecords store keys and fields separately, so `dots` does not restrict the names of merged parts."""
+    pattern = tmp_path / "out-{000000..}.tfrecord"
+    for part in range(2):
+        with ShardWriter(pattern, part=part, parts=2, dots="last") as writer:
+            writer.write({"__key__": f"{part}.5", "x.png": b"x"})
+    merge(pattern)
+    assert [*shardtool.open(tmp_path / "out.json").keys] == ["0.5", "1.5"]
+    assert verify(tmp_path / "out.json").sound
+
+
 def test_parts_with_names_are_added(tmp_path: Path) -> None:
     """Parts finished after a merge are added by another merge; skipped samples of all parts are listed."""
     pattern = tmp_path / "out-{000000..}.tar"
