@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -20,8 +21,8 @@ from shardtool.dataset.unfinished import require_finished
 from shardtool.errors import InvalidRequest, OutputExists, format_list
 from shardtool.execute import start_pool
 from shardtool.messages import flag_text
-from shardtool.names import to_output_name
-from shardtool.pattern import DATASET_SUFFIX, parse_pattern, sidecar_name
+from shardtool.names import list_names, to_output_name
+from shardtool.pattern import DATASET_SUFFIX, ShardPattern, parse_pattern, sidecar_name
 from shardtool.publish import index_checks
 from shardtool.publish.publication import Publication
 from shardtool.publish.totals import DatasetTotals, build_dataset_file
@@ -40,6 +41,16 @@ if TYPE_CHECKING:
     from shardtool.request.dataset_options import IndexOptions
 
 
+def _find_pattern(dataset: DatasetLike, names: list[str]) -> ShardPattern:
+    # The name of a single shard does not show where the number starts, but the pattern that the user named does.
+    with suppress(InvalidRequest):
+        pattern = parse_pattern(list_names("the dataset", dataset, ""))
+        if pattern.names is None and len(names) == 1:
+            digits = names[0].removeprefix(pattern.prefix).removesuffix(pattern.suffix)
+            return parse_pattern(f"{pattern.prefix}{{{digits}..{digits}}}{pattern.suffix}")
+    return parse_pattern(names)
+
+
 class _Indexer:
     """Writes the sidecars and the dataset file. The caller must hold the lock of `folder`."""
 
@@ -53,7 +64,7 @@ class _Indexer:
         names = [shard.file_name for shard in stored.shards]
         if duplicates := [name for name, count in Counter(map(sidecar_name, names)).items() if count > 1]:
             raise InvalidRequest(stored.folder or ".", f"shards with the same sidecar name: {format_list(duplicates)}")
-        self.pattern, self.size = parse_pattern(names), sum(filter(None, sizes))
+        self.pattern, self.size = _find_pattern(stored.argument, names), sum(filter(None, sizes))
         self.folder = open_folder(stored.folder if options.output is None else os.fspath(options.output))
         self.shards_folder = index_checks.get_subfolder(self.folder.path, stored.folders())
         index_checks.check_rivals(self.folder, names, set() if self.shards_folder else {*names})

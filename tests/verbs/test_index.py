@@ -167,6 +167,21 @@ def test_columns_of_all_shards(tmp_path: Path) -> None:
         (tmp_path / "x.json").unlink()
 
 
+@pytest.mark.parametrize("repair", [False, True])
+def test_single_shard_of_a_pattern(tmp_path: Path, ending: str, *, repair: bool) -> None:
+    """The pattern that the user names determines the name of the dataset file, so later runs find the dataset."""
+    source, pattern = write_tree(tmp_path / "in", {"a.txt": b"a"}), f"{tmp_path}/out/x-{{000..}}.{ending}"
+    create(source, pattern, CreateOptions(workers=0))
+    (tmp_path / "out/x.json").unlink()
+    if repair:
+        assert verify(pattern, workers=0, repair=True).sound
+    else:
+        index(pattern, READ)
+    assert sorted(read_tree(tmp_path / "out")) == ["x-000.index", f"x-000.{ending}", "x.json"]
+    write_tree(source, {"b.txt": b"b"})
+    assert create(source, pattern, CreateOptions(workers=0, append=True, on_duplicate="first")).samples == 2
+
+
 def test_invalid_requests_are_refused(tmp_path: Path) -> None:
     """Compressed shards, two formats and a foreign file are refused, and nothing changes."""
     write_tree(tmp_path, {"x-0.tar": bytes(1024), "y-0.tfrecord": b"", "z-0.tar.gz": b"", "x.json": b"{}"})

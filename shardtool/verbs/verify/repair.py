@@ -215,7 +215,7 @@ class Repair:
             return
         from shardtool.publish.index_shards import index_shards
 
-        dataset = self.subject.dataset.dataset_file or self.subject.dataset.paths
+        dataset = self.subject.dataset.dataset_file or self.subject.dataset.argument
         if {*find_dataset(dataset).paths} - {*self.subject.dataset.paths}:
             self._add_unresolved("the dataset file: only some of its shards were given. Name the dataset file")
             return
