@@ -1,1 +1,1 @@
-"""Finished datasets on disk: dataset files, shards, indexes and sidecars."""
+"""Finished datasets in storage: dataset files, shards, indexes and sidecars."""

@@ -17,7 +17,7 @@ _MAX_FILE_BYTES = 2**28
 
 
 def read_classes(classes: object) -> Classes | None:
-    """Read class names from a file path, a list, or a mapping from fields to lists."""
+    """Read class names from a file, a list, or a mapping from fields to lists."""
     if classes is None or isinstance(classes, Classes):
         return classes
     source, content = "the list", classes

@@ -1,6 +1,6 @@
 """Encode and parse dataset files. Only a complete dataset has a dataset file.
 
-The file is a wids index with additional keys. It ends with the CRC-32C of all bytes before the checksum.
+The file is a wids index with additional keys, and ends with the CRC-32C of all preceding bytes.
 
 Source: docs/format.md, "Dataset file"; wids 0.1.11, wids_specs.py.
 """
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 FORMAT_VERSION = 1
 RUN_VERIFY = "Run `shardtool verify` to list all damage."
-# A file with one of these marks is a dataset file. The other mark may be damaged.
+# One of these marks identifies a dataset file. The other may be damaged.
 _DATASET_FILE_MARKS = (b'  "shardtool": {\n    "format_version": ', b'  "checksum": "crc32c:')
 _WIDS_HEAD = b'{\n  "__kind__": "wids-shard-index'
 _APPENDS_MARK = b'\n    "appends": ['
@@ -101,9 +101,9 @@ class DatasetFile:
         made: A record of the runs that created the dataset and appended samples.
         fingerprint: The content fingerprint, or "" if unknown.
         skipped_crc: CRC-32C of `out.skipped`, or None if this file does not exist.
-        types: Original types of values that are stored as text. For TFRecord, also the types of numeric fields.
-        appends: For each append, the index in `shards` of the first shard that it added. Ascending.
-        shards_folder: Subfolder that contains the shards, such as `train/tars`, or "" if they are next to the file.
+        types: Original types of values stored as text. For TFRecord, also the types of numeric fields.
+        appends: For each append, the index in `shards` of the first added shard.
+        shards_folder: Subfolder of the shards, such as `train/tars`, or "".
         part_of: If `shards` is a subset of the dataset's shards, the number of all shards, else 0. For a subset,
             `field_bytes`, `skipped` and `fingerprint` are unknown, and therefore 0 or "".
     """
@@ -137,7 +137,7 @@ class DatasetFile:
         return to_local_name(self.name) + SKIPPED_SUFFIX
 
     def part(self, names: Sequence[str]) -> DatasetFile:
-        """Return the content of a dataset file that lists only the shards `names`, in this order."""
+        """Return a dataset file that lists only the shards `names`, in this order."""
         indexes = {shard.name: index for index, shard in enumerate(self.shards)}
         selected = [indexes[name] for name in names]
         if selected == [*range(len(self.shards))]:
@@ -200,14 +200,14 @@ class DatasetFile:
         return body + b'%08x"\n}\n' % crc32c(body)
 
     def feature_texts(self) -> dict[str, str]:
-        """Return the argument `features` for `tf.io.parse_single_example`, as a dict from name to Python source."""
+        """Return the argument `features` for `tf.io.parse_single_example`, with Python source as values."""
         return {name: feature.encode() for name, feature in self.features.items()}
 
 
 def merge_value_types(parts: Sequence[tuple[Mapping[str, ValueType], Collection[str]]]) -> dict[str, ValueType]:
-    """Return the common value type of each field across several groups of shards.
+    """Return the common value type of each field across groups of shards.
 
-    `parts` contains the value types and field names of each group. An empty list of names means that they are unknown.
+    `parts` has the value types and field names of each group. Empty names are unknown.
     """
     names = sorted({name for types, _ in parts for name in types}, key=to_bytes)
     common = {
@@ -217,7 +217,7 @@ def merge_value_types(parts: Sequence[tuple[Mapping[str, ValueType], Collection[
 
 
 def parse_shard_names(data: bytes) -> list[str] | None:
-    """Return the shard names in a dataset file, or None for other files. If it is damaged, return readable names."""
+    """Return the shard names in a dataset file, or the readable ones if it is damaged. Return None for other files."""
     if not any(mark in data for mark in _DATASET_FILE_MARKS) and not _is_rewritten(data):
         return None
     if (names := _parse_urls(data)) is None:
@@ -239,7 +239,7 @@ def parse_listed_shards(data: bytes, path: str) -> tuple[list[str], bool]:
         CorruptShard: The file is not a dataset file or wids index, or a path leads out of the file's folder.
     """
     is_own, names = True, parse_shard_names(data)
-    if names is None:  # in a wids index of another tool, a name with a colon is a URL
+    if names is None:  # in the wids index of another tool, a name with a colon is a URL
         is_own, names = False, _parse_urls(data)
     if names is None or not all(isinstance(name, str) for name in names):
         raise _not_a_dataset_file(path, data, "a dataset file of shardtool or a wids index")
@@ -255,9 +255,9 @@ def _is_local_shard(name: str, url_mark: str) -> bool:
 
 
 def parse_local_shards(data: bytes) -> tuple[list[str], str]:
-    """Return the names of the shards that a dataset file lists in its own folder, and the shard pattern.
+    """Return the names of the shards in the dataset file's own folder, and the shard pattern.
 
-    If the file is damaged, return the readable names. If the pattern is unreadable, return "".
+    If the file is damaged, return the readable names. An unreadable pattern is "".
     """
     match, pattern = _PATTERN_LINE.search(data), ""
     with suppress(ValueError):
@@ -281,7 +281,7 @@ def _is_own_dataset_file(data: bytes) -> bool:
 
 
 def may_be_dataset_file(data: bytes) -> bool:
-    """Return whether a file may be a dataset file of shardtool, even if it is damaged, truncated or empty."""
+    """Return whether a file may be a dataset file of shardtool, which may be damaged or empty."""
     return _WIDS_HEAD.startswith(data) or _is_own_dataset_file(data)
 
 
@@ -293,7 +293,7 @@ def _is_rewritten(data: bytes) -> bool:
 
 
 def has_appends(data: bytes) -> bool:
-    """Return whether a dataset file records appended samples. The file may be damaged."""
+    """Return whether a dataset file, which may be damaged, records appended samples."""
     return _APPENDS_MARK in data
 
 

@@ -1,14 +1,14 @@
 """Define what a duplicate is: a sample with the same content as another sample.
 
-Keys, labels and numbers are not content. The content of a sample is the first of these that the sample has:
+Keys, labels and numbers are not content. The content of a sample is the first of these that it has:
 
 1. its images, audio, video and arrays
 2. its texts
 3. its other bytes
 4. its JSON
 
-Two samples are duplicates if their content has the same digests, in any order. A digest is a BLAKE2b (RFC 7693) of 16
-bytes. Digests are not stored. They are computed only for samples with equal sizes and CRC-32C.
+Two samples are duplicates if their content has the same digests (16 bytes of BLAKE2b, RFC 7693), in any order. Digests
+are not stored, and computed only for samples with equal sizes and CRC-32C.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 JSON_RANK, _NO_RANK = 3, 4
 _CONTENT_RANKS = {"image": 0, "audio": 0, "video": 0, "array": 0, "text": 1, "bytes": 2, "pickle": 2, "json": JSON_RANK}
-# odd, so that multiplication modulo 2^64 maps no two numbers to the same result
+# odd, so that multiplication modulo 2^64 is invertible
 _HASH_MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)
 
 
@@ -47,8 +47,8 @@ class Content(NamedTuple):
 
     Attributes:
         rows: Row numbers of these fields in a shard's index or in a sample table.
-        owners: The sample number of each of `rows`, in ascending order.
-        ranks: uint8[samples], the `content_rank` of the content. Samples with different ranks are never duplicates.
+        owners: The sample number of each of `rows`, ascending.
+        ranks: uint8[samples], the `content_rank` of the content. Samples with different ranks are not duplicates.
     """
 
     rows: Rows
@@ -61,9 +61,9 @@ class Content(NamedTuple):
         return Content(self.rows[chosen], self.owners[chosen], self.ranks)
 
     def ids(self, sizes: Rows, crcs: NDArray[np.integer] | None) -> NDArray[np.uint64]:
-        """Return a hash of each sample's content, or 0 for a sample without content. Duplicates have equal hashes.
+        """Return a hash of each sample's content, or 0 without content. Duplicates have equal hashes.
 
-        `sizes` and `crcs` are the payload sizes and CRC-32C of `rows`. Without `crcs`, the hash covers only sizes.
+        The hash covers the payload sizes and CRC-32C of `rows`, or only the sizes.
         """
         mixed = sizes.astype(np.uint64) * _HASH_MULTIPLIERS[0]
         if crcs is not None:
@@ -78,7 +78,7 @@ class Content(NamedTuple):
     def groups(self, digests: NDArray[np.bytes_]) -> list[list[int]]:
         """Return groups of duplicates as lists of sample numbers, in any order.
 
-        `digests` contains the payload digest of each of `rows`, or b"" if the payload cannot be read.
+        `digests` has the payload digest of each of `rows`, or b"" if it cannot be read.
         """
         starts = self._starts()
         ends, samples, combined = np.append(starts[1:], len(digests)), self.owners[starts], digests[starts]
@@ -103,7 +103,7 @@ def find_content(
     """Find the fields that are the content of each sample.
 
     Args:
-        labels: Fields that contain labels or numbers. They are never content.
+        labels: Fields that contain labels or numbers.
         codes: For each row, the index of its field in `fields`.
         counts: Number of rows of each sample. In a damaged shard, `codes` may lack rows of the last sample.
     """
@@ -116,12 +116,12 @@ def find_content(
 
 
 def content_rank(field: str) -> int:
-    """Return the rank of a field's content type. A sample's content consists of its fields with the lowest rank."""
+    """Return the rank of a field. A sample's content consists of its fields with the lowest rank."""
     return _CONTENT_RANKS.get(content_type(field), _NO_RANK)
 
 
 def repeated(ids: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Return a mask of the `ids` that occur more than once. The id 0 (no content) does not count."""
+    """Return a mask of the `ids` that occur more than once, except 0 (no content)."""
     order = np.argsort(ids, kind="stable")
     same = (ids[order][1:] == ids[order][:-1]) & (ids[order][1:] != 0)
     is_repeated = np.zeros(len(ids), np.bool_)
@@ -138,7 +138,7 @@ def _combine_digests(digests: Iterable[bytes]) -> bytes:
 
 
 def recorded_labels(file: DatasetFile | None) -> frozenset[str]:
-    """Return the fields that, according to the dataset file, contain labels, numbers or lists."""
+    """Return the fields that contain labels, numbers or lists according to the dataset file."""
     if file is None:
         return frozenset()
     lists = (name for name, feature in file.features.items() if feature.is_list)
@@ -152,11 +152,11 @@ def index_content(index: ShardIndex, labels: Collection[str]) -> Content:
 
 
 def sample_digests(path: str, index: ShardIndex, content: Content, samples: Sequence[int]) -> list[bytes]:
-    """Read the content of these samples. Return a digest for each sample, or b"" if its content cannot be read."""
+    """Return the digest of each sample's content, or b"" if it cannot be read."""
     sides = (np.searchsorted(content.owners, samples, side).tolist() for side in ("left", "right"))
     rows = [content.rows[start:end].tolist() for start, end in zip(*sides, strict=True)]
     digests: dict[int, bytes] = {}
-    with open_shard(path) as shard:  # sort by offset, because a compressed shard can only be read in sequence
+    with open_shard(path) as shard:  # a compressed shard can only be read in sequence
         for row in sorted(chain.from_iterable(rows), key=index.offsets.__getitem__):
             digest = blake2b(digest_size=PAYLOAD_DIGEST_SIZE)
             try:

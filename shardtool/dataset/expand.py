@@ -1,6 +1,6 @@
 """Find all datasets that one argument names: a folder of splits, a pattern with `{split}`, a glob, or a list.
 
-Shards that no dataset file lists are a separate dataset, because their run may be unfinished.
+Unlisted shards are a separate dataset, because their run may be unfinished.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _RANGE_PATTERN = re.compile(r"[^{}<>,*?%\[\]]*\{\d{1,18}\.\.\d{0,18}\}[^{}<>,*?%
 
 
 def expand_datasets(dataset: DatasetLike) -> list[DatasetLike]:
-    """Split an argument that names several datasets into arguments of `find_dataset`. Some datasets may not exist.
+    """Split an argument that names several datasets into arguments of `find_dataset`. Datasets may not exist.
 
-    In a list, the shards together form one dataset, without the shards that belong to another dataset in the list.
+    The shards in a list form one dataset, without the shards of other datasets in the list.
     """
     if dataset and isinstance(dataset, (str, os.PathLike)):
         datasets = _expand_name(os.fspath(dataset))
@@ -69,13 +69,13 @@ def expand_datasets(dataset: DatasetLike) -> list[DatasetLike]:
 
 
 def splits_in(folder: str, made: RunRecord) -> dict[str, DatasetFile]:
-    """Find the other splits in a folder from the run with the record `made`. Return dataset files by file name."""
+    """Return the dataset files, by file name, of the other splits that the run `made` wrote to a folder."""
     names = [name for name in list_folder_names(folder or ".") if name.endswith(DATASET_SUFFIX)] if made.split else []
     return _splits_of_run(made, {name: join(folder, name) for name in names})
 
 
 def sibling_splits(dataset: StoredDataset) -> list[StoredDataset]:
-    """Return the other splits of a dataset's run, in the same folder or in folders next to it (`{split}/NAME`)."""
+    """Return the other splits of a dataset's run, in the same folder or next to it (`{split}/NAME`)."""
     if dataset.file is None or dataset.dataset_file is None:
         return []
     made, folder = dataset.file.made, dataset.folder
@@ -95,7 +95,7 @@ def _splits_of_run(made: RunRecord, paths: Mapping[str, str]) -> dict[str, Datas
 
 
 def expand_if_pattern(dataset: DatasetLike) -> list[DatasetLike]:
-    """Return the datasets that a glob or a pattern with `{split}` matches. For other names, return `[dataset]`."""
+    """Return the datasets that a glob or a pattern with `{split}` matches, or `[dataset]` for other names."""
     names = list_names("the dataset", dataset, EXPECTED_DATASET)
     if len(names) == 1 and (_SPLIT_MARK in names[0] or any(mark in names[0] for mark in "*?[")):
         return expand_datasets(names[0])
@@ -103,7 +103,7 @@ def expand_if_pattern(dataset: DatasetLike) -> list[DatasetLike]:
 
 
 def recorded_range(file: DatasetFile) -> ShardPattern | None:
-    """Return the shard pattern of a dataset file if it is a range such as `out-{000000..}.tar`, else None."""
+    """Return the shard pattern of a dataset file if it is a range, else None."""
     if not _RANGE_PATTERN.fullmatch(file.pattern):
         return None
     try:
@@ -167,7 +167,7 @@ def _unlisted_shards(folder: str, files: list[str], shards: list[str]) -> list[s
 
 
 def datasets_by_split(text: str) -> dict[str, list[DatasetLike]]:
-    """Return all datasets that match a pattern with `{split}`, by split. They may come from several runs."""
+    """Return all datasets that match a pattern with `{split}`, by split, even from several runs."""
     if is_web(text):
         problem = "{split} on the web, where folders cannot be listed"
         raise InvalidRequest(text, problem, expected="the name of one dataset")

@@ -62,7 +62,7 @@ def tf_features(
 
     Args:
         fields: How many samples have each field.
-        kinds: Types of the fields that are not bytes.
+        kinds: Types of fields that are not bytes.
         lists: Fields with several values.
     """
     features = {"__key__": TfFeature()}

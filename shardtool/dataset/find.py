@@ -1,8 +1,7 @@
 """Find the shards of one dataset that a user names by its dataset file, a pattern, a glob, a folder, or shards.
 
-A range or glob also matches the shard names in a dataset file of the same folder, so that missing shards are reported.
-On the web, a range needs an end, because web servers cannot list files. No dataset file can cause reads outside its
-folder.
+A range or glob also matches the shard names in a dataset file of the same folder, which reveals missing shards. On the
+web, a range needs an end, because web servers cannot list files. No dataset file can cause reads outside its folder.
 """
 
 from __future__ import annotations
@@ -58,14 +57,14 @@ _EXPECTED_WEB = "a dataset file (NAME.json), a shard, or a pattern with its end,
 def open_dataset(dataset: DatasetLike, *, dots: Dots | None = None) -> StoredDataset:
     """Find a dataset and read its dataset file.
 
-    `dots` is used only if there is no dataset file. By default, it is the result of `recorded_dots`.
+    `dots` is used only without a dataset file, and defaults to `recorded_dots`.
     """
     stored = find_dataset(dataset).read()
     return stored if stored.file is not None else stored.with_dots(dots or recorded_dots(stored))
 
 
 def find_dataset(dataset: DatasetLike, *, allow_missing: bool = False) -> StoredDataset:
-    """Find the shards of a dataset. If shards of a range are missing, raise an error unless `allow_missing`."""
+    """Find the shards of a dataset. Unless `allow_missing`, raise an error if shards of a range are missing."""
     names = list_names("the dataset", dataset, EXPECTED_DATASET)
     stored = _find_shards(names)
     if stored.missing and not allow_missing:
@@ -145,7 +144,7 @@ def natural_key(name: str) -> list[tuple[int, str]]:
 
 def _from_names(names: list[str], text: str = "") -> StoredDataset:
     sidecars = {sidecar_path(name, None) for name in names}
-    # A glob such as `train-*` matches the shard `train-00000-of-01024`, but also its sidecar.
+    # A glob such as `train-*` matches shards named `train-00000-of-01024`, but also their sidecars.
     names = [name for name in names if name not in sidecars] or names
     sizes = [*plain_sizes(names)]
     for name in names:
@@ -170,7 +169,7 @@ def _from_names(names: list[str], text: str = "") -> StoredDataset:
 
 
 def _check_fetched(path: str) -> None:
-    """Raise an error for a broken link, because git-annex and DVC use such links for files that were not fetched."""
+    # git-annex and DVC use broken links for files that were not fetched.
     if not is_url(path) and (target := dangling_target(path)) is not None:
         found = f"a broken link to {printable(target)}"
         raise InvalidRequest(path, found, expected=EXPECTED_DATASET, remedy=FETCH_ADVICE)
@@ -309,7 +308,7 @@ def _from_dataset_file(path: str) -> StoredDataset:
 
 
 def check_folders_inside(path: str, folders: set[str]) -> None:
-    """Raise an error if a subfolder is a link to a folder outside the dataset file's folder."""
+    """Raise an error if a subfolder is a link out of the dataset file's folder."""
     folder = os.path.dirname(path)
     root = os.path.join(os.path.realpath(folder or "."), "")
     for subfolder in sorted(folders - {""}):
@@ -320,15 +319,15 @@ def check_folders_inside(path: str, folders: set[str]) -> None:
 
 
 def is_dataset_file(path: str, *, listed: bool = False) -> bool:
-    """Return whether a file is a dataset file, even if it is damaged.
+    """Return whether a file is a dataset file, which may be damaged.
 
-    Set `listed` if the file exists. If a store then denies access, raise `AccessRefused`.
+    Set `listed` if the file exists, to raise `AccessRefused` if a store denies access.
     """
     return _read_dataset_file(path, listed=listed) is not None
 
 
 def names_listed_by(path: str) -> set[str]:
-    """Return the shard names in a dataset file, or an empty set for other files. The file may be damaged."""
+    """Return the shard names in a dataset file, which may be damaged, or an empty set for other files."""
     return {*(parse_shard_names(_read_dataset_file(path) or b"") or ())}
 
 
@@ -343,7 +342,7 @@ def _read_dataset_file(path: str, *, listed: bool = False) -> bytes | None:
 
 
 def default_dataset_names(shards: list[str]) -> Iterator[str]:
-    """Yield the names that a dataset file of these shards has by default."""
+    """Yield the default names of a dataset file of these shards."""
     with suppress(InvalidRequest):
         yield parse_pattern(shards).dataset_file
     if len(shards) == 1 and (match := _NUMBERED_NAME.fullmatch(shards[0])):
@@ -352,10 +351,7 @@ def default_dataset_names(shards: list[str]) -> Iterator[str]:
 
 
 def find_damaged_file(dataset: StoredDataset) -> str | None:
-    """Return the path of a damaged dataset file of the shards, or None.
-
-    Only dataset files with a default name for these shards are checked.
-    """
+    """Return the path of a damaged dataset file with a default name for the shards, or None."""
     if dataset.dataset_file is not None:
         return None
     for name in default_dataset_names([base_name(path) for path in dataset.paths]):
@@ -374,8 +370,8 @@ def check_not_damaged(dataset: StoredDataset) -> None:
 def _find_dataset_file(
     folder: str, existing: set[str], default_names: Iterable[str], select: Callable[[Iterable[str]], list[str]]
 ) -> tuple[str | None, list[str], str]:
-    # The best dataset file lists all existing shards. Otherwise, use a file with a default name that lists some of the
-    # existing shards, or whose list is unreadable.
+    # The best dataset file lists all existing shards. Otherwise, use a file with a default name that lists some of
+    # them, or whose list is unreadable.
     default_names, candidates = [*default_names], list[tuple[str, list[str], str]]()
     other_names = [] if is_url(folder) else list_folder_names(folder)
     for name in dict.fromkeys((*default_names, *(name for name in other_names if name.endswith(DATASET_SUFFIX)))):

@@ -1,9 +1,9 @@
-"""Compute how much memory a Parquet file needs, before pyarrow decodes the file.
+"""Compute how much memory a Parquet file needs, before pyarrow decodes it.
 
 A small file can expand to terabytes, for example if many dictionary indices refer to one long text.
 
-A header is rejected if a number has a wrong type or a struct repeats a field. Otherwise, pyarrow could interpret the
-header differently and read pages that were not checked.
+Headers in which a number has a wrong type or a struct repeats a field are rejected, because pyarrow could read other
+pages than those checked here.
 
 Source: apache/parquet-format, parquet.thrift; apache/thrift, "Thrift Compact protocol encoding".
 """
@@ -21,7 +21,7 @@ _LONG_LIST_MARK = 15
 _MIN_TWO_BYTES = 128
 _MAX_DEPTH = 12
 _MAX_VALUES = 2**19
-_MAX_CHUNKS = 2**16  # columns times row groups; pyarrow needs a kilobyte for each chunk
+_MAX_CHUNKS = 2**16  # columns times row groups; pyarrow needs a kilobyte for each
 _MAX_NESTING = 16  # pyarrow recurses into nested columns
 _SCHEMA, _ROWS, _GROUPS, _KEY_VALUES = 2, 3, 4, 5  # field numbers of the footer
 _TYPE, _WIDTH, _REPEATS, _NAME, _CHILDREN = 1, 2, 3, 4, 5  # field numbers of a schema element
@@ -34,7 +34,7 @@ _CHUNK_TYPE, _PATH, _CHUNK_VALUES, _CHUNK_SIZE, _DATA_OFFSET, _DICTIONARY_OFFSET
 _UNCOMPRESSED, _COMPRESSED, _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 2, 3, 5, 7, 8
 _PAGE_VALUES = 1
 _ENCODING = {_DATA_PAGE: 2, _DATA_PAGE_V2: 4, _DICTIONARY_PAGE: 2}
-# DELTA_BYTE_ARRAY (7) is not allowed: a value of no bytes can repeat a megabyte of the previous value.
+# without DELTA_BYTE_ARRAY (7), in which a value of no bytes can repeat a megabyte of the previous value
 _ENCODINGS = (0, 2, 3, 4, 5, 6, 8, 9)
 BYTE_ARRAY = 6
 _FIXED = 7
@@ -78,8 +78,8 @@ class LeafMemory(NamedTuple):
 
     Attributes:
         values: Number of values, including nulls and empty lists.
-        uncompressed: Bytes of all pages after decompression.
-        coded: Whether values are dictionary indices. If so, the decoded text can be larger than `uncompressed`.
+        uncompressed: Bytes of all decompressed pages.
+        coded: Whether values are dictionary indices, so that decoded text can be larger than `uncompressed`.
     """
 
     leaf: ParquetLeaf
@@ -89,7 +89,7 @@ class LeafMemory(NamedTuple):
 
     @property
     def memory(self) -> int:
-        """Maximum number of bytes in memory if dictionary indices are not decoded."""
+        """Maximum bytes in memory without decoding dictionary indices."""
         return self.uncompressed + self.values * (self.leaf.width + _LEVEL_BYTES * self.leaf.depth)
 
 
@@ -121,7 +121,7 @@ def leaf_memory(data: bytes, footer: ParquetFooter) -> tuple[LeafMemory, ...]:
         ValueError: A page header contradicts the footer.
     """
     if sum(_number(chunk, _CHUNK_SIZE, _I64) for _, chunks in footer.chunks for chunk in chunks) > len(data):
-        raise ValueError("columns that share pages")  # decoding shared pages for each column would take too long
+        raise ValueError("columns that share pages")  # decoding pages once per column could take too long
     leaves = []
     for index, leaf in enumerate(footer.leaves):
         parts = [_leaf_memory(data, chunks[index], leaf, rows) for rows, chunks in footer.chunks]
@@ -294,7 +294,7 @@ class _ThriftReader:
         count, kind = byte >> 4, byte & 15
         if count == _LONG_LIST_MARK:
             count = self._varint()
-        # no limit for `count`: each value takes a byte or more, so reading fails at the end of the data
+        # `count` needs no limit: each value takes a byte or more of the data
         return kind, [self._value(kind, depth + 1) for _ in range(count)]
 
     def _signed(self) -> int:

@@ -1,4 +1,4 @@
-"""Detect the content type of payloads and decode them for display. Payloads are untrusted."""
+"""Detect the content type of untrusted payloads, and decode them for display."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MAX_NUMBER_LENGTH = 40
 
 
 def content_type(field: str, kind: str = "bytes") -> str:
-    """Return the content type that a field's name and TFRecord type (`kind`) suggest, such as `image`."""
+    """Return the content type that a field's name and TFRecord type suggest, such as `image`."""
     if kind != "bytes":
         return "number"
     ending = field.rpartition(".")[2].lower()
@@ -51,10 +51,7 @@ def is_label_name(name: str) -> bool:
 
 
 def parse_value(data: bytes, kind: str = "bytes") -> int | float | str | list[int] | list[float] | None:
-    """Parse a short payload as a number, a list of numbers, or text. Return None for binary data.
-
-    `kind` is the TFRecord type of the field.
-    """
+    """Parse a short payload of the TFRecord type `kind` as numbers or text. Return None for binary data."""
     if kind != "bytes":
         try:
             numbers = feature_numbers(data, kind)
@@ -78,9 +75,9 @@ def parse_value(data: bytes, kind: str = "bytes") -> int | float | str | list[in
 
 
 def feature_numbers(data: bytes, kind: str, count: int | None = None) -> list[int] | list[float]:
-    """Return the numbers in a TFRecord feature whose `kind` is `int64` or `float`.
+    """Return the numbers, packed or not, in a TFRecord feature whose `kind` is `int64` or `float`.
 
-    The numbers may be packed or not. If their `count` is unknown, `data` is read as packed if possible.
+    If their `count` is unknown, `data` is read as packed if possible.
 
     Raises:
         ValueError: `data` does not contain such numbers.
@@ -95,7 +92,7 @@ def feature_numbers(data: bytes, kind: str, count: int | None = None) -> list[in
 
 
 def label_name(data: bytes, kind: str, classes: list[str] | None) -> tuple[str, int | float | None]:
-    """Return the text to display for a label, such as a class name, and the number of the label, or None."""
+    """Return the text to display for a label, such as a class name, and the label's number or None."""
     value = parse_value(data, kind)
     if isinstance(value, int) and classes is not None and 0 <= value < len(classes):
         return str(classes[value]), value
@@ -105,7 +102,7 @@ def label_name(data: bytes, kind: str, classes: list[str] | None) -> tuple[str, 
 
 
 def image_info(data: bytes) -> tuple[int, int, str] | str:
-    """Return the width, height and mode of an image from its header, or a description of the problem."""
+    """Return the width, height and mode in the header of an image, or a problem."""
     try:
         from shardtool.transform.image import ImageOptions, change_image
         from shardtool.transform.image_decode import BadImage
@@ -119,10 +116,9 @@ def image_info(data: bytes) -> tuple[int, int, str] | str:
 
 
 def duration_s(data: bytes, length: int) -> float | None:
-    """Return the duration in the headers of WAV, FLAC, MP3, Ogg or MP4, or None if it is unknown.
+    """Return the duration in the headers of WAV, FLAC, MP3, Ogg or MP4, or None if unknown.
 
-    `data` is the start of the file, and `length` is the file size. A few thousand bytes are enough, except for Ogg and
-    some MP4 files.
+    `data` is the start of a file of `length` bytes. A few thousand bytes are enough, except for Ogg and some MP4 files.
 
     Source: RFC 2361 (WAV), RFC 9639 (FLAC), ISO/IEC 11172-3 and 13818-3 (MP3) with LAME's first frame, RFC 3533, RFC
     7845 and Xiph's Vorbis I (Ogg), ISO/IEC 14496-12 (MP4).
@@ -194,7 +190,7 @@ def _mp3_seconds(data: bytes, length: int) -> float:
     is_layer_3 = head >> 21 == 2**11 - 1 and head >> 17 & 3 == 1
     if not is_layer_3 or halved is None or rate == len(_SAMPLE_RATES) or not 0 < kilobits <= len(_KILOBITS[0]):
         return 0.0
-    # after "Xing" or "Info", the first frame may contain the number of frames
+    # after "Xing" or "Info", the first frame may contain the frame count
     frames_tag = max(data.find(mark, size, size + 48) for mark in (b"Xing", b"Info"))
     if frames_tag >= 0 and data[frames_tag + 7] & 1:
         frames = int.from_bytes(data[frames_tag + 8 : frames_tag + 12], "big")
@@ -203,7 +199,7 @@ def _mp3_seconds(data: bytes, length: int) -> float:
 
 
 def parse_json(data: bytes) -> object | None:
-    """Return parsed JSON, or None if it is invalid. Raise `RecursionError` if it is nested too deeply."""
+    """Return parsed JSON, or None if invalid. Raise `RecursionError` if nested too deeply."""
     try:
         document: object = json.loads(data)
     except ValueError:

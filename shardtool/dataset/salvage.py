@@ -1,6 +1,6 @@
 """Read the undamaged samples of a damaged shard.
 
-A tar does not record how many members a sample has. A sample next to a lost range therefore counts as complete only if
+A tar does not record how many members a sample has. Next to a lost range, a sample therefore counts as complete only if
 it has every field that occurs in the shard.
 """
 
@@ -25,7 +25,7 @@ class LostRange(NamedTuple):
     """A range of a shard that could not be read.
 
     Attributes:
-        end: Offset where reading continues, or -1 if the rest of the shard is lost.
+        end: Offset where reading continues, or -1 if the rest is lost.
         name: For tar, the name in the damaged header.
     """
 
@@ -93,8 +93,8 @@ def salvage_records(
                 previous, offset = record.offset, record.end
                 yield record
         except CorruptShard as error:
-            # The caller appends records with damaged data to `lost`. If the previous record is one of them, its length
-            # may be wrong, so search inside this record, too.
+            # The caller adds records with damaged data to `lost`. If the previous record is one of them, its length may
+            # be wrong, so also search inside this record.
             continues_loss = bool(lost) and lost[-1].start == previous < offset == lost[-1].end and shard.size >= 0
             try:
                 end = tfrecord_read.next_record(

@@ -1,7 +1,7 @@
-"""Read all headers of a shard, and return its samples and fields as columns. Any tool may have written the shard.
+"""Read all headers of a shard of any tool, and return its samples and fields as columns.
 
 A sample is a TFRecord, or a sequence of tar members with the same key, as in WebDataset. A leading `./` of a name is
-ignored. Payloads are read only to compute checksums.
+ignored. Payloads are read only for checksums.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 def interleaved_samples(keys: Sequence[bytes], fields: Sequence[frozenset[int]]) -> list[tuple[int, int]]:
     """Find samples whose members are not adjacent. Return the indexes of the first two groups of each such sample.
 
-    A group is a range of adjacent members with the same key. `keys` and `fields` have one item per group. If two groups
-    with the same key have a common field, the shard has duplicate keys. The returned list is then empty.
+    A group is a range of adjacent members with the same key. `keys` and `fields` have one item per group. Two groups
+    with the same key and a common field are duplicate keys, for which the returned list is empty.
     """
     first: dict[bytes, int] = {}
     interleaved: dict[bytes, tuple[int, int]] = {}
@@ -61,7 +61,7 @@ _FILE_SUFFIX = re.compile(rb"(?<=[^/])\.[A-Za-z0-9]{1,8}$")
 _RECORD_SUFFIX = re.compile(r"\.tfrecords?|\.(?:gz|bz2|xz|zst)$", re.IGNORECASE)
 _MAX_KEY_BYTES = 2**20  # a longer `__key__` is treated as an attack
 _NO_END = 2**63
-# limits for the memory of a scan, because a compressed shard can expand to a thousand times its size
+# memory limits, because a compressed shard can expand to a thousand times its size
 _BYTES_PER_FIELD, _BYTES_PER_SAMPLE, _BYTES_PER_NAME = 48, 128, 256
 _BASE_MEMORY_BYTES = 2**27
 _MEMORY_PER_BYTE = 8
@@ -102,7 +102,7 @@ class UnrecognisedMember(NamedTuple):
 
 
 class FeatureConflict(NamedTuple):
-    """The first sample in which a feature has another type than in earlier samples, several values, or no value."""
+    """The first sample in which a feature has another type than before, several values, or no value."""
 
     sample: int
     kind: FeatureType
@@ -114,21 +114,20 @@ class ShardScan:
     """The content of a shard, as columns. See `ShardIndex` for the attributes that are not listed here.
 
     Attributes:
-        size: Size of the file in bytes, or -1 for a compressed file. Offsets in a compressed file count decompressed
-            bytes.
+        size: Size of the file in bytes, or -1 for a compressed file, whose offsets count decompressed bytes.
         crcs: CRC-32C of each field's payload. Empty without checksums.
         nonzero_padding: Offsets of padding that is not zero. Empty without checksums.
         digest: The content fingerprint, or None if unknown, for example because a TFRecord contains floats.
-        text_rows: Row numbers of the TFRecord fields that contain one integer. Empty without checksums.
+        text_rows: Row numbers of TFRecord fields with one integer. Empty without checksums.
         text_lengths: Length of each such integer as text.
         text_crcs: CRC-32C of each such text.
         unrecognised: Members that belong to no sample, such as folders.
         ambiguous_headers: Offset and problem of each header that tar readers interpret differently.
-        conflicts: For TFRecord, the first `FeatureConflict` of each feature, by code. The first conflict of types takes
-            precedence over conflicts in the number of values.
-        list_rows: For TFRecord, row numbers of the fields whose payload is a whole list (see `ExampleFeature.is_list`).
-        lost: If the task has `salvage`, the ranges that could not be read.
-        incomplete: If the task has `salvage`, offset, key and problem of each excluded sample.
+        conflicts: For TFRecord, the first `FeatureConflict` of each feature, by code. Conflicts of types precede
+            conflicts in the number of values.
+        list_rows: For TFRecord, row numbers of fields whose payload is a whole list (see `ExampleFeature.is_list`).
+        lost: With `salvage`, the ranges that could not be read.
+        incomplete: With `salvage`, offset, key and problem of each excluded sample.
     """
 
     path: str
@@ -168,7 +167,7 @@ class ShardScan:
         return code
 
     def list_features(self) -> Iterator[str]:
-        """Yield the TFRecord features that have one type, but in some sample no value or several values."""
+        """Yield the TFRecord features that have one type, but no value or several values in some sample."""
         for code, conflict in self.conflicts.items():
             if conflict.kind == self.kinds[code]:
                 yield index_text(self.names[code])
@@ -179,7 +178,7 @@ class ShardScan:
 
 
 def scan_shard(task: ShardScanTask) -> ShardScan:
-    """Scan a shard. Unless `task.salvage`, the scan stops at the first damage and stores it in `error`."""
+    """Scan a shard. Unless `task.salvage`, stop at the first damage and store it in `error`."""
     kind = detect_kind(task.path)
     file_class = ChecksummedFile if task.checksum and not task.salvage else ShardFile
     with CompressedFile(task.path, kind.compression) if kind.compression else file_class(task.path) as shard:
@@ -265,7 +264,7 @@ def _content_digest(scan: ShardScan) -> int:
 
 
 def index_text(name: bytes) -> str:
-    """Return a key or field name as text. A name that is not UTF-8 is percent-encoded."""
+    """Return a key or field name as text, percent-encoded if it is not UTF-8."""
     return name.decode() if is_utf8(name) else quote_name(name)
 
 

@@ -33,11 +33,11 @@ FETCH_ADVICE = "Fetch the target: run `git annex get` or `dvc pull`, or repeat t
 _WINDOW_BYTES = 2**20
 _STEP_BYTES = 2**14
 _SIGNATURES = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
-_MAX_XZ_MEMORY_BYTES = 2**27  # half is enough for files of `xz -9`; a malicious file may ask for 4 GiB
+_MAX_XZ_MEMORY_BYTES = 2**27  # `xz -9` needs half; a malicious file may ask for 4 GiB
 
 
 class ShardFile:
-    """An open shard that is not compressed. `read` fetches more bytes than requested, to save later small reads."""
+    """An open uncompressed shard. `read` also fetches the next bytes, to save small reads."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -72,7 +72,7 @@ class ShardFile:
         return self._window[:length]
 
     def _read(self, offset: int, length: int) -> bytes:
-        try:  # not a context manager, which would take as long as the read
+        try:  # a context manager would take as long as the read
             return self._file.read(offset, min(length, max(0, self.size - offset)))
         except OSError as error:
             raise self._failed(offset, error) from None
@@ -83,16 +83,13 @@ class ShardFile:
 
 
 class ChecksummedFile(ShardFile):
-    """A `ShardFile` that computes the CRC-32C of the shard while the shard is read.
-
-    The result of `read` is valid only until the next call.
-    """
+    """A `ShardFile` that computes its CRC-32C during reading. The result of `read` is valid until the next call."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self._stream = self.stream()
         self._view = memoryview(bytearray(2 * _WINDOW_BYTES))
-        # `_crc` covers all bytes before `_end`. The first `_held` bytes of `_view` are the shard's bytes from `_start`.
+        # `_crc` covers all bytes before `_end`. `_view[:_held]` contains the shard's bytes from `_start`.
         self._crc = self._end = self._held = 0
 
     def read(self, offset: int, length: int) -> bytes | memoryview:
@@ -119,13 +116,13 @@ class ChecksummedFile(ShardFile):
         super().__exit__()
 
     def crc(self) -> int:
-        """Read the rest of the file, and return the CRC-32C of the file."""
+        """Read the rest of the file, and return the file's CRC-32C."""
         while self._fill(0):
             pass
         return self._crc
 
     def _fill(self, position: int) -> int:
-        # read the next block into the window, starting at `position`; position 0 starts a new window
+        # read the next block into the window at `position`; 0 starts a new window
         block = self._view[position : position + min(_WINDOW_BYTES, max(0, self.size - self._end))]
         try:
             count = self._stream.readinto(block) if len(block) else 0
@@ -179,7 +176,7 @@ class _XzStream:
 class CompressedFile:
     """An open compressed shard. Bytes must be read in order, except bytes that `hold` keeps.
 
-    Offsets count decompressed bytes. If `packing` is None, the compression is detected.
+    Offsets count decompressed bytes. `packing` is detected by default.
     """
 
     def __init__(self, path: str, packing: str | None = None) -> None:
@@ -218,7 +215,7 @@ class CompressedFile:
                 self._held.close()
 
     def hold(self, offset: int, length: int) -> IO[bytes]:
-        """Copy bytes to a temporary file, and return the file. Until the next `hold`, `read` can return these bytes."""
+        """Copy bytes to a temporary file, from which `read` returns them until the next `hold`. Return the file."""
         from tempfile import TemporaryFile, gettempdir
 
         position, end = offset, offset + length
@@ -261,7 +258,7 @@ class CompressedFile:
         return self._window[position : position + length]
 
     def _decompress(self, length: int) -> bytes:
-        # If the data is damaged, all bytes of a step are lost. Constant steps lose the same bytes for any `length`.
+        # Damage loses all bytes of a step. Constant steps lose the same bytes for any `length`.
         if self._failed is not None:
             raise self._failed
         parts, size = [], 0
@@ -280,7 +277,7 @@ OpenShard: TypeAlias = ShardFile | CompressedFile
 
 
 def open_error(path: str, error: OSError, remedy: str = "") -> CorruptShard:
-    """Return the error for a shard that cannot be opened. For a broken link, advise to fetch its target."""
+    """Return the error for a shard that cannot be opened. Advise to fetch the target of a broken link."""
     if not is_url(path) and (target := dangling_target(path)) is not None:
         return CorruptShard(path, f"cannot be opened: a broken link to {printable(target)}", remedy=FETCH_ADVICE)
     return CorruptShard(path, f"cannot be opened: {os_error_text(error)}", remedy=remedy)
@@ -319,7 +316,7 @@ def detect_kind(path: str) -> ShardName:
 
 
 def wrong_kind_error(path: str, error: CorruptShard) -> CorruptShard:
-    """Return `error`, or a better error if the content of a shard does not have the format in its name."""
+    """Return `error`, or a better error if a shard's content contradicts its name."""
     kind = detect_kind_by_content(path)
     if kind in (None, detect_kind(path)):
         return error
@@ -331,7 +328,7 @@ def wrong_kind_error(path: str, error: CorruptShard) -> CorruptShard:
 
 
 def detect_kind_by_content(path: str) -> ShardName | None:
-    """Return the format and compression of a shard from its first bytes, or None if they are unknown."""
+    """Return the format and compression of a shard from its first bytes, or None if unknown."""
     try:
         start, _ = read_head(path, tar_write.TAR_BLOCK_BYTES)
     except OSError as error:

@@ -1,7 +1,6 @@
 """The index of one shard: the locations of its samples and fields, as columns.
 
-An index comes from a sidecar (`parse_sidecar`), from a scan (`scanned_index`), or from the worker that wrote the
-shard (`written_index`).
+An index comes from a sidecar (`parse_sidecar`), a scan (`scanned_index`), or the packed samples (`written_index`).
 """
 
 from __future__ import annotations
@@ -48,9 +47,9 @@ if TYPE_CHECKING:
 _INT32_LIMIT = 2**31
 _NO_FACTS = ShardFacts("", -1, None, "")
 _ALIGNMENT_BYTES = 8
-# replaces NUL in the keys of other tools; no UTF-8 text contains this byte
+# replaces NUL in the keys of other tools; does not occur in UTF-8
 _NUL_SUBSTITUTE = b"\xff"
-# If the range from the first to the last requested key has fewer keys per requested key, decoding all of it is faster.
+# Decode all keys from the first to the last requested one if they are fewer than this, per requested key.
 _MAX_DECODED_PER_KEY = 8
 _OFFSET_COLUMNS = ("key_offsets", "starts", "sizes", "firsts", "offsets", "lengths")
 
@@ -68,10 +67,10 @@ class ShardIndex:
         offsets: Offset of each field's payload in the shard.
         lengths: Bytes of each field's payload.
         crcs: CRC-32C of each field's payload, or None if unknown.
-        kinds: If the index is from the scan of a TFRecord shard, the type of each of `names`.
+        kinds: From the scan of a TFRecord shard, the type of each of `names`.
         metadata: The metadata columns of the sidecar, each in one chunk. Text may be dictionary-encoded.
-        scan: The scan that the index is from, or None.
-        damage: The error in the sidecar, if the shard was scanned because of it.
+        scan: The scan from which the index was created, or None.
+        damage: The error in the sidecar that made a scan necessary.
     """
 
     keys: bytes | memoryview = field(repr=False)
@@ -125,7 +124,7 @@ class ShardIndex:
 
     @cached_property
     def table(self) -> pa.Table:
-        """The columns of the sidecar, except for the shard's name. Text may be dictionary-encoded."""
+        """The columns of the sidecar without the shard's name. Text may be dictionary-encoded."""
         names = pa.DictionaryArray.from_arrays(
             number_array(self.codes.astype(np.int32)), bytes_array(self._field_names())
         )
@@ -161,7 +160,7 @@ class ShardIndex:
         return pa.Table.from_arrays(table_columns, schema=pa.schema(schema))
 
     def keys_of(self, rows: NDArray[np.int64]) -> list[str]:
-        """Return the keys of the samples with the numbers `rows`, which must be ascending."""
+        """Return the keys of the samples `rows`, which must be ascending."""
         starts, ends, keys = self.key_offsets[rows].tolist(), self.key_offsets[rows + 1].tolist(), self.keys
         if starts and rows[-1] - rows[0] < _MAX_DECODED_PER_KEY * len(rows):
             block_start = starts[0]
@@ -176,12 +175,12 @@ class ShardIndex:
         return [keys[start:end] for start, end in pairwise(ends)]
 
     def keys_with_nul(self) -> bytes:
-        """Return all keys, each followed by a NUL byte. A NUL inside a key is replaced."""
+        """Return all keys, each followed by NUL. Other NULs are replaced."""
         text = np.frombuffer(bytes(self.keys).replace(b"\0", _NUL_SUBSTITUTE), np.uint8)
         return np.insert(text, self.key_offsets[1:], 0).tobytes()
 
     def find_row(self, key: bytes) -> int:
-        """Return the number of the first sample with a key, or -1 if no sample has the key."""
+        """Return the number of the first sample with a key, or -1."""
         if not key:
             empty = np.flatnonzero(self.key_sizes == 0)
             return int(empty[0]) if len(empty) else -1
@@ -197,14 +196,14 @@ class ShardIndex:
         return -1
 
     def field_counts(self, rows: NDArray[np.int64]) -> list[int]:
-        """Return, for each of `names`, how many of the samples with the numbers `rows` have the field."""
+        """Return, for each of `names`, how many of the samples `rows` have the field."""
         counts = self.counts[rows]
         field_rows = np.repeat(self.firsts[rows] - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
         result: list[int] = np.bincount(self.codes[field_rows], minlength=len(self.names)).tolist()
         return result
 
     def tally(self) -> ShardTally:
-        """Return the first and last key and the counts that the dataset file records for the shard."""
+        """Return what the dataset file records about the samples."""
         first, last = (self.keys_of(np.array([0, len(self) - 1]))) if len(self) else ("", "")
         fields: Counter[str] = Counter()
         for name, count in zip(self.names, np.bincount(self.codes, minlength=len(self.names)).tolist(), strict=True):
@@ -212,7 +211,7 @@ class ShardIndex:
         return ShardTally(len(self), first, last, dict(+fields), int(self.lengths.sum()))
 
     def codes_by_name(self) -> tuple[list[bytes], bytes]:
-        """Return the field names, sorted, and the index of each field's name in this list as uint16."""
+        """Return the sorted field names, and the index of each field's name in this list as uint16."""
         names = sorted(self.names)
         positions = np.array([names.index(name) for name in self.names], "<u2")
         return [name.encode() for name in names], positions[self.codes].tobytes()
@@ -261,7 +260,7 @@ class ShardIndex:
         return columns if self.crcs is None else {**columns, "crcs": self.crcs}
 
     def packed(self) -> list[tuple[int, bytes | memoryview]]:
-        """Return the parts of the index to write to a memory block, each with its offset in the block."""
+        """Return the parts of the index to write to a memory block, with their offsets."""
         columns = self._columns()
         layout = {name: (column.dtype.str, len(column)) for name, column in columns.items()}
         header = json.dumps([self.names, self.kinds, layout]).encode()
@@ -273,14 +272,14 @@ class ShardIndex:
         return [*parts, (offset, self.keys)]
 
     def store_in(self, blocks: SharedBlocks, number: int) -> ShardIndex:
-        """Copy the index to shared block `number`, and return the copy. If the index does not fit, return `self`."""
+        """Copy the index to shared block `number`, and return the copy, or `self` if it does not fit."""
         parts = self.packed()
         block = blocks.write(number, parts[-1][0] + len(parts[-1][1]), parts)
         return self if block is None else ShardIndex.unpacked(block)
 
     @classmethod
     def unpacked(cls, block: bytes | memoryview) -> ShardIndex:
-        """Return the index in a block that contains the result of `packed`. The block is not copied."""
+        """Return the index in a block with the result of `packed`, without copying it."""
         size = int.from_bytes(block[:_ALIGNMENT_BYTES], "little") + _ALIGNMENT_BYTES
         names, kinds, layout = json.loads(bytes(block[_ALIGNMENT_BYTES:size]))
         columns, offset = dict[str, Any](), _align(size)
@@ -314,7 +313,7 @@ def scanned_index(scan: ShardScan) -> ShardIndex:
 
 
 def part_offsets(sizes: NDArray[np.integer] | Sequence[int]) -> Offsets:
-    """Return the offsets of adjacent parts with these sizes, followed by the end of the last part."""
+    """Return the offsets of adjacent parts with these sizes, and the end of the last part."""
     ends = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=ends[1:])
     return ends
@@ -347,9 +346,8 @@ class IndexDifference(NamedTuple):
 def compare_indexes(first: ShardIndex, second: ShardIndex) -> Iterator[IndexDifference]:
     """Compare two indexes of a shard.
 
-    Yield a difference in the number of samples, then the first difference in keys, offsets, sizes or fields. If neither
-    the keys nor these columns differ, yield all differences in checksums. If the scan of `second` stopped early, its
-    last sample is not compared.
+    Yield a difference in the number of samples, then the first difference in keys, offsets, sizes or fields, or else
+    all differences in checksums. If the scan of `second` stopped early, its last sample is not compared.
     """
     samples = min(len(first), len(second))
     if second.error is not None:

@@ -1,7 +1,7 @@
 """Read sidecars, which are untrusted.
 
-The sizes of sidecar and shard limit the memory that the sidecar's pages may need (see `parquet_bounds`). A sidecar that
-needs more is rejected before it is decoded.
+A sidecar is rejected before decoding if its pages need too much memory for its size and the shard's size (see
+`parquet_bounds`).
 
 Source: docs/format.md, "Sidecar"; docs/decisions/012-bounded-sidecars.md.
 """
@@ -49,14 +49,14 @@ _FIELD_LEAVES = [f"__fields__.list.element.{name}" for name in ("name", "offset"
 _INDEX_LEAVES = ["__key__", "__offset__", "__size__", *_FIELD_LEAVES]
 _FOOTER_READ_BYTES = 2**14
 _MIN_FIELD_BYTES = 2
-_MAX_SAMPLES_PER_BYTE = 8  # limit per byte of sidecar, for samples and for fields; real sidecars have at most 1
+_MAX_SAMPLES_PER_BYTE = 8  # per byte of sidecar, for samples and for fields; real sidecars have at most 1
 _SAMPLES_SLACK = 2**16
 _INDEX_BYTES_PER_FIELD = 64
 _INDEX_SLACK_BYTES = 2**24
 _METADATA_SLACK_BYTES = 2**25
-_MAX_BYTES_PER_BYTE = 64  # limit of decoded bytes per byte of sidecar; for metadata, per byte of sidecar and shard
+_MAX_BYTES_PER_BYTE = 64  # decoded bytes per byte of sidecar; for metadata, per byte of sidecar and shard
 _VERSION_KEY = f"{METADATA_PREFIX}format_version"
-_ARROW_SCHEMA_KEY = "ARROW:schema"  # a sidecar with this key is rejected: the key changes how pyarrow decodes columns
+_ARROW_SCHEMA_KEY = "ARROW:schema"  # rejected, because it changes how pyarrow decodes columns
 _MAX_ERROR_LENGTH = 300
 
 
@@ -74,26 +74,26 @@ def load_sidecar(path: str) -> bytes:
 
 
 def parse_sidecar(data: bytes, where: str, size: int | None, *, metadata: bool = True) -> ShardIndex:
-    """Parse a sidecar. The shard's `size` in bytes, or None if the shard is missing, limits the amount of metadata.
+    """Parse a sidecar. The shard's `size` in bytes, or None if the shard is missing, limits the metadata.
 
     Raises:
         CorruptShard: The sidecar is invalid.
-        MemoryError: The machine ran out of memory. The sidecar may be valid.
+        MemoryError: The machine ran out of memory.
     """
     facts, footer = _parse_footer(data, where)
     try:
         return _parse_index(data, footer, facts, size or 0, metadata=metadata)
     except MemoryError:
-        raise  # pyarrow's MemoryError is also an ArrowException, which the next clause would catch
+        raise  # pyarrow's MemoryError is also an ArrowException
     except (ValueError, KeyError, IndexError, OverflowError, OSError, pa.ArrowException) as error:
         found = printable(str(error))[:_MAX_ERROR_LENGTH].strip().rstrip(".")
         raise CorruptShard(where, f"not a valid sidecar: {found}", remedy=recreate_hint()) from None
 
 
 def has_small_metadata(data: bytes, metadata: pa.Table, size: int) -> bool:
-    """Return whether readers will surely accept the amount of metadata in a sidecar.
+    """Return whether readers will surely accept the amount of metadata in a sidecar, without decoding the sidecar.
 
-    The sidecar is not decoded, so the result is False if the metadata has dictionary-encoded columns.
+    The result is False for dictionary-encoded columns.
     """
     if any(pt.is_dictionary(column.type) for column in metadata.columns):
         return False
@@ -103,14 +103,14 @@ def has_small_metadata(data: bytes, metadata: pa.Table, size: int) -> bool:
 
 
 def max_metadata_bytes(size: int) -> int:
-    """Return the limit of decoded metadata in bytes. `size` is the total size of shard and sidecar."""
+    """Return the limit of decoded metadata in bytes, from the total size of shard and sidecar."""
     return _METADATA_SLACK_BYTES + _MAX_BYTES_PER_BYTE * size
 
 
 def parse_shard_sidecar(
     data: bytes, where: str, name: str, size: int | None, entry: ShardEntry | None = None, *, metadata: bool = True
 ) -> ShardIndex:
-    """Parse a sidecar, and check that the sidecar matches the shard and the shard's entry in the dataset file."""
+    """Parse a sidecar, and check that it matches the shard and the entry in the dataset file."""
     if entry is not None:
         check_listed_sidecar(data, where, entry)
     index = parse_sidecar(data, where, size, metadata=metadata)
@@ -139,7 +139,7 @@ def check_listed_sidecar(data: bytes, where: str, entry: ShardEntry) -> None:
 
 
 def check_offsets(index: ShardIndex, size: int) -> None:
-    """Raise `ValueError` if samples or payloads overlap, or if a payload is not inside its sample.
+    """Raise `ValueError` if samples or payloads overlap, or if a payload is outside its sample.
 
     Copying such payloads could write more bytes than the shard has.
     """
@@ -237,7 +237,7 @@ def _decode_columns(data: bytes, leaves: Sequence[LeafMemory], requested: Sequen
 
 
 def _open_parquet(data: bytes, **options: Any) -> Any:
-    # `pyarrow.parquet` takes 12 ms to import, because it imports all file systems of pyarrow
+    # `pyarrow.parquet` imports all file systems of pyarrow, which takes 12 ms
     try:
         from pyarrow._parquet import ParquetReader
 
@@ -251,7 +251,7 @@ def _open_parquet(data: bytes, **options: Any) -> Any:
 
 
 def parquet_schema(data: bytes) -> pa.Schema:
-    """Return the schema of a Parquet file without metadata. `data` may be only the end of the file."""
+    """Return the schema of a Parquet file without metadata, from at least the end of the file."""
     return _stored_schema(_open_parquet(data))
 
 
@@ -350,7 +350,7 @@ def parse_facts(data: bytes, name: str) -> ShardFacts:
 
 
 def read_sample_count(path: str, name: str, size: int | None) -> tuple[int, ShardFacts]:
-    """Return the sample count and the facts in a sidecar's footer. Raise `OSError` or `CorruptShard`."""
+    """Return the sample count and facts in a sidecar's footer. Raise `OSError` or `CorruptShard`."""
     facts, footer = _parse_footer(_read_footer_bytes(path), path)
     _check_same_shard(facts, path, name, size)
     return footer.rows, facts

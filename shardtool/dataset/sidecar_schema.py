@@ -38,7 +38,7 @@ def _make_schema(nullable: str = "") -> pa.Schema:
 SIDECAR_SCHEMA = _make_schema()
 SHARD_COLUMN = pa.field("__shard__", pa.string(), nullable=False)
 OWN_COLUMNS = (*SIDECAR_SCHEMA.names, SHARD_COLUMN.name)  # all others are metadata
-# the checksums are null if a sidecar was created without reading payloads
+# checksums are null if payloads were not read
 SCHEMA_WITHOUT_CRC = _make_schema("crc32c")
 
 
@@ -50,7 +50,7 @@ class TransformFacts(NamedTuple):
         consumed: Number of processed source samples.
         dropped: Number of source samples that `--map` dropped.
         skipped: Number of skipped source samples.
-        left_out: The skipped samples, if a later run must not try them again. Otherwise empty.
+        left_out: The skipped samples, if a later run must not try them again.
     """
 
     content: int
@@ -66,7 +66,7 @@ class ShardFacts(NamedTuple):
     Attributes:
         crc: CRC-32C of the shard, or None if unknown.
         plan: Hash of the shard's plan, or "" if unknown.
-        first: Name of the first shard of the run, or "" if unknown.
+        first: Name of the run's first shard, or "" if unknown.
         shards: Minimum number of shards that the run planned, or None if unknown.
     """
 
@@ -89,18 +89,18 @@ class ShardTally(NamedTuple):
     field_bytes: int
 
     def entry(self, facts: ShardFacts, sidecar: bytes) -> ShardEntry:
-        """Return the dataset file's entry for the shard. `sidecar` contains the bytes of the shard's sidecar."""
+        """Return the dataset file's entry for the shard with these sidecar bytes."""
         index = sidecar_name(facts.name), len(sidecar), crc32c(sidecar)
         return ShardEntry(facts.name, self.samples, facts.size, facts.crc, *index, self.first_key, self.last_key)
 
 
 def with_shard_column(schema: pa.Schema) -> pa.Schema:
-    """Add a column with the shard's name, for users who read many sidecars as one table."""
+    """Add a column with the shard's name, for users who read several sidecars as one table."""
     return schema.insert(1, SHARD_COLUMN)
 
 
 def column_types(schema: pa.Schema) -> dict[str, str]:
-    """Return the names and types of the columns, as text."""
+    """Return the types of the columns as text, by name."""
     return {column.name: str(column.type) for column in schema}
 
 
@@ -110,7 +110,7 @@ _NULL_TYPE = "null"
 def merge_types(types: dict[str, str], new_types: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     """Add column types to `types`. Yield the name and both types of each metadata column whose types contradict.
 
-    If one type is null, the other type is used.
+    A null type is replaced by another type.
     """
     for name, new_type in new_types.items():
         known_type = types.setdefault(name, new_type)

@@ -49,8 +49,8 @@ def written_index(
 
     Args:
         columns: The metadata of the planned samples.
-        skipped: Numbers of the planned samples that were not written.
-        source_paths: The NUL-terminated source path of each field, or b"" if they are not stored.
+        skipped: Numbers of planned samples that were not written.
+        source_paths: The NUL-terminated source path of each field, or b"" to store none.
     """
     counts = np.frombuffer(content.counts, np.uint16).astype(np.int64)
     codes, sizes = np.frombuffer(content.codes, np.uint16), np.frombuffer(content.stored_sizes, np.int64)
@@ -92,7 +92,7 @@ def written_index(
 
 
 def encode_sidecar(index: ShardIndex, shard: ShardFacts) -> tuple[bytes, dict[str, str]]:
-    """Return the sidecar's bytes, and its columns with their types."""
+    """Return the sidecar's bytes, and its column types."""
     table, metadata = index.plain_table(), index.metadata
     try:
         data = encode_sidecar_table(table, shard)
@@ -100,7 +100,7 @@ def encode_sidecar(index: ShardIndex, shard: ShardFacts) -> tuple[bytes, dict[st
         raise InvalidRequest(shard.name, f"metadata that Parquet cannot store: {error}") from None
     if metadata.num_columns and not has_small_metadata(data, metadata, shard.size):
         _check_readable(data, shard)
-    # List the types that a reader gets, because Parquet does not preserve all Arrow types.
+    # Return the types that readers get, because Parquet does not preserve all Arrow types.
     return data, column_types(parquet_schema(data) if metadata.num_columns else with_shard_column(table.schema))
 
 
@@ -132,7 +132,7 @@ def encode_sidecar_table(table: pa.Table, shard: ShardFacts, version: int = FORM
         facts |= {"dropped": f"{made.dropped}", "skipped": f"{made.skipped}"}
         if made.left_out:
             facts["left_out"] = pack_rows(made.left_out)
-        # `plan` does not determine these facts, so add a checksum. `--resume` verifies it by encoding the facts again.
+        # `plan` does not determine these facts. `--resume` verifies their checksum by encoding them again.
         facts["check"] = f"{crc32c(' '.join(facts.values()).encode()):08x}"
     metadata_columns = table.column_names[len(SIDECAR_SCHEMA) :]
     if version > 1:
@@ -148,13 +148,13 @@ def encode_sidecar_table(table: pa.Table, shard: ShardFacts, version: int = FORM
         store_schema=False,
     ) as writer:
         writer.write_table(table, row_group_size=_ROW_GROUP_SAMPLES)
-        for name, value in facts.items():  # one by one, because pyarrow does not keep the order of a dict
+        for name, value in facts.items():  # pyarrow does not keep the order of a dict
             writer.add_key_value_metadata({METADATA_PREFIX + name: value})
     return bytes(sink.getvalue().to_pybytes())
 
 
 def string_list_column(names: list[bytes], counts: NDArray[np.int64]) -> pa.Array:
-    """Return a column of lists of strings. `counts` is the number of strings in each list."""
+    """Return a column of lists of strings, whose lengths are `counts`."""
     values = bytes_array([quote_name(name).encode() for name in names])
     kind = pa.list_(pa.field("element", pa.string(), nullable=False))
     return pa.ListArray.from_arrays(number_array(part_offsets(counts).astype(np.int32)), values, type=kind)

@@ -36,7 +36,7 @@ def parse_skipped(data: bytes, where: str) -> list[Skipped]:
 
 
 def read_skipped_bytes(file: DatasetFile, folder: str) -> bytes:
-    """Return the bytes of a dataset's list of skipped samples, or b"" if no sample was skipped."""
+    """Return the bytes of a dataset's list of skipped samples, which may be empty."""
     where = join(folder, file.skipped_file)
     try:
         data = read_small(where) if file.skipped else b""
@@ -47,7 +47,7 @@ def read_skipped_bytes(file: DatasetFile, folder: str) -> bytes:
 
 
 def check_skipped_file(data: bytes, dataset: DatasetFile, where: str) -> None:
-    """Raise `CorruptShard` if the row count or checksum of a list of skipped samples differs from the dataset file."""
+    """Raise `CorruptShard` if the list's row count or checksum differs from the dataset file."""
     rows = data.count(b"\n")
     if rows != dataset.skipped:
         expected = f"{dataset.skipped:,}, as in the dataset file"
@@ -62,17 +62,14 @@ def read_skipped_rows(file: DatasetFile, folder: str) -> list[Skipped]:
 
 
 def merge_skipped(old: Sequence[Skipped], new: Iterable[Skipped]) -> list[Skipped]:
-    """Merge new rows into an older list. The older rows keep their order."""
+    """Merge new rows into an older list, whose rows keep their order."""
     rows = [Skipped(printable(row.key), printable(row.path), row.code, printable(row.message)) for row in new]
     rows.sort(key=lambda row: (*_sort_key(row), row.code, row.message))
     return list(heapq.merge(old, rows, key=_sort_key))
 
 
 def merge_new_rows(rows: Sequence[Skipped], dataset: DatasetFile, new: Sequence[Skipped], where: str) -> list[Skipped]:
-    """Merge new rows into a dataset's list of skipped samples.
-
-    An interrupted run may already have merged the rows. They are then not added again.
-    """
+    """Merge new rows into a dataset's list of skipped samples, unless an interrupted run has already done so."""
     try:
         check_skipped_file(encode_skipped(rows), dataset, where)
     except CorruptShard:
@@ -82,7 +79,7 @@ def merge_new_rows(rows: Sequence[Skipped], dataset: DatasetFile, new: Sequence[
 
 
 def unmerge_skipped(rows: Iterable[Skipped], newer: Iterable[Skipped]) -> list[Skipped]:
-    """Undo `merge_skipped`: return the rows without the rows in `newer`."""
+    """Undo `merge_skipped`: remove the rows in `newer`."""
     remaining = Counter(merge_skipped((), newer))
     older = []
     for row in rows:

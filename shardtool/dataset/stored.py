@@ -60,7 +60,7 @@ class StoredShard:
 
     @property
     def sidecar(self) -> str:
-        """Path of the sidecar, which may not exist."""
+        """The sidecar's path, which may not exist."""
         return sidecar_path(self.path, self.index_folder)
 
     @property
@@ -82,7 +82,7 @@ class StoredShard:
         return scan_shard(ShardScanTask(self.path, checksum, self.dots))
 
     def index(self, *, metadata: bool = False) -> ShardIndex:
-        """Return the index from the sidecar. If there is no valid sidecar, scan the shard."""
+        """Return the index from the sidecar, or scan the shard if there is no valid sidecar."""
         from shardtool.dataset.shard_index import ShardIndex, scanned_index
         from shardtool.dataset.sidecar_read import load_sidecar, parse_shard_sidecar
 
@@ -98,7 +98,7 @@ class StoredShard:
         except FileNotFoundError:
             return None
         except AccessRefused:
-            # a store that forbids listing also denies access to missing objects, so the sidecar may be missing
+            # without permission to list, a store denies access to missing objects
             if self.index_folder is None:
                 return None
             raise
@@ -108,14 +108,14 @@ class StoredShard:
             return error
 
     def read_footer(self) -> tuple[int, ShardFacts] | None:
-        """Return the sample count and the facts in the sidecar's footer, or None if there is no valid sidecar."""
+        """Return the sample count and facts in the sidecar's footer, or None without a valid sidecar."""
         from shardtool.dataset.sidecar_read import read_sample_count
 
         content = self._read_sidecar(partial(read_sample_count, self.sidecar, self.name, self.size()))
         return content if isinstance(content, tuple) else None
 
     def schema(self) -> pa.Schema:
-        """Return the schema of the sidecar, or `SIDECAR_SCHEMA` if there is no valid sidecar."""
+        """Return the schema of the sidecar, or `SIDECAR_SCHEMA` without a valid sidecar."""
         from shardtool.dataset.sidecar_read import read_sidecar_schema
         from shardtool.dataset.sidecar_schema import SIDECAR_SCHEMA
 
@@ -128,12 +128,11 @@ class StoredDataset:
 
     Attributes:
         shards: The shards, in the order of their names. Some may not exist.
-        dataset_file: Path of the dataset file, or None. The file may list other shards, too.
+        dataset_file: Path of the dataset file, which may also list other shards, or None.
         folder: The folder of the dataset file, or "" for the current folder.
-        has_own_file: Whether shardtool wrote the dataset file, which may be damaged. If so, `folder` contains the
-            sidecars.
-        is_whole: Whether the caller named the whole dataset, by its file, folder or complete range. If so, shards
-            that the dataset file does not list are ignored.
+        has_own_file: Whether shardtool wrote the dataset file, which may be damaged. Sidecars are then in `folder`.
+        is_whole: Whether the caller named the whole dataset, by its file, folder or complete range. Unlisted shards are
+            then ignored.
         missing: For a range, the first shards that do not exist and are not in the dataset file.
         unlisted: Paths of shards that the dataset file does not list.
     """
@@ -160,12 +159,12 @@ class StoredDataset:
 
     @property
     def where(self) -> str:
-        """Location for messages: the dataset file, or else the only shard, or else the folder."""
+        """Location for messages: the dataset file, else the only shard, else the folder."""
         return self.dataset_file or (self.paths[0] if len(self.paths) == 1 else self.folder or ".")
 
     @property
     def split(self) -> str:
-        """Name of the split in the dataset file, or else in the file name, or ""."""
+        """Name of the split in the dataset file, else in the file name, or ""."""
         if self.file is not None and self.file.made.split:
             return self.file.made.split
         words = _WORD.findall(base_name(self.dataset_file or self.paths[0]).lower())
@@ -176,7 +175,7 @@ class StoredDataset:
         return list(dict.fromkeys(map(folder_of, self.paths)))
 
     def read(self) -> StoredDataset:
-        """Read the dataset file, and return the dataset with its content.
+        """Return the dataset with the content of its dataset file.
 
         If the caller named shards, a dataset file that does not list all of them is ignored.
         """
@@ -220,9 +219,9 @@ def sidecar_path(shard: str, folder: str | None) -> str:
 
 
 def recorded_dots(dataset: StoredDataset) -> Dots:
-    """Find out from the keys in the sidecars whether keys end at the first or last dot of member names.
+    """Find out from the sidecars whether keys end at the first or last dot of member names.
 
-    Return `last` if the file name in a key contains a dot, apart from a leading dot. Otherwise, return `first`.
+    Return `last` if the file name in a key contains a dot, apart from a leading dot, else `first`.
     """
     from shardtool.dataset.sidecar_read import parse_sidecar
 

@@ -29,8 +29,8 @@ ALL_SHARDS = "all shards of the run, and their dataset file"
 def describe_unfinished(facts: Iterable[ShardFacts | None], sibling_facts: Iterable[ShardFacts] = ()) -> Iterator[str]:
     """Yield a description of each run that planned more shards than exist.
 
-    `facts` has the facts of each shard's sidecar, or None if the sidecar is missing or invalid. `sibling_facts` has the
-    facts of other shards in the folder, which may come from the same runs.
+    `facts` come from the shards' sidecars, or are None if a sidecar is missing or invalid. `sibling_facts` come from
+    other shards in the folder, which may belong to the same runs.
     """
     counts: Counter[str] = Counter()
     planned: dict[str, int] = {}
@@ -70,7 +70,7 @@ def require_finished(dataset: StoredDataset) -> None:
 
 
 def read_shard_facts(shard: str) -> ShardFacts | None:
-    """Return the facts in the sidecar next to a shard, or None if there is no valid sidecar."""
+    """Return the facts in the sidecar next to a shard, or None without a valid sidecar."""
     path = sidecar_path(shard, None)
     if (data := files.read_optional(path)) is None:
         return None

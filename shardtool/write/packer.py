@@ -1,7 +1,7 @@
 """Base class of the packers. A packer writes the samples of a planned shard.
 
-Payloads are read into a buffer, which is written when it is full. A sample larger than the buffer is written in blocks.
-If such a sample must be skipped after its first block, the shard is packed from scratch.
+Payloads are read into a buffer, which is written when full. A sample larger than the buffer is written in blocks. If it
+must be skipped after its first block, the shard is packed from scratch.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ def _copy_blocks(data: memoryview, view: memoryview) -> Iterator[memoryview]:
 
 
 def _open_root(root: bytes) -> int | None:
-    """Open a local folder for reading files relative to it. Return None if `root` cannot be opened."""
     if root and not is_address(root):
         with suppress(OSError):
             return os.open(root, os.O_DIRECTORY | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY))
@@ -69,7 +68,7 @@ class Packer:
     Args:
         put: Writes bytes of the shard.
         report: Called regularly with the numbers of new samples and bytes.
-        skipped: The skipped samples by index. The packer adds the samples that it skips.
+        skipped: The skipped samples by index, to which the packer adds.
     """
 
     def __init__(self, task: ShardTask, put: Put, report: Report, skipped: dict[int, Skipped]) -> None:
@@ -97,8 +96,8 @@ class Packer:
         self.offsets = array("q", samples.spans.offsets).tolist()
         self.expected = array("q", samples.spans.crcs).tolist()
         self.spans = SpanReader(self.files, samples.spans.regions, has_crcs=min(self.expected, default=-1) >= 0)
-        # A file whose ctime is later than all ctimes in the listing has changed since then. If these ctimes are not
-        # reliable (links, several file systems, a clock that is ahead), compare ctimes before and after reading.
+        # A ctime later than all listed ctimes means that the file has changed. If these ctimes are not reliable (links,
+        # several file systems, a clock that is ahead), compare ctimes before and after reading.
         if samples.changed_ns < time.time_ns():
             read, self.max_ctime_ns = read_file, samples.changed_ns
         else:
@@ -113,7 +112,7 @@ class Packer:
         self.file_of_row = array("I", samples.spans.file_codes).tolist() if self.files else []
 
     def run(self) -> None:
-        """Write all samples and the end of the file."""
+        """Write the shard."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -125,14 +124,14 @@ class Packer:
             os.close(self.folder)
 
     def result(self, staged: DurableFile | None) -> ShardResult:
-        """Return the result of the finished shard. `staged` is None if no file was written."""
+        """Return the result. `staged` is None if no file was written."""
         crcs = self.field_crcs.tobytes()
         skipped = tuple(sorted(self.skipped.items()))
         content = compute_content_fingerprint(self.content, crcs, self.skipped, self.single_numbers)
         return ShardResult(self.task.shard, staged, self.size, self.crc, crcs, content, skipped)
 
     def check_crc(self, row: int, crc: int) -> None:
-        """Raise `SourceFailed` if the CRC-32C of a payload differs from the expected checksum in the plan."""
+        """Raise `SourceFailed` if the CRC-32C of a payload differs from the plan."""
         expected = self.expected[row]
         if crc != expected and expected >= 0:
             name = to_text(self.content.fields[self.codes[row]])
@@ -146,7 +145,7 @@ class Packer:
         return file.path if file.mtime_ns >= 0 else name
 
     def path_of(self, row: int, name: bytes) -> bytes:
-        """Return the path of a row's payload for messages, or `name` if the plan contains no paths."""
+        """Return the path of a row's payload, or `name` if the plan contains no paths."""
         if self.kinds[row] == SPAN:
             return self._span_path(row, name)
         return name if self.paths is None else self.paths[row]
@@ -214,7 +213,7 @@ class Packer:
             raise read_error(self.path_of(row, name), error) from None
 
     def _check_read(self, path: bytes, row: int, payload: memoryview, read: Read) -> None:
-        """Raise an error if a file differs from the plan. If only its ctime is too new, read the file again first."""
+        # If only the ctime is too new, read the file again.
         size, mtime_ns, (size_read, info) = self.sizes[row], self.mtimes[row], read
         if (size_read, info.st_size, info.st_mtime_ns) == (size, size, mtime_ns):
             if info.st_ctime_ns <= self.max_ctime_ns:
@@ -238,7 +237,7 @@ class Packer:
                     yield PlannedFile(self.root + path, flags, self.sizes[field_row], self.mtimes[field_row])
 
     def skip(self, sample: int, failed: SourceFailed, *, streamed: bool) -> None:
-        """Skip a failed sample or raise its error. `streamed` is true if the sample was partly written."""
+        """Skip a failed sample, which is partly written if `streamed`, or raise its error."""
         path, key = to_text(failed.path), to_text(self.keys[sample])
         skip_advice = f"or skip such samples with {option_text('on_error', 'skip')}."
         stops = self.task.on_error == "raise" and failed.code not in INTENDED_CODES
@@ -264,7 +263,7 @@ class Packer:
             raise RestartShard
 
     def flush(self, used: int, samples: int) -> None:
-        """Write the first `used` bytes of the buffer. `samples` is the number of finished samples."""
+        """Write the first `used` bytes of the buffer, and report `samples` finished samples."""
         if used:
             self.write(self.view[:used])
         self.report_progress(samples)
@@ -276,7 +275,7 @@ class Packer:
         self.size += len(data)
 
     def write_streamed(self, data: memoryview | bytes) -> None:
-        """Write part of a sample that is larger than the buffer."""
+        """Write part of a sample larger than the buffer."""
         self.write(data)
 
     def extra_progress(self) -> tuple[int, ...]:
@@ -284,7 +283,7 @@ class Packer:
         return ()
 
     def report_progress(self, samples: int) -> None:
-        """Report that `samples` samples are finished. Do nothing if the last report was recent."""
+        """Report the number of finished samples, unless the last report was recent."""
         done_samples, done_bytes, when = self.reported
         now = time.monotonic()
         if now - when > _REPORT_INTERVAL_S or samples == len(self.keys):

@@ -1,4 +1,4 @@
-"""Read the source files of a shard in advance, in threads. This helps if opening a file is slow, for example on NFS."""
+"""Read the source files of a shard ahead, in threads. This helps if opening files is slow, for example on NFS."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class _FileRead(NamedTuple):
 
 
 class ReadAhead:
-    """Reads files in advance, in threads.
+    """Reads files ahead, in threads.
 
-    The caller must request the files in the order of `files`, but may skip some. Files that were read but not yet
-    requested use at most `memory` bytes. Files larger than half of `memory` are not read in advance. A file that
-    differs from the plan, or changed after `max_ctime_ns`, is discarded, and the caller must read it.
+    The caller must request the files in the order of `files`, but may skip some. Files that were read but not requested
+    use at most `memory` bytes. Files larger than half of `memory`, files that differ from the plan, and files that
+    changed after `max_ctime_ns` are left to the caller.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class ReadAhead:
         self._pending: deque[_FileRead] = deque()
 
     def read(self, path: bytes, into: memoryview, flags: int, _folder: int | None = None) -> Read:
-        """Read a file like `read_file`, but from memory if the file was read in advance."""
+        """Read a file like `read_file`, but from memory if it was read ahead."""
         data = self.take(path, len(into), flags)
         if data is None:
             return self._read(path, into, flags)
@@ -74,13 +74,13 @@ class ReadAhead:
         return size, info
 
     def take(self, path: bytes, size: int, flags: int) -> _FileRead | None:
-        """Return a file that was read in advance, or None if the caller must read the file."""
+        """Return a file that was read ahead, or None if the caller must read it."""
         if size > self.largest:
             return None
         self._submit_next()
         while self._pending:
             file_read = self._pending.popleft()
-            # wait even if the caller skipped this file, because a thread may still be filling its buffer
+            # wait for skipped files too, because a thread may still be filling the buffer
             error = wait_interruptibly(file_read.read).exception()
             self.held -= file_read.file.size
             if file_read.file[:3] != (path, flags, size):
@@ -95,7 +95,7 @@ class ReadAhead:
         return None
 
     def close(self) -> None:
-        """Stop the threads and discard the files that they have read."""
+        """Stop the threads and discard files."""
         self._next = None
         self._pool.shutdown(cancel_futures=True)
 

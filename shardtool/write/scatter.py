@@ -1,4 +1,4 @@
-"""Copy payloads from one source file to the spool, the temporary file of a shuffle. This code runs in workers."""
+"""Copy payloads from one source file to the spool, the temporary file of a shuffle."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class ScatterTask(NamedTuple):
     """The payloads to copy from one source file, in file order.
 
     Attributes:
-        is_compressed: If true, `offsets` are offsets in the decompressed bytes.
-        offsets: int64, the offset of each payload in the source file.
-        sizes: int64, the size of each payload in bytes.
-        targets: int64, the offset of each payload in the spool.
-        expected: int64, the CRC-32C of each payload, or -1 if unknown.
+        is_compressed: Whether `offsets` count decompressed bytes.
+        offsets: int64, offset of each payload in the source file.
+        sizes: int64, bytes of each payload.
+        targets: int64, offset of each payload in the spool.
+        expected: int64, CRC-32C of each payload, or -1 if unknown.
         room: Bytes of memory for payloads.
-        stop: Whether to stop copying after a payload with a wrong checksum.
+        stop: Whether to stop after a wrong checksum.
     """
 
     source: SpanFile
@@ -57,8 +57,8 @@ class ScatterResult(NamedTuple):
     """The result of a `ScatterTask`.
 
     Attributes:
-        wrong: Index and CRC-32C of each payload whose CRC-32C differs from `ScatterTask.expected`.
-        failed: Code and message if the file cannot be read. The copied payloads are then invalid.
+        wrong: Index and CRC-32C of each payload with a wrong checksum.
+        failed: Code and message if the file cannot be read. Copied payloads are then invalid.
     """
 
     wrong: tuple[tuple[int, int], ...] = ()
@@ -73,7 +73,7 @@ def scatter_rows(task: ScatterTask, report: Callable[[int, int], None]) -> Scatt
             for _ in range(MAX_READS):
                 with closing(_UnpackedFile(task.source) if task.is_compressed else _PlainFile(task.source)) as source:
                     result = _Scatterer(task, source, spool).run(report)
-                # open the file again to detect whether it was changed or replaced
+                # open the file again to detect changes
                 with closing(open_span_file(task.source)) as reopened:
                     if has_crcs or reopened.stat().st_ctime_ns == source.ctime_ns:
                         return result
@@ -115,7 +115,7 @@ class _Scatterer:
             yield first, len(self._sizes)
 
     def _copy(self, first: int, last: int) -> None:
-        """Read payloads into memory, and write payloads that are adjacent in the spool with one call."""
+        # Write payloads that are adjacent in the spool with one call.
         arena, sizes, targets = self._arena, self._sizes[first:last].tolist(), self._targets[first:last].tolist()
         views: list[memoryview] = [arena] * len(sizes)
         runs: list[tuple[int, int]] = []
@@ -155,7 +155,7 @@ class _Scatterer:
 
 
 class _PlainFile:
-    """Reads a file at ascending offsets. Raises `SourceFailed` if the file differs from the plan."""
+    """Reads a file at ascending offsets."""
 
     def __init__(self, planned: SpanFile) -> None:
         self._source = open_span_file(planned)

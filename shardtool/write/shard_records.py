@@ -1,4 +1,4 @@
-"""Encode samples as records of a shard, and collect the content of the shard's index."""
+"""Encode samples as records, and collect the content of the shard's index."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Parts = list[bytes | memoryview]
 
 
-_MAX_COPIED_BYTES = 2**16  # copying fewer bytes into the buffer is faster than another write
+_MAX_COPIED_BYTES = 2**16  # copying fewer bytes is faster than another write
 
 
 class EncodedField(NamedTuple):
@@ -66,7 +66,7 @@ class ShardRecords:
         return len(self.keys)
 
     def add(self, key: bytes, parts: Parts, size: int, fields: list[EncodedField]) -> None:
-        """Add a sample. `parts` is its record from `encode_record`, and `size` the size of the record in bytes."""
+        """Add a sample. `parts` is its record from `encode_record`, of `size` bytes."""
         self.keys.append(key)
         self._counts.append(len(fields))
         field_codes = self._field_codes
@@ -97,7 +97,7 @@ class ShardRecords:
         self._pending, self._pending_size = [], 0
 
     def content(self, numbers: Mapping[bytes, NumberType], *, texts: bool) -> ShardContent:
-        """Return the content of the shard. With `texts`, include each numeric value as text."""
+        """Return the content of the shard. With `texts`, include each number as text."""
         return ShardContent(
             keys=b"".join([key + b"\0" for key in self.keys]),
             counts=self._counts.tobytes(),

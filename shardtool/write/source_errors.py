@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class SourceFailed(Exception):
-    """A source file cannot be read or differs from the plan, or a transform rejects the sample."""
+    """A source file cannot be read or differs from the plan, or a transform rejects its sample."""
 
     def __init__(self, path: bytes, code: SkipCode, message: str, detail: str = "") -> None:
         super().__init__(message)
@@ -22,7 +22,7 @@ class SourceFailed(Exception):
 
 
 def describe_change(info: FileInfo, size: int, mtime_ns: int | None, action: str) -> str:
-    """Return how a file differs from the plan, or "". If `mtime_ns` is None, only sizes are compared."""
+    """Return how a file differs from the plan, or "". If `mtime_ns` is None, compare only sizes."""
     if info.st_size != size:
         return f"changed while it was {action}: {size:,} bytes in the plan, {info.st_size:,} now"
     if mtime_ns in (None, info.st_mtime_ns):
@@ -44,7 +44,7 @@ class SourceTouched(RestartShard):
 
 
 def read_error(path: bytes, error: OSError) -> SourceFailed:
-    """Return the error for a file that cannot be read. If this machine is the cause, raise an error instead."""
+    """Return the error for a file that cannot be read, or raise an error if this process is the cause."""
     if is_out_of_memory(error):
         raise error
     raise_if_machine_error(error, printable(path), PROCESS_ERRNOS)

@@ -1,6 +1,6 @@
 """Read spans, which are byte ranges in shards, archives and the temporary file of a shuffle (the spool).
 
-One system call reads many consecutive spans. In a spool, one call reads a whole region, which contains many spans.
+One system call reads many consecutive spans, or a whole region of a spool.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def open_span_file(planned: SpanFile) -> OpenFile:
     source = open_source_file(planned.path)
     info = source.stat()
     is_special = isinstance(info, os.stat_result) and not stat.S_ISREG(info.st_mode)
-    # the spool has no planned mtime, because it is written during the run
+    # the spool has no planned mtime: it is written during the run
     mtime_ns = planned.mtime_ns if planned.mtime_ns >= 0 else None
     problem = "is not a regular file" if is_special else describe_change(info, planned.size, mtime_ns, "read")
     if not problem:
@@ -53,7 +53,7 @@ def open_span_file(planned: SpanFile) -> OpenFile:
 def check_unchanged(source: OpenFile, planned: SpanFile, ctime_ns: int | None) -> None:
     """Raise an error if a file has changed since it was planned.
 
-    Pass None as `ctime_ns` if payload checksums are verified. The ctime is then not compared.
+    If payload checksums are verified, pass None as `ctime_ns`, so that the ctime is not compared.
 
     Raises:
         SampleFailed: The size or modification time has changed.
@@ -69,11 +69,11 @@ def check_unchanged(source: OpenFile, planned: SpanFile, ctime_ns: int | None) -
 
 
 class SpanReader:
-    """Reads spans of `files`. Files stay open until `close`, or until too many files are open.
+    """Reads spans of `files`. Files stay open until `close`, or until too many are open.
 
     Args:
-        regions: Start and end of each region of the first file, which is the spool, as ascending int64 pairs.
-        has_crcs: Whether every payload has a checksum that the caller verifies. If so, ctimes are not compared.
+        regions: Start and end of each region of the spool, which is the first file, as ascending int64 pairs.
+        has_crcs: Whether the caller verifies a checksum of every payload. Ctimes are then not compared.
     """
 
     def __init__(self, files: tuple[SpanFile, ...], regions: bytes = b"", *, has_crcs: bool = False) -> None:
@@ -85,10 +85,10 @@ class SpanReader:
         self._ctimes: dict[int, int | None] = {}
         self._file = -1
         self._start = self._held = 0
-        self._end = self._ahead = 0  # end offset of the last span, and size of the last read in advance
+        self._end = self._ahead = 0  # end offset of the last span, and size of the last read ahead
 
     def read(self, file: int, offset: int, into: memoryview) -> None:
-        """Fill `into` with the bytes at `offset` of `files[file]`. If they are in a region, read the whole region."""
+        """Fill `into` with the bytes at `offset` of `files[file]`, and read their whole region if they are in one."""
         if self._regions and not file:
             end = offset + len(into)
             start, stop = self._region
@@ -100,7 +100,7 @@ class SpanReader:
         self._read(file, offset, into)
 
     def fill(self, file: int, offset: int, into: memoryview) -> None:
-        """Fill `into` like `read`, but read consecutive spans in advance and decompress zip members."""
+        """Fill `into` like `read`, but read consecutive spans ahead and decompress zip members."""
         if self._regions:
             self.read(file, offset, into)
             return

@@ -1,7 +1,6 @@
 """Packers of tar shards.
 
-If a file cannot be read, the samples in the buffer are packed again one by one, so that only the failed sample is
-skipped.
+If a file cannot be read, the samples in the buffer are packed again one by one, to skip only the failed sample.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ class TarPacker(packer.Packer):
     """Writes one tar member per field."""
 
     def run(self) -> None:
-        """Write all samples and the end of the file."""
+        """Write the shard."""
         self._record_sizes = array("q", self.task.samples.record_sizes)
         offsets, rows = [0, *accumulate(self._record_sizes)], [0, *accumulate(self.counts)]
         first, limit, fills = 0, len(self.view), self._fills_buffers()
@@ -43,10 +42,7 @@ class TarPacker(packer.Packer):
         return self.reads_local_files and SPAN not in self.kinds
 
     def _fill(self, first: int, last: int, rows: list[int]) -> bool:
-        """Fill the buffer with samples. Return False if a file cannot be read or differs from the plan.
-
-        The code of `read_file` is repeated here, for speed.
-        """
+        # Return False if a file cannot be read or differs from the plan. Repeats the code of `read_file`, for speed.
         view, max_ctime_ns, crcs, used, padding = self.view, self.max_ctime_ns, list[int](), 0, 0
         folder, row, end = self.folder, rows[first], rows[last]
         names = self._names(first, last, rows)
@@ -135,12 +131,11 @@ class TarPacker(packer.Packer):
 class SpanTarPacker(TarPacker):
     """Writes samples whose payloads are all in shards, archives or the plan.
 
-    One call reads many payloads and the bytes between them. The headers of the new tar then overwrite the bytes between
-    the payloads.
+    One call reads many payloads and the bytes between them, where the headers of the new tar are then written.
     """
 
     def run(self) -> None:
-        """Write all samples and the end of the file."""
+        """Write the shard."""
         self._runs, self._run = array("I", self.task.samples.spans.runs).tolist(), 0
         super().run()
 

@@ -1,6 +1,6 @@
 """The task of packing one shard, its result, and buffers that a worker reuses for all its shards.
 
-With a new buffer for each shard, the page faults would take as long as packing small files.
+The page faults of new buffers would take as long as packing small files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class KeepShard(NamedTuple):
-    """Keep the existing shard if its checksum is `crc`. With `trusts_size`, the checksum is not compared."""
+    """Keep the existing shard if its checksum is `crc`, or, with `trusts_size`, without comparing checksums."""
 
     crc: int
     field_crcs: bytes
@@ -39,7 +39,7 @@ class TransformWork(NamedTuple):
 
     Attributes:
         room: Maximum bytes of all records in the shard.
-        known: An Arrow stream of the planned metadata columns that `transform.where` needs, or b"".
+        known: An Arrow stream of planned metadata columns that `transform.where` needs, or b"".
     """
 
     transform: Transform
@@ -55,10 +55,10 @@ class TransformedSamples(NamedTuple):
 
     Attributes:
         content: The written samples. Its `inline` contains only numbers, as text.
-        sources: int64, for each written sample, the index of its source sample.
-        consumed: Number of processed source samples. The remaining ones do not fit in this shard.
+        sources: int64, the index of the source sample of each written sample.
+        consumed: Number of processed source samples. The others do not fit in this shard.
         dropped: Number of source samples for which the user's function returned no sample.
-        found: The values of the measured columns for each written sample (see `ReadSample`).
+        found: The measured values of each written sample (see `ReadSample`).
     """
 
     content: ShardContent
@@ -73,7 +73,6 @@ class ShardTask(NamedTuple):
 
     Attributes:
         action: `compare` keeps an existing shard if packing would write the same bytes.
-        work: The transform of the samples, or None.
         reads: Number of files to read in parallel.
         size: Size of the shard in bytes if no sample is skipped, or None if unknown.
     """
@@ -96,9 +95,9 @@ class ShardResult(NamedTuple):
 
     Attributes:
         staged: The file to publish, or None to keep the existing file.
-        field_crcs: uint32, CRC-32C of each written field's bytes in the shard.
+        field_crcs: uint32, CRC-32C of each written field in the shard.
         compared: Whether the existing file was compared with its source.
-        wrong: Whether the existing file cannot be kept. All other values are then empty.
+        wrong: Whether the existing file cannot be kept. Other values are then empty.
     """
 
     shard: int
@@ -121,12 +120,12 @@ def split_names(names: bytes) -> list[bytes]:
 def compute_content_fingerprint(
     content: ShardContent, field_crcs: bytes, skipped: Collection[int], single_numbers: Sequence[int] = ()
 ) -> int:
-    """Return the content fingerprint of the samples, without those whose index is in `skipped`.
+    """Return the content fingerprint of the samples, without the `skipped` indexes.
 
     Args:
         field_crcs: uint32, CRC-32C of each written field.
-        single_numbers: For each number list with one element, three numbers: its index in `field_crcs`, and the
-            length and CRC-32C of the element as text.
+        single_numbers: For each number list with one element, its index in `field_crcs`, and the length and CRC-32C of
+            the element as text.
     """
     keys, counts = split_names(content.keys), array("H", content.counts).tolist()
     codes, sizes = content.codes, content.sizes
@@ -150,7 +149,7 @@ def compute_content_fingerprint(
     return content_digest(keys, counts, content.fields, codes=codes, lengths=sizes, crcs=field_crcs)
 
 
-# Packing takes up to twice the time if the buffer is larger than the L2 cache.
+# Packing takes up to twice the time with buffers larger than the L2 cache.
 BUFFER_SIZE = 512 * 1024
 
 MAX_GAP_BYTES = 2**20  # smaller gaps between payloads are read and discarded, because seeking takes as long
@@ -165,8 +164,8 @@ def get_buffer(use: Literal["shard", "window", "gap"]) -> memoryview:
 
 
 def get_arena(size: int) -> memoryview:
-    """Return `size` bytes of memory for the payloads of a shuffle. The next call reuses this memory."""
-    global _arena  # noqa: PLW0603 - one arena takes all memory granted to the worker
+    """Return `size` bytes of memory for the payloads of a shuffle, which the next call reuses."""
+    global _arena  # noqa: PLW0603 - one arena takes all memory of the worker
     if len(_arena) < size:
         _arena = memoryview(b"")
         _arena = memoryview(bytearray(size))

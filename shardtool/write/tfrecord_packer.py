@@ -14,7 +14,7 @@ class TFRecordPacker(packer.Packer):
     """Writes one `tf.train.Example` per sample."""
 
     def run(self) -> None:
-        """Write all samples."""
+        """Write the shard."""
         content, limit, skipped, crcs = self.content, len(self.view), self.skipped, self.field_crcs
         kinds = {**content.numbers, **content.lists}
         names = [*enumerate(content.fields)]
@@ -122,7 +122,7 @@ class TFRecordPacker(packer.Packer):
             self.single_numbers.extend((written, len(text), crc32c(text)))
 
     def write_streamed(self, data: memoryview | bytes) -> None:
-        """Write the next bytes of a record, and update the CRC-32C of the record."""
+        """Write bytes of a record, and update its CRC-32C."""
         self.write(data)
         self.record_crc = crc32c(data, self.record_crc)
 

@@ -1,6 +1,6 @@
 """Pack transformed samples, whose sizes are known only after the transform.
 
-If a sample does not fit in the shard, the parent plans another shard for this sample and all later samples.
+The parent plans another shard for the first sample that does not fit, and all later samples.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     Encoded = tuple[Parts, list[EncodedField]]
 
 
-# Limits of the batch for which `--where` is evaluated at once (docs/decisions/025-what-is-found.md).
+# Limits of a batch for `--where` (docs/decisions/025-what-is-found.md).
 _CONDITION_BATCH_SAMPLES, _CONDITION_BATCH_BYTES = 256, 2**24
 
 _MEDIA_KINDS = ("image", "audio", "video")
@@ -73,7 +73,7 @@ def pack_transformed(task: ShardTask, work: TransformWork, report: Report) -> Sh
 def measure_samples(task: ShardTask) -> list[int]:
     """Return the bytes that each source sample takes in the shard after the transform.
 
-    The value is 0 if the user's options exclude the sample, and -1 if the sample failed.
+    The value is 0 for samples that the user's options exclude, and -1 for failed samples.
     """
     if task.work is None:
         return []
@@ -158,7 +158,7 @@ class _TransformPacker(Packer):
                 continue
             batch.append(sample)
             size += sum(map(len, sample.fields.values()))
-            # report progress for each sample, because a worker that reports nothing is considered stuck
+            # a worker that reports no progress is considered stuck
             self.report_progress(sample_index + 1)
             if len(batch) == _CONDITION_BATCH_SAMPLES or size > _CONDITION_BATCH_BYTES or end == len(self.codes):
                 yield from self._apply_condition(batch, where)

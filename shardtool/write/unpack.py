@@ -1,8 +1,8 @@
 """Extract the samples of one shard to files.
 
-A payload is verified and then written under its final name by one system call. A payload larger than the buffer is
-written in blocks, and its file is deleted if the checksum is wrong. A killed process therefore leaves at most one
-incomplete file, which the next run recognises.
+A payload is verified, then written under its final name by one system call. A payload larger than the buffer is written
+in blocks, and its file is deleted if the checksum is wrong. A killed process therefore leaves at most one incomplete
+file, which the next run recognises.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class UnpackTask(NamedTuple):
 
 
 def unpack_samples(task: UnpackTask, report: Report) -> int:
-    """Extract samples to files, and return how many of the files already existed."""
+    """Extract samples to files, and return how many files already existed."""
     with closing(_SampleUnpacker(task, report)) as unpacker:
         unpacker.run()
         unpacker.spans.check()
