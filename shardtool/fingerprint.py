@@ -67,7 +67,7 @@ def content_digest(
 
 
 def sum_fingerprints(texts: Iterable[str]) -> int | None:
-    """Add the fingerprints of several datasets. Return None if a fingerprint is unknown."""
+    """Add fingerprints of datasets. Return None if one is unknown."""
     matches = [_FINGERPRINT.fullmatch(text) for text in texts]
     numbers = [int(match[1], 16) for match in matches if match]
     return sum(numbers) % _MODULUS if len(numbers) == len(matches) else None

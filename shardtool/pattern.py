@@ -199,7 +199,7 @@ def sidecar_name(shard: str) -> str:
 
 
 def replacement_plan_name(base: str) -> str:
-    """Return the name of the new dataset file while shards are replaced, which an interrupted run leaves behind."""
+    """Return the name of the new dataset file while a run replaces shards. A later run finishes the replacement."""
     return f".{base}.replacing"
 
 

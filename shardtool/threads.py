@@ -42,7 +42,7 @@ def may_wait(
 def stop_threads(
     pool: ThreadPoolExecutor, futures: Iterable[Future[Any]], *, _may_wait: Callable[[], bool] = may_wait
 ) -> None:
-    """Cancel the futures and wait for the threads, unless `may_wait` forbids it. They then stop with `pool`."""
+    """Cancel the futures. Wait for the threads if allowed; otherwise, they stop when `pool` is deleted."""
     for future in futures:
         future.cancel()
     if _may_wait():

@@ -79,7 +79,7 @@ class ShardEntry:
     last_key: str
 
     def to_json(self, folder: str = "") -> dict[str, object]:
-        """Return the entry as a JSON object. `folder` is the folder of the shards, relative to the dataset file."""
+        """Return the entry as a JSON object. `folder` is the shards' folder, relative to the dataset file."""
         return {
             "url": posixpath.join(folder, self.name),
             "nsamples": self.samples,
@@ -207,7 +207,7 @@ class DatasetFile:
 def merge_value_types(parts: Sequence[tuple[Mapping[str, ValueType], Collection[str]]]) -> dict[str, ValueType]:
     """Return the common value type of each field across groups of shards.
 
-    `parts` has the value types and field names of each group. Empty names are unknown.
+    `parts` has the value types and field names of each group. An empty list means unknown names.
     """
     names = sorted({name for types, _ in parts for name in types}, key=to_bytes)
     common = {

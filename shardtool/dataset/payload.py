@@ -102,7 +102,7 @@ def label_name(data: bytes, kind: str, classes: list[str] | None) -> tuple[str, 
 
 
 def image_info(data: bytes) -> tuple[int, int, str] | str:
-    """Return the width, height and mode in the header of an image, or a problem."""
+    """Return the width, height and mode in the header of an image, or the problem as text."""
     try:
         from shardtool.transform.image import ImageOptions, change_image
         from shardtool.transform.image_decode import BadImage

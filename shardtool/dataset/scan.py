@@ -1,4 +1,4 @@
-"""Read all headers of a shard of any tool, and return its samples and fields as columns.
+"""Read all headers of a shard, which any tool may have written, and return its samples and fields as columns.
 
 A sample is a TFRecord, or a sequence of tar members with the same key, as in WebDataset. A leading `./` of a name is
 ignored. Payloads are read only for checksums.
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 def interleaved_samples(keys: Sequence[bytes], fields: Sequence[frozenset[int]]) -> list[tuple[int, int]]:
     """Find samples whose members are not adjacent. Return the indexes of the first two groups of each such sample.
 
-    A group is a range of adjacent members with the same key. `keys` and `fields` have one item per group. Two groups
-    with the same key and a common field are duplicate keys, for which the returned list is empty.
+    A group is a range of adjacent members with the same key. `keys` and `fields` have one item per group. If two groups
+    with the same key have a common field, the key is a duplicate, and the returned list is empty.
     """
     first: dict[bytes, int] = {}
     interleaved: dict[bytes, tuple[int, int]] = {}
@@ -123,8 +123,8 @@ class ShardScan:
         text_crcs: CRC-32C of each such text.
         unrecognised: Members that belong to no sample, such as folders.
         ambiguous_headers: Offset and problem of each header that tar readers interpret differently.
-        conflicts: For TFRecord, the first `FeatureConflict` of each feature, by code. Conflicts of types precede
-            conflicts in the number of values.
+        conflicts: For TFRecord, the first `FeatureConflict` of each feature, by code. A conflict of types replaces a
+            conflict in the number of values.
         list_rows: For TFRecord, row numbers of fields whose payload is a whole list (see `ExampleFeature.is_list`).
         lost: With `salvage`, the ranges that could not be read.
         incomplete: With `salvage`, offset, key and problem of each excluded sample.

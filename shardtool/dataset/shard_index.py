@@ -49,7 +49,7 @@ _NO_FACTS = ShardFacts("", -1, None, "")
 _ALIGNMENT_BYTES = 8
 # replaces NUL in the keys of other tools; does not occur in UTF-8
 _NUL_SUBSTITUTE = b"\xff"
-# Decode all keys from the first to the last requested one if they are fewer than this, per requested key.
+# If the range from the first to the last requested key has fewer keys per requested key, decode the whole range.
 _MAX_DECODED_PER_KEY = 8
 _OFFSET_COLUMNS = ("key_offsets", "starts", "sizes", "firsts", "offsets", "lengths")
 
@@ -59,10 +59,10 @@ class ShardIndex:
     """The offsets of a shard's samples and fields.
 
     Attributes:
-        key_offsets: Start of each key in `keys`, followed by the length of `keys`.
+        key_offsets: Start of each key in `keys`, and the length of `keys`.
         starts: Offset of each sample's first record in the shard.
         sizes: Bytes of all records of each sample.
-        firsts: Index of each sample's first field, followed by the total number of fields.
+        firsts: Index of each sample's first field, and the number of fields.
         codes: Index in `names` of each field.
         offsets: Offset of each field's payload in the shard.
         lengths: Bytes of each field's payload.

@@ -1,6 +1,6 @@
 """Read sidecars, which are untrusted.
 
-A sidecar is rejected before decoding if its pages need too much memory for its size and the shard's size (see
+A sidecar is rejected before decoding if its pages need more memory than the sizes of sidecar and shard allow (see
 `parquet_bounds`).
 
 Source: docs/format.md, "Sidecar"; docs/decisions/012-bounded-sidecars.md.
@@ -91,9 +91,9 @@ def parse_sidecar(data: bytes, where: str, size: int | None, *, metadata: bool =
 
 
 def has_small_metadata(data: bytes, metadata: pa.Table, size: int) -> bool:
-    """Return whether readers will surely accept the amount of metadata in a sidecar, without decoding the sidecar.
+    """Return whether readers will surely accept the amount of metadata in a sidecar.
 
-    The result is False for dictionary-encoded columns.
+    The sidecar is not decoded, so the result is False for dictionary-encoded columns.
     """
     if any(pt.is_dictionary(column.type) for column in metadata.columns):
         return False
@@ -251,7 +251,7 @@ def _open_parquet(data: bytes, **options: Any) -> Any:
 
 
 def parquet_schema(data: bytes) -> pa.Schema:
-    """Return the schema of a Parquet file without metadata, from at least the end of the file."""
+    """Return the schema of a Parquet file without metadata. `data` may be only the end of the file."""
     return _stored_schema(_open_parquet(data))
 
 

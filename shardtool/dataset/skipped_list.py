@@ -36,7 +36,7 @@ def parse_skipped(data: bytes, where: str) -> list[Skipped]:
 
 
 def read_skipped_bytes(file: DatasetFile, folder: str) -> bytes:
-    """Return the bytes of a dataset's list of skipped samples, which may be empty."""
+    """Return the bytes of a dataset's list of skipped samples, or b"" if no sample was skipped."""
     where = join(folder, file.skipped_file)
     try:
         data = read_small(where) if file.skipped else b""

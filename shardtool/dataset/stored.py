@@ -200,7 +200,7 @@ class StoredDataset:
         return replace(self, file=file, shards=shards)
 
     def with_dots(self, dots: Dots) -> StoredDataset:
-        """Return the dataset with this value of `dots` for all shards."""
+        """Return the dataset with `dots` for all shards."""
         return replace(self, shards=tuple(replace(shard, dots=dots) for shard in self.shards))
 
 

@@ -1,6 +1,6 @@
 """Detect shards of an unfinished run by their sidecars, which record how many shards the run planned.
 
-If `index` wrote a dataset file for the shards of an interrupted run, the missing shards would not be noticed.
+Otherwise, `index` could write a dataset file in which shards are missing.
 """
 
 from __future__ import annotations

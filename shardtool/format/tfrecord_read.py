@@ -72,8 +72,8 @@ class ExampleFeature(NamedTuple):
 def iter_records(read: Read, where: str, hold: Hold | None = None, offset: int = 0) -> Iterator[TFRecord]:
     """Yield the records of a shard without checking their data (see `check_record_crc`).
 
-    Pass `hold` if `read` can only read forward. After `hold(offset, size)`, `read` must return the bytes of this large
-    record repeatedly, until the next `hold`.
+    Pass `hold` if `read` can only read forward. `hold(offset, size)` must keep the bytes of a large record, so that
+    `read` can return them again until the next `hold`.
 
     Raises:
         CorruptShard: A length does not match its checksum, or the file ends too early.
@@ -103,7 +103,7 @@ def iter_records(read: Read, where: str, hold: Hold | None = None, offset: int =
 
 
 def is_record_start(start: bytes) -> bool:
-    """Return whether a file starts with the length of a record and its valid checksum."""
+    """Return whether a file starts with a record's length and the valid checksum of this length."""
     return len(start) >= FRAME_HEAD_BYTES and _unpack_head(start[:FRAME_HEAD_BYTES])[1] == mask_crc(crc32c(start[:8]))
 
 
@@ -283,8 +283,8 @@ _PLAUSIBLE_LENGTH = re.compile(rb"(?s)(?=(?!\0{4}).{4}\0{4})")
 def next_record(read: Read, offset: int, first: int, size: int) -> int | None:
     """Return the offset of the first undamaged record after damage at `offset`, or None.
 
-    The checksum of its length identifies a record. The search starts at `first`, which is before `offset` if the
-    previous record may be damaged. `size` is the size of the shard, or -1 if it is compressed.
+    Records are recognised by the checksum of their length. The search starts at `first`, which is before `offset` if
+    the previous record may be damaged. `size` is the size of the shard, or -1 if it is compressed.
     """
     if size >= 0:
         length = int.from_bytes(bytes(read(offset, 8)), "little")

@@ -1,1 +1,1 @@
-"""Sources of samples: folders, archives, manifests and datasets. Workers import neither NumPy nor pyarrow here."""
+"""Sources of samples. Code that runs in workers imports neither NumPy nor pyarrow, except to decompress shards."""

@@ -110,7 +110,7 @@ class Source(ABC):
         """Return the samples, with the requested fields and metadata."""
 
     def choose(self, listed: Listing, read_existing_keys: Callable[[], PackedStrings | None]) -> Listing:  # noqa: ARG002
-        """Select and sort the listed samples. To append to a dataset, `read_existing_keys` returns its keys."""
+        """Select and sort the listed samples. If they are appended, `read_existing_keys` returns the dataset's keys."""
         return listed
 
     def labels(self, listed: Listing, option: str, name: str) -> pa.ChunkedArray:

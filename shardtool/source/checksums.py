@@ -61,7 +61,7 @@ _Checksum = _Crc32c | _Digest
 def source_checksums(
     source: Source | None, entries: SampleTable, rows: Rows, pool: Pool, observer: Observer | None = None
 ) -> Rows:
-    """Return the CRC-32C of each row's payload as int64, or -1 if it cannot be read. Rows must not be INLINE.
+    """Return the CRC-32C of each row's payload as int64, or -1 if it cannot be read. No row may be INLINE.
 
     `source` is needed only for payloads in tables and compressed archives.
     """

@@ -36,7 +36,7 @@ class DuplicateGroups(NamedTuple):
     """Groups of samples with the same content.
 
     Attributes:
-        groups: The samples of each group, sorted by key after the samples that already exist in the output. Groups are
+        groups: The samples of each group, sorted by key, but samples that already exist in the output first. Groups are
             sorted by their first samples.
         sizes: Content bytes of one sample of each group.
         fields: The fields whose content was compared.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shardtool.source.base import Source
 
 
-# The module, imported only when needed, and class for each kind of source.
+# The module (imported only when needed) and class for each kind of source.
 SOURCE_CLASSES = {
     "archive": ("archive", "ArchiveSource"),
     "datasets": ("shards", "DatasetSource"),

@@ -101,7 +101,7 @@ def choose_parallel_reads(entries: SampleTable, tasks: int) -> tuple[int, str]:
 
 
 def measure_open_seconds(entries: SampleTable) -> float:
-    """Return the median seconds to open a file and read its start, or 0 if no file can be measured."""
+    """Return the median seconds to open a file and read its start, or 0 without files."""
     rows, buffer = entries.rows, memoryview(bytearray(_PROBE_BYTES))
     times: list[float] = []
     end = time.monotonic() + _MAX_PROBE_SECONDS

@@ -288,7 +288,7 @@ def has_appended_sources(file: DatasetFile) -> bool:
 class RecordedSource:
     """The current source of a recorded run.
 
-    `datasets` are some or all of the run's splits. If the table cannot be joined, `run.without_table` replaces `run`.
+    `datasets` are some or all datasets of the run. If the table cannot be joined, `run.without_table` replaces `run`.
     """
 
     def __init__(

@@ -36,7 +36,7 @@ class ScanRules:
     """Rules that select the files of a source.
 
     Attributes:
-        hidden: Whether to include names that start with a dot, and files that operating systems create.
+        hidden: Whether to include names that start with a dot, and names that operating systems create.
         outputs: The relative folder, with a final slash, and the pattern of each output inside the source.
     """
 
@@ -97,7 +97,7 @@ def _is_output(pattern: ShardPattern, name: bytes) -> bool:
 
 _MAC_FILES = (b"._", b".DS_Store")
 SPECIAL_FILE_MESSAGE = "a fifo, socket or device; only files can be packed"
-# Change time if changes cannot be detected, such as of the target of a link.
+# Change time of files whose changes cannot be detected, such as targets of links.
 ALWAYS_CHANGED = 2**62
 
 

@@ -176,7 +176,7 @@ def _key_column(listed: Listing, name: str) -> pa.ChunkedArray:
 
 
 def take_sample(listed: Listing, options: SelectingOptions) -> Listing:
-    """Keep only the share of samples that `sample` requests."""
+    """Keep the share of samples that `sample` requests."""
     if options.sample is None:
         return listed
     samples, notes = sample_with_notes(listed.entries.keys, options.sample)

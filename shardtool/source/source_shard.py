@@ -126,7 +126,7 @@ def stat_shard(path: str) -> FileInfo:
 
 
 def read_sidecar_bytes(shard: SourceShard) -> tuple[FileInfo, bytes] | CorruptShard | None:
-    """Return the status and content of a sidecar, an error, or None if there is no sidecar."""
+    """Return the file information and content of a sidecar, an error, or None if there is no sidecar."""
     stored = shard.stored
     if is_compressed(stored.path):
         return None

@@ -95,7 +95,7 @@ class ReadAhead:
         return None
 
     def close(self) -> None:
-        """Stop the threads and discard files."""
+        """Stop the threads, and discard what they have read."""
         self._next = None
         self._pool.shutdown(cancel_futures=True)
 

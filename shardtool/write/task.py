@@ -113,7 +113,7 @@ class ShardResult(NamedTuple):
 
 
 def split_names(names: bytes) -> list[bytes]:
-    """Split names that each end with a NUL byte."""
+    """Split NUL-terminated names."""
     return names[:-1].split(b"\0") if names else []
 
 
@@ -159,7 +159,7 @@ _arena = memoryview(b"")
 
 @cache
 def get_buffer(use: Literal["shard", "window", "gap"]) -> memoryview:
-    """Return a buffer. Calls with the same `use` return the same buffer."""
+    """Return the buffer for `use`, which is the same in each call."""
     return memoryview(bytearray(MAX_GAP_BYTES if use == "gap" else BUFFER_SIZE))
 
 

@@ -105,7 +105,7 @@ def check_sizes(rows: TableRows, name: str) -> NDArray[np.int64]:
 
 
 def check_paths(rows: TableRows, name: str, paths: pa.Array, *, outside: bool) -> None:
-    """Refuse empty paths and URLs. Unless `outside` is true, also refuse paths that leave the root."""
+    """Refuse empty paths and URLs and, unless `outside`, paths that leave the root."""
     column = f"column {name!r}"
     original = rows.columns[name]
     empty = np.flatnonzero(arrow.byte_lengths(original) == 0)

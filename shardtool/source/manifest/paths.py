@@ -57,7 +57,7 @@ _BEFORE_ENDING = {"first": r"(?:^|/)[^/][^./]*\.", "last": r"[^/]\."}
 
 
 def choose_root(options: CreateOptions, folder: str) -> bytes:
-    """Return the folder or URL to which paths are relative, with a final slash. `folder` contains the manifest."""
+    """Return the folder or URL to which paths are relative, with a final slash. The manifest is in `folder`."""
     if options.root is None and not folder:
         expected = f"tables in one folder, or {option_text('root')} with the folder to which their paths are relative"
         raise InvalidRequest("the source", "tables in several folders", expected=expected)
