@@ -62,7 +62,10 @@ def source_root(folder: str, *, needed: bool = False) -> bytes:
 
 
 def similar_path(path: str) -> str:
-    """Return `Did you mean PATH?` if a path does not exist but a similar path does, else ""."""
+    """Return `Did you mean PATH?` if a path does not exist but a similar path does, else "".
+
+    Hidden files, such as the journal of an unfinished run, are suggested only for the name of a hidden file.
+    """
     from difflib import get_close_matches
 
     if is_url(path) or os.path.exists(path):
@@ -75,7 +78,9 @@ def similar_path(path: str) -> str:
             names = [entry.name for entry in islice(entries, _MAX_COMPARED_NAMES)]
     except OSError:
         return ""
-    for name in get_close_matches(os.path.basename(missing), names):
+    wanted = os.path.basename(missing)
+    names = [name for name in names if wanted.startswith(".") or not name.startswith(".")]
+    for name in get_close_matches(wanted, names):
         similar = os.path.join(os.path.dirname(missing), name, tail).rstrip("/")
         if os.path.exists(similar):
             return f"Did you mean {similar}?"

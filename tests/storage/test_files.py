@@ -14,6 +14,16 @@ from shardtool.storage.files import (
     read_head,
     read_small,
 )
+from shardtool.storage.paths import similar_path
+
+
+def test_similar_path(tmp_path: Path) -> None:
+    """A hidden file, such as the journal of an unfinished run, is suggested only for a hidden name."""
+    (tmp_path / ".out.journal").touch()
+    assert similar_path(f"{tmp_path}/out.json") == ""
+    assert similar_path(f"{tmp_path}/.out.jurnal") == f"Did you mean {tmp_path}/.out.journal?"
+    (tmp_path / "out-a.json").touch()
+    assert similar_path(f"{tmp_path}/out.json") == f"Did you mean {tmp_path}/out-a.json?"
 
 
 def test_read_parts_at_the_end_of_a_file(tmp_path: Path) -> None:
