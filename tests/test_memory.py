@@ -37,7 +37,7 @@ _KNOWN = {
     "torch/prefetch.py": 1,
     "torch/threaded_loader.py": 2,
     "fetch/fetcher.py": 1,
-    "storage/files.py": 1,
+    "storage/remote/requests.py": 1,
     "read/dataset_html.py": 1,  # a notebook shows what was read before the error
     "cli/completion.py": 1,  # a shell that completes has no place for errors
 }

@@ -22,7 +22,6 @@ from shardtool.cli.help import VerbCommand
 from shardtool.errors import printable
 from shardtool.messages import PARENT_FORMS
 from shardtool.storage import files
-from shardtool.storage.files import is_file, is_folder
 from shardtool.storage.paths import base_name
 from shardtool.storage.remote.address import is_url
 
@@ -132,7 +131,7 @@ def _list_datasets(typed: str) -> Iterator[str]:
 
 
 def _is_dataset_file(path: str) -> bool:
-    return is_file(path) and _DATASET_MARK in files.read_head(path, _HEAD_BYTES)[0]
+    return files.is_file(path) and _DATASET_MARK in files.read_head(path, _HEAD_BYTES)[0]
 
 
 def _list_help_subjects(ctx: click.Context, _param: click.Parameter) -> Iterable[str]:
@@ -160,7 +159,7 @@ def _read_columns(path: str) -> Iterable[str]:
     ending = table_ending(path)
     if (
         not ending
-        or not is_file(path)
+        or not files.is_file(path)
         or (ending in (*JSON_LINES_ENDINGS, JSON_ENDING) and (files.plain_size(path) or 0) > _MAX_DOCUMENT_BYTES)
     ):
         return ()
@@ -187,10 +186,10 @@ def _typed_files(ctx: click.Context) -> list[str]:
 
 
 def _read_document(path: str) -> dict[str, Any] | None:
-    if is_folder(path):
+    if files.is_folder(path):
         documents = (_read_document(file) for file in _list_datasets(f"{path}/") if not file.endswith("/"))
         return next(filter(None, documents), None)
-    if not is_file(path) or not _is_dataset_file(path):
+    if not files.is_file(path) or not _is_dataset_file(path):
         return None
     with suppress(ValueError, AttributeError):
         return dict(json.loads(files.read_small(path, _MAX_DOCUMENT_BYTES)).get("shardtool"))

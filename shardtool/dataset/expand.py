@@ -26,7 +26,7 @@ from shardtool.errors import CorruptShard, InvalidRequest, format_list
 from shardtool.names import list_names, to_output_name
 from shardtool.pattern import DATASET_SUFFIX, ShardPattern, is_shard_name, parse_pattern
 from shardtool.storage import paths
-from shardtool.storage.files import is_file, is_folder, list_folder_names, list_folders
+from shardtool.storage.files import files_at, is_file, is_folder, list_folder_names
 from shardtool.storage.paths import base_name, folder_of, join
 from shardtool.storage.remote.address import is_url, is_web
 
@@ -148,7 +148,7 @@ def _datasets_in(folder: str, *, below: bool) -> list[DatasetLike]:
     except OSError:
         return []
     if not files and not shards:
-        subfolders = sorted(list_folders(folder), key=natural_key) if below else []
+        subfolders = sorted(files_at(folder).list_folders(folder), key=natural_key) if below else []
         paths = [join(folder, name) for name in subfolders if not name.startswith(".")]
         return [dataset for path in paths for dataset in _datasets_in(path, below=False)]
     unlisted = _unlisted_shards(folder, files, shards) if files else []

@@ -17,7 +17,6 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from shardtool import pattern as patterns
-from shardtool import pattern as shard_names_module
 from shardtool.dataset.dataset_file import (
     may_be_dataset_file,
     parse_dataset,
@@ -34,8 +33,7 @@ from shardtool.pattern import DATASET_SUFFIX, ShardPattern, is_shard_name, parse
 from shardtool.storage import files, paths
 from shardtool.storage.files import dangling_target, is_file, is_folder, list_folder, list_folder_names, plain_sizes
 from shardtool.storage.paths import base_name, folder_of, join
-from shardtool.storage.remote import address
-from shardtool.storage.remote.address import is_url, is_web
+from shardtool.storage.remote.address import is_url, is_web, refuse_near_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -94,7 +92,7 @@ def _find_shards(names: list[str]) -> StoredDataset:
     if is_url(name):
         return _from_address(name)
     if not os.path.lexists(name):
-        address.refuse_near_url(name)
+        refuse_near_url(name)
     if os.path.isdir(name):
         return _from_folder(name)
     if name.endswith(DATASET_SUFFIX):
@@ -125,7 +123,7 @@ def _from_address(name: str) -> StoredDataset:
     has_shard_name = is_shard_name(last)
     if has_shard_name and is_file(name):
         return _from_names([name])
-    if not is_web(name) and is_folder(name):
+    if is_folder(name):
         return _from_folder(name)
     if any(mark in last for mark in _GLOB_MARKS) and (matches := expand_glob(name)):
         return _from_names(matches, name)
@@ -170,7 +168,7 @@ def _from_names(names: list[str], text: str = "") -> StoredDataset:
 
 def _check_fetched(path: str) -> None:
     # git-annex and DVC use broken links for files that were not fetched.
-    if not is_url(path) and (target := dangling_target(path)) is not None:
+    if (target := dangling_target(path)) is not None:
         found = f"a broken link to {printable(target)}"
         raise InvalidRequest(path, found, expected=EXPECTED_DATASET, remedy=FETCH_ADVICE)
 
@@ -187,7 +185,7 @@ def _from_folder(folder: str) -> StoredDataset:
     if files:
         return _from_dataset_file(join(folder, files[0]))
     if not shards:
-        expected = f"files that end in {shard_names_module.READABLE_ENDINGS}"
+        expected = f"files that end in {patterns.READABLE_ENDINGS}"
         remedy = choose_text("Use `create` to pack other files.", "Use `shardtool create` to pack other files.")
         raise InvalidRequest(folder, "a folder without shards", expected=expected, remedy=remedy)
     return make_dataset(shards, None, folder.rstrip("/") or "/", has_own_file=False)
@@ -204,7 +202,7 @@ def list_shard_folder(folder: str) -> tuple[list[str], list[str]]:
     names = [name for name in names if not name.startswith(".")]
     series: dict[tuple[str, int], list[str]] = {}
     for name in names:
-        if parse_shard_name(name) is None and (numbered_name := shard_names_module.parse_numbered_name(name)):
+        if parse_shard_name(name) is None and (numbered_name := patterns.parse_numbered_name(name)):
             series.setdefault((numbered_name[0], numbered_name[3]), []).append(name)
     shard_series = (
         group

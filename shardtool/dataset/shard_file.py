@@ -18,7 +18,7 @@ from shardtool.errors import (
 from shardtool.fingerprint import crc32c
 from shardtool.format import tar_read, tar_write, tfrecord_read
 from shardtool.pattern import READABLE_ENDINGS, ShardName, find_count_suffix, parse_shard_name
-from shardtool.storage.files import dangling_target, is_file, open_file, read_head
+from shardtool.storage.files import dangling_target, files_at, is_file, read_head
 from shardtool.storage.paths import base_name
 from shardtool.storage.remote.address import is_url
 
@@ -42,7 +42,7 @@ class ShardFile:
     def __init__(self, path: str) -> None:
         self.path = path
         try:
-            self._file = open_file(path)
+            self._file = files_at(path).open(path)
         except OSError as error:
             raise open_error(path, error) from None
         status = self._file.stat()
@@ -278,7 +278,7 @@ OpenShard: TypeAlias = ShardFile | CompressedFile
 
 def open_error(path: str, error: OSError, remedy: str = "") -> CorruptShard:
     """Return the error for a shard that cannot be opened. Advise to fetch the target of a broken link."""
-    if not is_url(path) and (target := dangling_target(path)) is not None:
+    if (target := dangling_target(path)) is not None:
         return CorruptShard(path, f"cannot be opened: a broken link to {printable(target)}", remedy=FETCH_ADVICE)
     return CorruptShard(path, f"cannot be opened: {os_error_text(error)}", remedy=remedy)
 

@@ -16,7 +16,6 @@ from shardtool.dataset.shard_file import detect_kind
 from shardtool.errors import AccessRefused, CorruptShard, os_error_text
 from shardtool.names import SPLIT_NAMES, to_output_name
 from shardtool.storage import files
-from shardtool.storage.files import map_paths
 from shardtool.storage.paths import base_name, folder_of, join
 
 if TYPE_CHECKING:
@@ -226,7 +225,7 @@ def recorded_dots(dataset: StoredDataset) -> Dots:
     from shardtool.dataset.sidecar_read import parse_sidecar
 
     sidecars = [shard.sidecar for shard in dataset.shards]
-    for path, data in zip(sidecars, map_paths(files.read_optional, sidecars), strict=True):
+    for path, data in zip(sidecars, files.map_paths(files.read_optional, sidecars), strict=True):
         with suppress(CorruptShard):
             index = None if data is None else parse_sidecar(data, path, None, metadata=False)
             if index is None or b"." not in bytes(index.keys):

@@ -13,7 +13,6 @@ from shardtool.errors import CorruptShard, InvalidRequest, printable
 from shardtool.messages import resume_hint
 from shardtool.pattern import is_shard_name
 from shardtool.storage import files
-from shardtool.storage.files import list_folder_names, map_paths
 from shardtool.storage.paths import base_name, folder_of, join
 from shardtool.units import pluralize
 
@@ -51,10 +50,10 @@ def describe_unfinished(facts: Iterable[ShardFacts | None], sibling_facts: Itera
 def sibling_facts(dataset: StoredDataset) -> list[ShardFacts]:
     """Return the facts in the sidecars of other shards in the dataset's folder."""
     named = {base_name(path) for path in dataset.paths if folder_of(path) == dataset.folder}
-    others = [name for name in list_folder_names(dataset.folder) if is_shard_name(name) and name not in named]
+    others = [name for name in files.list_folder_names(dataset.folder) if is_shard_name(name) and name not in named]
     return [
         fact
-        for fact in map_paths(read_shard_facts, [join(dataset.folder, name) for name in others])
+        for fact in files.map_paths(read_shard_facts, [join(dataset.folder, name) for name in others])
         if fact is not None
     ]
 
@@ -64,7 +63,7 @@ def require_finished(dataset: StoredDataset) -> None:
     existing = [
         path for path, size in zip(dataset.paths, files.plain_sizes(dataset.paths), strict=True) if size is not None
     ]
-    for problem in describe_unfinished(map_paths(read_shard_facts, existing), sibling_facts(dataset)):
+    for problem in describe_unfinished(files.map_paths(read_shard_facts, existing), sibling_facts(dataset)):
         remedy = f"{resume_hint()} finishes the run; `shardtool reshard` packs the existing shards into a new dataset."
         raise InvalidRequest(dataset.folder or ".", problem, expected=ALL_SHARDS, remedy=remedy)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from shardtool.dataclass import dataclass
 from shardtool.errors import CorruptShard, os_error_text, raising_machine_errors
 from shardtool.fingerprint import crc32c
-from shardtool.storage.files import open_file
+from shardtool.storage.files import files_at
 from shardtool.values import BLOCK_BYTES
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def hash_shard(task: ShardHashTask, report: Callable[[int, int], None]) -> Shard
     payloads = bytearray()
     view = memoryview(bytearray(BLOCK_BYTES))
     try:
-        with raising_machine_errors(task.path), open_file(task.path) as file, file.stream() as stream:
+        with raising_machine_errors(task.path), files_at(task.path).open(task.path) as file, file.stream() as stream:
             while count := stream.readinto(view):
                 block, first, end = view[:count], end, end + count
                 crc = crc32c(block, crc)

@@ -15,7 +15,6 @@ from shardtool.interop import exports, huggingface, indexed_shard
 from shardtool.messages import export_call_text, flag_text
 from shardtool.names import to_local_name, to_output_name
 from shardtool.storage import files, paths
-from shardtool.storage.files import list_folder_names
 from shardtool.storage.folders import open_folder
 from shardtool.storage.remote import address
 from shardtool.units import pluralize
@@ -99,7 +98,7 @@ def copy_indexes(dataset_file: str, dataset: DatasetFile, folder: OutputFolder, 
     if address.is_web(source) or dataset.shards_folder:
         return 0
     try:
-        names = {*list_folder_names(source, needed=True)} - {paths.base_name(dataset_file)}
+        names = {*files.list_folder_names(source, needed=True)} - {paths.base_name(dataset_file)}
     except AccessRefused:
         notes.add("indexes of other tools were not copied, because the store denies listing")
         return 0
@@ -144,7 +143,7 @@ def copy_folder_indexes(datasets: Sequence[DatasetFile], source: str, folder: Ou
                 index_paths += export.folder_index.encode(datasets)
     data = exports.read_index_list(paths.join(source, huggingface.README_FILE))
     if huggingface.is_own_readme(data):
-        names = [*map(to_output_name, list_folder_names(source))]
+        names = [*map(to_output_name, files.list_folder_names(source))]
         if huggingface.readme_shards(data, names) == {*shards}:
             index_paths.append(huggingface.README_FILE)
     for path in index_paths:

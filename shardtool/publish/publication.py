@@ -247,12 +247,9 @@ def _list_files(file: DatasetFile) -> dict[str, tuple[int, int | None]]:
 def finish_replacements(dataset: object, notes: Notes) -> bool:
     """Finish interrupted exchanges in the folders of a dataset. Return whether there was any."""
     # Search folders, because an interrupted run may have deleted the dataset file.
-    paths = [
-        path
-        for path in list_names("the dataset", dataset, EXPECTED_DATASET)
-        if not is_url(path) or parse_address(path).scheme in STORES
-    ]
-    folders = [path if is_folder(path) else folder_of(path) for path in paths]
+    names = list_names("the dataset", dataset, EXPECTED_DATASET)
+    writable = [name for name in names if not is_url(name) or parse_address(name).scheme in STORES]
+    folders = [name if is_folder(name) else folder_of(name) for name in writable]
     plan = re.compile(re.escape(replacement_plan_name("\0")).replace("\0", "(.+)"), re.DOTALL)
     any_finished = False
     for folder in map(open_staging_folder, dict.fromkeys(folders)):

@@ -24,8 +24,7 @@ from shardtool.source.base import TASK_COUNT, Listing, Source, check_skipped
 from shardtool.source.scan import make_scan_tasks, scan_items
 from shardtool.source.scan_part import ALWAYS_CHANGED, FileCollector, ScanPart, ScanRules
 from shardtool.source.source_checks import shards_note
-from shardtool.storage import paths
-from shardtool.storage.files import iter_objects
+from shardtool.storage import paths, remote
 from shardtool.storage.paths import is_address
 from shardtool.storage.remote import address
 from shardtool.units import pluralize
@@ -380,7 +379,7 @@ class FileTree(NamedTuple):
 
         def reported() -> Iterator[BucketEntry]:
             nonlocal total
-            for total, entry in enumerate(iter_objects(where), 1):
+            for total, entry in enumerate(remote.objects.iter_objects(where), 1):
                 yield entry
                 if total % _OBJECTS_PER_REPORT == 0:
                     observer.listed(_OBJECTS_PER_REPORT)

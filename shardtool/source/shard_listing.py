@@ -36,7 +36,7 @@ from shardtool.skipped import Skipped
 from shardtool.source import number_fields, source_shard
 from shardtool.source.base import Listing
 from shardtool.source.source_shard import ExaminedFiles, SourceShard
-from shardtool.storage.files import file_info, list_folder_names, map_paths
+from shardtool.storage.files import files_at, list_folder_names, map_paths
 from shardtool.storage.paths import base_name, join
 from shardtool.storage.remote.address import is_url
 from shardtool.table.keys import gather_keys
@@ -65,7 +65,7 @@ def open_datasets(
         dataset = find_dataset(source).read()
         file = dataset.file
         if file is not None and dataset.dataset_file is not None:
-            examined.add(dataset.dataset_file, file_info(dataset.dataset_file))
+            examined.add(dataset.dataset_file, files_at(dataset.dataset_file).info(dataset.dataset_file))
         elif dataset.dataset_file is None:
             _check_one_dataset(dataset)
         record_types: Mapping[str, NumberType] | None = None

@@ -22,7 +22,7 @@ from shardtool.names import MAX_FIELDS, to_bytes
 from shardtool.pattern import sidecar_name
 from shardtool.select.field_rows import check_field_count
 from shardtool.skipped import Skipped
-from shardtool.storage.files import file_info, open_file
+from shardtool.storage.files import files_at
 from shardtool.storage.remote.address import is_url
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class SourceShard:
 def stat_shard(path: str) -> FileInfo:
     """Return the size and times of a shard file."""
     try:
-        with open_file(path) as file:
+        with files_at(path).open(path) as file:
             return file.stat()
     except OSError as error:
         raise open_error(path, error, remedy=_REPLACE_ADVICE) from None
@@ -132,7 +132,7 @@ def read_sidecar_bytes(shard: SourceShard) -> tuple[FileInfo, bytes] | CorruptSh
         return None
     path = stored.sidecar
     try:
-        return file_info(path), sidecar_read.load_sidecar(path)
+        return files_at(path).info(path), sidecar_read.load_sidecar(path)
     except FileNotFoundError:
         if stored.entry is None and (is_url(path) or not os.path.islink(path)):
             return None

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from shardtool.messages import cli_option
 from shardtool.shard_samples import FILE, LINK
 from shardtool.source.scan_part import ALWAYS_CHANGED, SPECIAL_FILE_MESSAGE, link_failure, path_failure, resolve_folder
-from shardtool.storage.files import file_info
-from shardtool.storage.paths import is_address
+from shardtool.storage import remote
+from shardtool.storage.paths import is_address, source_address
 from shardtool.storage.remote.requests import imap_requests
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class _FileInspector:
 
 def _inspect_object(location: bytes) -> _FileState:
     try:
-        info = file_info(location)
+        info = remote.objects.REMOTE.info(source_address(location))
     except OSError as error:
         return _FileState(problem=path_failure(error))
     version = info.st_mtime_ns

@@ -77,13 +77,10 @@ def check_target(path: str, *, overwrite: bool, magic: bytes, marker: bytes, opt
     With `overwrite`, the file may be replaced if it is empty, or starts with `magic` and contains `marker` near its
     start or end.
     """
-    if is_url(path):
-        if not is_file(path):
-            return
-    else:
+    if not is_url(path):
         check_replaceable(path)
-        if not os.path.lexists(path):
-            return
+    if not (is_file(path) if is_url(path) else os.path.lexists(path)):
+        return
     if not overwrite:
         raise OutputExists(path, "already exists", remedy=f"Choose another name, or {option}.")
     if os.path.islink(path):

@@ -71,7 +71,7 @@ def open_mappable(path: str, magic: bytes) -> IO[bytes]:
         refuse_near_url(path)
         return os.fdopen(files.open_plain(path)[0], "rb")
     folder, name = remote.remote_folder.RemoteFolder(paths.folder_of(path)), paths.base_name(path)
-    with remote.remote_folder.StagedObject(folder, name) as file, files.open_file(path) as source:
+    with remote.remote_folder.StagedObject(folder, name) as file, files.files_at(path).open(path) as source:
         for block in source.blocks(memoryview(b"")):
             if not file.size and block[: len(magic)] != magic[: len(block)]:
                 raise OSError(errno.EINVAL, "content does not match the file name", path)

@@ -16,7 +16,8 @@ import pyarrow as pa
 from shardtool.entries import arrow
 from shardtool.errors import InvalidRequest, SampleFailed, format_list
 from shardtool.messages import resume_hint
-from shardtool.storage.files import file_info, map_paths, open_object
+from shardtool.storage import remote
+from shardtool.storage.files import files_at, map_paths
 from shardtool.storage.remote import address
 from shardtool.table.base import Table, dataset_classes, parse_numbers, reading_table
 
@@ -31,11 +32,11 @@ _BATCH_ROWS = 64
 
 
 def _arrow_input(path: str) -> pa.NativeFile | str:
-    return pa.PythonFile(open_object(path), "r") if address.is_url(path) else path
+    return pa.PythonFile(remote.objects.open_object(path), "r") if address.is_url(path) else path
 
 
 def _file_stat(path: str) -> tuple[int, int, int]:
-    info = file_info(path)
+    info = files_at(path).info(path)
     return getattr(info, "st_ino", 0), info.st_size, info.st_mtime_ns
 
 

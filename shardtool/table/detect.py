@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, TypeGuard
 
 from shardtool.pattern import is_shard_name, parse_format
 from shardtool.request.option_values import DEFAULT_FORMAT, DelimitedFormat
-from shardtool.storage import files, paths
-from shardtool.storage.files import is_file, iter_entries, iter_objects, list_folder_names
+from shardtool.storage import files, paths, remote
+from shardtool.storage.files import is_file, iter_entries, list_folder_names
 from shardtool.storage.remote import address
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _iter_files(folder: str) -> Iterator[str]:
 
 
 def _iter_objects(folder: str) -> Iterator[str]:
-    for item in iter_objects(folder):
+    for item in remote.objects.iter_objects(folder):
         if item.size and not any(part[0] in "._" for part in item.key.split("/")):
             yield paths.join(folder, item.key)
 
@@ -135,7 +135,7 @@ def is_table(source: object, form: DelimitedFormat = DEFAULT_FORMAT) -> bool:
     if address.is_url(path):
         if address.is_web(path) or is_shard_name(paths.base_name(path)) or path.lower().endswith(".zip"):
             return False
-        names: Iterator[str] = (item.key for item in iter_objects(path))
+        names: Iterator[str] = (item.key for item in remote.objects.iter_objects(path))
     else:
         names = (item.name for item in iter_entries(path)) if os.path.isdir(path) else iter(())
     try:

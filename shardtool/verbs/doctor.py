@@ -18,7 +18,7 @@ from shardtool.pattern import is_shard_name
 from shardtool.request.dataset_options import DoctorOptions
 from shardtool.request.results import Check, DoctorResult
 from shardtool.request.verb_call import accepts_options
-from shardtool.storage import files, paths
+from shardtool.storage import files, paths, remote
 from shardtool.storage.folders import open_folder
 from shardtool.storage.locks import take_lock
 from shardtool.storage.remote import address, retry
@@ -197,7 +197,7 @@ def _list_and_read(place: str, steps: _Steps) -> None:
 
 
 def _first_objects(place: str) -> list[BucketEntry]:
-    return [*islice(files.iter_objects(place), _MAX_LISTED_OBJECTS)]
+    return [*islice(remote.objects.iter_objects(place), _MAX_LISTED_OBJECTS)]
 
 
 def _describe_objects(objects: list[BucketEntry]) -> str:

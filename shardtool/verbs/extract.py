@@ -36,7 +36,7 @@ from shardtool.request.dataset_options import ExtractOptions
 from shardtool.request.observer import Notes, Observer
 from shardtool.request.results import ExtractResult
 from shardtool.request.verb_call import accepts_options
-from shardtool.storage.files import file_info
+from shardtool.storage.files import stat_file
 from shardtool.storage.staging import Folder, named_local_folder
 from shardtool.storage.tree import ExistingFile, FolderTree, are_safe_paths, path_problem
 from shardtool.values import chunk_slices
@@ -365,7 +365,7 @@ def _check_space(folder: Folder, entries: SampleTable, names: PackedStrings) -> 
         for start, chunk in names.chunks():
             for index, name in enumerate(chunk, start):
                 with suppress(OSError):
-                    size -= min(file_info(os.path.join(top, name)).st_size, sizes[index])
+                    size -= min(stat_file(os.path.join(top, name)).st_size, sizes[index])
         check_space(folder, size, "extracted")
 
 

@@ -16,7 +16,7 @@ from shardtool.errors import CorruptShard, SampleFailed
 from shardtool.format import zip_read
 from shardtool.messages import flag_text
 from shardtool.names import to_text
-from shardtool.storage.files import OpenFile, open_source_file
+from shardtool.storage.files import open_source_file
 from shardtool.write.source_errors import SourceFailed, SourceTouched, describe_change
 from shardtool.write.task import BUFFER_SIZE, get_arena, get_buffer
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardtool.shard_samples import SpanFile
+    from shardtool.storage.files import OpenFile
     from shardtool.storage.remote.objects import FileInfo
 
     Read = tuple[int, FileInfo]

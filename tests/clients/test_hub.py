@@ -243,8 +243,8 @@ def test_the_hub_is_asked_once(hub: FaultyProxy, server: Server) -> None:
     """For an open file, the Hub is asked once, because it limits requests; its CDN is asked for each range."""
     read = """
 import sys
-from shardtool.storage.files import open_file
-file = open_file(sys.argv[1])
+from shardtool.storage.files import files_at
+file = files_at(sys.argv[1]).open(sys.argv[1])
 assert [len(file.read(at * 30_000, 1000)) for at in range(9)] == [1000] * 9
 """
     well(run(server, "hf://datasets/o/open/train-000000.tar", program=("-c", read)))
@@ -292,16 +292,16 @@ def test_another_version(server: Server) -> None:
     read = """
 import shutil, sys
 from pathlib import Path
-from shardtool.storage.files import open_file
+from shardtool.storage.files import files_at
 address, path = sys.argv[1], Path(sys.argv[2])
-file = open_file(address)
+file = files_at(address).open(address)
 before = file.read(0, 1000)
 path.write_bytes(bytes(path.stat().st_size))
 try:
     file.read(1000, 1000)
 except OSError as error:
     print(error.strerror)
-assert open_file(address).read(0, 1000) == bytes(1000) != before
+assert files_at(address).open(address).read(0, 1000) == bytes(1000) != before
 """
     name = "train-000000.tar"
     said = well(run(server, f"hf://datasets/o/open@v2/{name}", copy / name, program=("-c", read)))

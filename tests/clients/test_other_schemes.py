@@ -12,7 +12,7 @@ import shardtool
 from shardtool import CreateOptions, InvalidRequest, create
 from shardtool.errors import AccessRefused, StoreFailed
 from shardtool.storage import files
-from shardtool.storage.files import iter_objects, list_folder
+from shardtool.storage.files import list_folder
 from shardtool.storage.remote import fsspec as remote_fsspec
 from shardtool.storage.remote import objects
 from tests.helpers import members, read_tree, write_tree
@@ -55,7 +55,7 @@ def test_source(memory: str, tmp_path: Path) -> None:
     fsspec.filesystem("memory").pipe_file(f"/{tmp_path.name}/t/m.csv", b"path\ncat/1.jpg\n")
     create(f"{memory}/t/m.csv", str(tmp_path / "m" / "out-{000..}.tar"), forked)
     assert members(tmp_path / "m" / "out-000.tar") == [("cat/1.jpg", b"one")]
-    assert sorted(one.key for one in iter_objects(f"{memory}/t")) == sorted([*TREE, "m.csv"])
+    assert sorted(one.key for one in objects.iter_objects(f"{memory}/t")) == sorted([*TREE, "m.csv"])
 
 
 def test_unsupported_addresses(memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shardtool.storage.remote import buckets as buckets
-    from shardtool.storage.remote import fsspec as fsspec
     from shardtool.storage.remote import lock as lock
     from shardtool.storage.remote import network as network
     from shardtool.storage.remote import objects as objects
@@ -18,8 +16,7 @@ if TYPE_CHECKING:
     from shardtool.storage.remote import store_copy as store_copy
 
 STORE_MODULES = {
-    name: f"shardtool.storage.remote.{name}"
-    for name in ("buckets", "fsspec", "lock", "network", "objects", "store_access", "store_copy")
+    name: f"shardtool.storage.remote.{name}" for name in ("lock", "network", "objects", "store_access", "store_copy")
 } | {"remote_folder": "shardtool.storage.remote_folder"}
 
 

@@ -1,6 +1,7 @@
-"""Read ranges of an object, always from the same version.
+"""Open, read and list objects in stores, on web servers and through fsspec.
 
-If a response ends early, another request reads the rest.
+All bytes of an object come from the same version. If a response ends early, another request reads the rest. Web servers
+cannot be listed.
 
 Reading raises these errors:
 
@@ -15,40 +16,62 @@ from __future__ import annotations
 import base64
 import errno
 import hashlib
-import os  # noqa: TC003 - used by the alias FileInfo
+import io
+import os
 import re
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, suppress
 from http import HTTPStatus
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeAlias
 
 from shardtool.errors import StoreFailed
 from shardtool.storage.remote import http, retry
-from shardtool.storage.remote.address import display_address, is_huggingface, parse_address, uses_fsspec
-from shardtool.storage.remote.buckets import version_number
-from shardtool.storage.remote.fsspec import call_fsspec
-from shardtool.storage.remote.requests import ordered_results, request_threads
+from shardtool.storage.remote.address import (
+    SCHEMES,
+    display_address,
+    is_huggingface,
+    is_web,
+    parse_address,
+    uses_fsspec,
+)
+from shardtool.storage.remote.buckets import list_objects, version_number
+from shardtool.storage.remote.fsspec import call_fsspec, list_fsspec
+from shardtool.storage.remote.requests import ReadAheadStream, ordered_results, request_threads
+from shardtool.values import BLOCK_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from concurrent.futures import Future
 
     import urllib3
+    from typing_extensions import Buffer
+
+    from shardtool.storage.remote.buckets import BucketEntry
 
 
 _MAX_SINGLE_READ_BYTES = 2**24
+_MAX_WHOLE_BYTES = 2**30  # limit for reading an object into memory if the server does not support range requests
 
 
 # Azurite sends 0--1/0 for an empty blob.
 _CONTENT_RANGE = re.compile(r"bytes (?:([0-9]{1,18})-(-?[0-9]{1,18})|\*)/([0-9]{1,18})")
 
 
-class RemoteObject:
-    """One version of an object in a store or on a web server.
+# While reads are sequential, each request is twice as large as the previous one.
+_MIN_READ_AHEAD_BYTES, _MAX_READ_AHEAD_BYTES = 2**16, 2**21
 
-    If `size` is given, no request is sent before the first read.
+
+class RemoteObject(AbstractContextManager["RemoteObject"]):
+    """One version of an object in a store or on a web server, with the methods of `LocalFile`.
+
+    If `size` is given, no request is sent before the first read. `read` can be used in several threads. Sequential
+    calls of `read_into` request the next bytes in advance.
     """
 
+    sequential_read_bytes, random_read_bytes, max_gap_bytes = 2**22, 2**16, 2**20
     md5: str | None = None
+    _window, _window_start, _request_bytes = b"", 0, 0
+    _next_request: tuple[int, Future[bytes]] | None = None
 
     def __init__(self, address: str, size: int | None = None) -> None:
         self.address, self._where, self._links = address, display_address(address), list[http.HuggingFaceLink]()
@@ -58,6 +81,9 @@ class RemoteObject:
             self.size, self._first_response["version"], self.ranges = retry.with_retries(self.address, self._inspect)
         else:
             self.size, self.ranges = size, True
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def version(self) -> str:
@@ -90,14 +116,56 @@ class RemoteObject:
                 self._links.clear()
                 attempts.wait_or_give_up(error)
 
-    def verified_pieces(self) -> Iterator[bytes]:
-        """Yield the object in pieces. At the end, verify the store's checksum."""
+    def read_into(self, into: memoryview, offset: int) -> int:
+        done = 0
+        while done < len(into) and offset + done < self.size:
+            start = offset + done - self._window_start
+            if not 0 <= start < len(self._window):
+                self._load_window(offset + done, len(into) - done)
+                start = 0
+            piece = self._window[start : start + len(into) - done]
+            into[done : done + len(piece)] = piece
+            done += len(piece)
+        return done
+
+    def read_parts(self, parts: list[memoryview], offset: int, total: int) -> int:
+        done = 0
+        for part in parts:
+            done += self.read_into(part, offset + done)
+        return min(done, total)
+
+    def blocks(self, _into: memoryview) -> Iterator[memoryview]:
+        """Yield the whole object. At the end, verify the store's checksum."""
         md5 = hashlib.md5(usedforsecurity=False)
         for piece in self.pieces():
             md5.update(piece)
-            yield piece
+            yield memoryview(piece)
         if self.md5 is not None:
             _check_md5(self.address, self.md5, md5)
+
+    def stream(self) -> io.BufferedReader:
+        return io.BufferedReader(ReadAheadStream(self.pieces), self.sequential_read_bytes)
+
+    def expect_random_reads(self) -> None:
+        """Do nothing, because only sequential reads are read ahead."""
+
+    def close(self) -> None:
+        if self._next_request is not None:
+            self._next_request[1].cancel()
+
+    def _load_window(self, offset: int, min_bytes: int) -> None:
+        is_sequential = 0 <= offset - self._window_start - len(self._window) <= MAX_GAP_BYTES and bool(self._window)
+        next_bytes = 2 * self._request_bytes if is_sequential else _MIN_READ_AHEAD_BYTES
+        self._request_bytes = min(_MAX_READ_AHEAD_BYTES, next_bytes)
+        request, self._next_request = self._next_request, None
+        if request is not None and request[0] == offset:
+            self._window = retry.wait_interruptibly(request[1]).result()
+        else:
+            self._window = self.read(offset, max(self._request_bytes, min(min_bytes, _MAX_READ_AHEAD_BYTES)))
+        self._window_start = offset
+        end = offset + len(self._window)
+        if is_sequential and end < self.size:
+            self._next_request = end, request_threads().submit(self.read, end, self._request_bytes)
 
     def _inspect(self) -> tuple[int, str, bool]:
         """Return the size, the version, and whether ranges are supported. HEAD may be forbidden, so GET one byte."""
@@ -208,29 +276,6 @@ def read_object(address: str, check_size: Callable[[int], object]) -> tuple[byte
     return retry.with_retries(address, attempt)
 
 
-def read_object_end(address: str, limit: int) -> bytes:
-    """Return the last `limit` bytes of an object."""
-
-    def read_end(remote: RemoteObject) -> bytes:
-        return remote.read(max(0, remote.size - limit) if remote.ranges else 0, remote.size)[-limit:]
-
-    def attempt() -> bytes:
-        with closing(http.request_object(address, {"Range": f"bytes=-{limit}"})) as response:
-            match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
-            _check_unencoded(response, display_address(address))
-            if match is None or match[1] is None:
-                return read_end(RemoteObject(address))
-            start, end, size = map(int, match.groups())
-            if end != size - 1 or start != max(0, size - limit):
-                expected = f"the last {limit:,} bytes"
-                raise StoreFailed(display_address(address), f"the range {match[0]}", expected=expected)
-            return b"".join(http.iter_body(response, address, end + 1 - start))
-
-    if uses_fsspec(address):
-        return read_end(FsspecObject(address))
-    return retry.with_retries(address, attempt)
-
-
 def _require_length(response: urllib3.BaseHTTPResponse, where: str) -> int:
     if (length := http.content_length(response)) is None:
         raise StoreFailed(where, "the server does not report the size")
@@ -246,19 +291,6 @@ def _check_md5(address: str, md5: str, digest: Any) -> None:
     if digest.hexdigest() != md5:
         found = f"data with MD5 {digest.hexdigest()}; expected {md5}, as the store reports"
         raise OSError(errno.EBADMSG, found, display_address(address))
-
-
-def object_crc(address: str) -> int | None:
-    """Return the CRC-32C that Google's store reports, or None for other stores."""
-    if parse_address(address).scheme != "gs":
-        return None
-    response = retry.with_retries(address, lambda: http.request_object(address, {"Range": "bytes=0-0"}))
-    http.discard_response(response)
-    encoded = http.google_hashes(response.headers).get("crc32c", "")
-    try:
-        return int.from_bytes(base64.b64decode(encoded, validate=True), "big") if encoded else None
-    except ValueError:
-        return None
 
 
 MAX_GAP_BYTES = 2**16
@@ -332,3 +364,121 @@ class FsspecObject(RemoteObject):
 def open_remote(address: str, size: int | None = None) -> RemoteObject:
     """Open an object for random access."""
     return FsspecObject(address) if uses_fsspec(address) else RemoteObject(address, size)
+
+
+class _ObjectFile(io.RawIOBase):
+    def __init__(self, source: RemoteObject) -> None:
+        self._object, self._position = source, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        self._position = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._object.size}[whence]
+        return self._position
+
+    def readinto(self, into: Buffer, /) -> int:
+        view = memoryview(into).cast("B")
+        data = self._object.read(self._position, len(view))
+        view[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+
+def open_object(address: str) -> BinaryIO:
+    """Return a seekable file object that reads an object with range requests, if the server supports them."""
+    source = open_remote(address)
+    if not source.ranges and source.size <= _MAX_WHOLE_BYTES:
+        return io.BytesIO(source.read(0, source.size))
+    return io.BufferedReader(_ObjectFile(source), BLOCK_BYTES)
+
+
+class RemoteFiles:
+    """Reads objects and lists folders, with the methods of `LocalFiles`."""
+
+    def open(self, address: str, _flags: int = 0) -> RemoteObject:
+        return open_remote(address)
+
+    def read(self, address: str, check_size: Callable[[int], object], _flags: int = 0) -> bytes:
+        return read_object(address, check_size)[0]
+
+    def read_end(self, address: str, limit: int) -> bytes:
+        def read_from(remote: RemoteObject) -> bytes:
+            return remote.read(max(0, remote.size - limit) if remote.ranges else 0, remote.size)[-limit:]
+
+        def attempt() -> bytes:
+            with closing(http.request_object(address, {"Range": f"bytes=-{limit}"})) as response:
+                match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
+                _check_unencoded(response, display_address(address))
+                if match is None or match[1] is None:
+                    return read_from(RemoteObject(address))
+                start, end, size = map(int, match.groups())
+                if end != size - 1 or start != max(0, size - limit):
+                    expected = f"the last {limit:,} bytes"
+                    raise StoreFailed(display_address(address), f"the range {match[0]}", expected=expected)
+                return b"".join(http.iter_body(response, address, end + 1 - start))
+
+        if uses_fsspec(address):
+            return read_from(FsspecObject(address))
+        return retry.with_retries(address, attempt)
+
+    def blocks(self, address: str, _flags: int = 0) -> Iterator[bytes]:
+        return open_remote(address).pieces()
+
+    def info(self, address: str) -> ObjectInfo:
+        """Return the size and version of an object."""
+        return open_remote(address).stat()
+
+    def size(self, address: str) -> int | None:
+        with suppress(FileNotFoundError):
+            return open_remote(address).size
+        return None
+
+    def crc(self, address: str) -> int | None:
+        """Return the CRC-32C that Google's store reports, or None for other stores."""
+        if parse_address(address).scheme != "gs":
+            return None
+        response = retry.with_retries(address, lambda: http.request_object(address, {"Range": "bytes=0-0"}))
+        http.discard_response(response)
+        encoded = http.google_hashes(response.headers).get("crc32c", "")
+        try:
+            return int.from_bytes(base64.b64decode(encoded, validate=True), "big") if encoded else None
+        except ValueError:
+            return None
+
+    def names(self, folder: str) -> list[str]:
+        return [entry.name for entry in list_entries(folder)]
+
+    def list_folders(self, folder: str) -> list[str]:
+        return [entry.name for entry in list_entries(folder) if entry.is_folder]
+
+    def is_folder(self, address: str) -> bool:
+        """Return whether a store has objects below an address."""
+        if is_web(address):
+            return False
+        # one request lists the first objects below an address, but listing the names in a folder can take many
+        is_store = parse_address(address).scheme in SCHEMES
+        return any(True for _ in (iter_objects if is_store else list_entries)(address))
+
+
+REMOTE = RemoteFiles()
+
+
+def iter_objects(folder: str) -> Iterator[BucketEntry]:
+    """Yield all objects below an address, with keys relative to the address.
+
+    An empty object may represent a folder. Its key is returned without the slash at its end.
+    """
+    prefix_length = len(parse_address(folder).key.rstrip("/"))
+    for entry in list_entries(folder, below=True):
+        if relative_key := entry.key[prefix_length:].lstrip("/"):
+            yield entry._replace(key=relative_key)
+
+
+def list_entries(folder: str, *, below: bool = False) -> Iterator[BucketEntry]:
+    """Yield the entries of a folder. If `below`, yield all objects below the folder."""
+    list_below = list_objects if parse_address(folder).scheme in SCHEMES else list_fsspec
+    return list_below(folder, below=below)

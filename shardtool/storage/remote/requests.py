@@ -1,11 +1,14 @@
-"""Send requests in parallel threads, and return the results in order."""
+"""Send requests in parallel threads, and return the results in order. Read an object ahead in a thread."""
 
 from __future__ import annotations
 
 import functools
+import io
 import os
+import queue
 import threading
 from collections import deque
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
     from concurrent.futures import Future, ThreadPoolExecutor
 
+    from typing_extensions import Buffer
+
 
 Item = TypeVar("Item")
 
@@ -23,6 +28,8 @@ Result = TypeVar("Result")
 
 
 MAX_CONCURRENT_REQUESTS = 32
+_CLOSE_TIMEOUT_S = 1.0
+_MAX_QUEUED_PIECES = 16
 
 
 @functools.lru_cache(maxsize=2)
@@ -97,3 +104,62 @@ def ordered_results(
     finally:
         for future in futures:
             future.cancel()
+
+
+class ReadAheadStream(io.RawIOBase):
+    """A stream of an object's bytes, which a thread downloads in advance with one request."""
+
+    def __init__(self, read_pieces: Callable[[], Iterable[bytes]]) -> None:
+        super().__init__()
+        self._read_pieces, self._piece = read_pieces, memoryview(b"")
+        self._queue: queue.SimpleQueue[bytes | BaseException] = queue.SimpleQueue()
+        self._free_slots = threading.Semaphore(_MAX_QUEUED_PIECES)
+        self._stopped, self._ended = False, False
+        self._thread: threading.Thread | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, into: Buffer, /) -> int:
+        view, done = memoryview(into).cast("B"), 0
+        while done < len(view) and (self._piece or self._next_piece()):
+            chunk = self._piece[: len(view) - done]
+            view[done : done + len(chunk)] = chunk
+            self._piece = self._piece[len(chunk) :]
+            done += len(chunk)
+        return done
+
+    def close(self) -> None:
+        self._stopped = True
+        self._free_slots.release()  # wake the thread, which may be waiting for a slot
+        if self._thread is not None:
+            self._thread.join(_CLOSE_TIMEOUT_S)
+        super().close()
+
+    def _next_piece(self) -> bool:
+        if self._ended:
+            return False
+        if self._thread is None:  # a daemon thread does not prevent the process from exiting
+            self._thread = threading.Thread(target=self._fetch, name="shardtool-ahead", daemon=True)
+            self._thread.start()
+        piece: bytes | BaseException | None = None
+        while piece is None:
+            with suppress(queue.Empty):
+                piece = self._queue.get(timeout=retry.SLICE_S)
+        self._free_slots.release()
+        self._ended = not isinstance(piece, bytes) or not piece
+        if isinstance(piece, BaseException):
+            raise piece
+        self._piece = memoryview(piece)
+        return bool(piece)
+
+    def _fetch(self) -> None:
+        try:
+            for piece in self._read_pieces():
+                self._free_slots.acquire()
+                if self._stopped:
+                    return
+                self._queue.put(piece)
+            self._queue.put(b"")
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread that reads
+            self._queue.put(error)

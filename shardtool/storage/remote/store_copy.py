@@ -17,7 +17,7 @@ from shardtool.storage.remote import failures, retry
 from shardtool.storage.remote.address import STORES, is_source_address, is_url, parse_address
 from shardtool.storage.remote.buckets import copy_in_bucket
 from shardtool.storage.remote.http import MAX_RESPONSE_BYTES, connections_for, sign_put, sign_url
-from shardtool.storage.remote.objects import RemoteObject, object_crc
+from shardtool.storage.remote.objects import REMOTE, RemoteObject
 from shardtool.storage.remote.store_options import object_headers
 
 _MAX_SYNC_COPY_BYTES = 2**28
@@ -61,9 +61,9 @@ def copy_in_store(source: str, target: str, size: int, crc: int) -> int | None:
         with retry.with_policy(policy):
             if parse_address(source).scheme != "gs":
                 return retry.with_retries(target, lambda: _request_copy(source, target, size))
-            if object_crc(source) == crc:
+            if REMOTE.crc(source) == crc:
                 copy_in_bucket(source, target)
-                return object_crc(target)
+                return REMOTE.crc(target)
     except StoreFailed as error:
         raise NotCopied(error.found) from None
     except OSError:

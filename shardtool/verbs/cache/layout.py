@@ -13,9 +13,9 @@ from shardtool.dataclass import dataclass
 from shardtool.dataset.sidecar_read import load_sidecar, parse_facts
 from shardtool.errors import AccessRefused, CorruptShard
 from shardtool.storage.copying import OriginalFile
-from shardtool.storage.files import READ_PLAIN, file_info, iter_entries, read_small
+from shardtool.storage.files import READ_PLAIN, files_at, iter_entries, read_small
 from shardtool.storage.locks import take_lock
-from shardtool.storage.remote.address import is_url
+from shardtool.storage.paths import real_path
 from shardtool.storage.staging import Folder
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def original_file(shard: StoredShard) -> OriginalFile:
     if facts is not None and facts.crc is not None:
         size, crc, identity = facts.size, facts.crc, f"{shard.file_name}\0{facts.size}\0{facts.crc}"
     else:
-        info, path = file_info(shard.path), shard.path if is_url(shard.path) else os.path.realpath(shard.path)
+        info, path = files_at(shard.path).info(shard.path), real_path(shard.path)
         size, crc, identity = info.st_size, None, f"{path}\0{info.st_size}\0{info.st_mtime_ns}"
     digest = blake2b(os.fsencode(identity), digest_size=12).hexdigest()
     name = _UNSAFE_CHAR.sub("_", shard.file_name)[-_MAX_SHARD_NAME_CHARS:]

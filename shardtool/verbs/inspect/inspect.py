@@ -15,7 +15,7 @@ from shardtool.names import to_output_name
 from shardtool.pattern import SIDECAR_SUFFIX
 from shardtool.request.dataset_options import InspectOptions
 from shardtool.request.verb_call import accepts_options
-from shardtool.storage.files import file_info, map_paths
+from shardtool.storage.files import files_at, map_paths
 from shardtool.verbs.inspect.overview import DatasetOverview, FieldTally
 from shardtool.verbs.inspect.summary import (
     MAX_LABEL_VALUES,
@@ -135,7 +135,7 @@ def _find_missing(stored: StoredDataset) -> Iterator[Problem]:
 
 def _file_size(path: str) -> int | str:
     try:
-        return file_info(path).st_size
+        return files_at(path).info(path).st_size
     except OSError as error:
         return os_error_text(error)
 

@@ -10,7 +10,7 @@ from shardtool.errors import AccessRefused, ShardError, StoreFailed
 from shardtool.interop import exports, huggingface, indexed_shard
 from shardtool.names import to_output_name
 from shardtool.pattern import is_shard_name
-from shardtool.storage.files import list_folder_names, list_folders, read_head
+from shardtool.storage.files import files_at, list_folder_names, read_head
 from shardtool.storage.paths import base_name, folder_of, join
 from shardtool.storage.remote.address import is_url
 from shardtool.verbs.verify.findings import Finding, Findings
@@ -86,7 +86,7 @@ def _compare_exports(task: tuple[ShardScanTask, Sequence[str]]) -> tuple[list[Fi
 def _check_counts(folder: str, file: DatasetFile, export: ExportFormat) -> Findings:
     findings = Findings()
     subfolder = folder_of(export.folder_file)
-    if subfolder and not is_url(folder) and subfolder not in list_folders(folder):
+    if subfolder and not is_url(folder) and subfolder not in files_at(folder).list_folders(folder):
         return findings  # missing, or a link, which is not followed
     counts = export.sample_counts(exports.read_index_list(join(folder, export.folder_file)))
     shards = {shard.name: shard.samples for shard in file.shards if shard.samples}

@@ -28,7 +28,7 @@ from shardtool.request.dataset_options import VerifyOptions
 from shardtool.request.observer import Notes, Observer
 from shardtool.request.option_values import parse_share
 from shardtool.request.verb_call import accepts_options
-from shardtool.storage.files import map_paths, recorded_crc
+from shardtool.storage.files import files_at, map_paths
 from shardtool.units import format_size, pluralize
 from shardtool.verbs.verify import dataset_checks, examine, shard_checks
 from shardtool.verbs.verify.findings import Finding, Findings, Report
@@ -155,7 +155,7 @@ def _check_store_checksum(number: int, case: ShardCheck) -> Findings:
     findings, crc = Findings(), None
     if case.size is not None and case.crcs:
         with suppress(FileNotFoundError):
-            crc = recorded_crc(case.shard.path)
+            crc = files_at(case.shard.path).crc(case.shard.path)
     if crc is not None:
         findings.checked.append(_STORE_CHECKSUMS)
         if crc != case.crcs[0]:

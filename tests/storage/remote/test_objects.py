@@ -13,10 +13,9 @@ import pytest
 
 from shardtool.errors import AccessRefused, StoreFailed
 from shardtool.storage import files
-from shardtool.storage.files import ReadAheadStream, RemoteFile
 from shardtool.storage.remote import retry
 from shardtool.storage.remote.objects import RemoteObject, read_ranges
-from shardtool.storage.remote.requests import imap_requests
+from shardtool.storage.remote.requests import ReadAheadStream, imap_requests
 from tests.servers.faults import Fault
 
 if TYPE_CHECKING:
@@ -166,19 +165,19 @@ def test_sequential_reads_need_few_requests(object_at: str, proxy: FaultyProxy) 
     """`ReadAheadStream` uses one request and a thread that ends on close; sequential `read_into` uses few requests."""
     blob = RemoteObject(object_at)
     proxy.set()
-    ahead, buffer = ReadAheadStream(blob), memoryview(bytearray(700_000))
+    ahead, buffer = ReadAheadStream(blob.pieces), memoryview(bytearray(700_000))
     got = bytearray()
     while size := ahead.readinto(buffer):
         got += buffer[:size]
     assert bytes(got) == _DATA
     assert len(proxy.log().asked) == 1
     before = {*threading.enumerate()}
-    ahead = ReadAheadStream(blob)
+    ahead = ReadAheadStream(blob.pieces)
     ahead.readinto(buffer)
     assert {*threading.enumerate()} > before
     ahead.close()
     assert {*threading.enumerate()} <= before
-    spans = RemoteFile(object_at)
+    spans = RemoteObject(object_at)
     proxy.set()
     for offset in [*range(0, 8_500_000, 70_000), 5, 6_000_000]:
         assert spans.read_into(buffer[:69_000], offset) == 69_000
@@ -262,12 +261,12 @@ def test_a_stalled_server_does_not_keep_the_process_alive() -> None:
     """A process that stops reading ahead can exit, whatever the server still has to send."""
     code = """
 import time
-from shardtool.storage.files import ReadAheadStream
+from shardtool.storage.remote.requests import ReadAheadStream
 class Slow:
     def pieces(self):
         while True:
             yield bytes(2**20)
             time.sleep(600)
-ReadAheadStream(Slow()).readinto(bytearray(100))
+ReadAheadStream(Slow().pieces).readinto(bytearray(100))
 """
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
