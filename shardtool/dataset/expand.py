@@ -27,7 +27,7 @@ from shardtool.names import list_names, to_output_name
 from shardtool.pattern import DATASET_SUFFIX, ShardPattern, is_shard_name, parse_pattern
 from shardtool.storage import paths
 from shardtool.storage.files import files_at, is_file, is_folder, list_folder_names
-from shardtool.storage.paths import base_name, folder_of, join
+from shardtool.storage.paths import absolute_path, base_name, folder_of, join
 from shardtool.storage.remote.address import is_url, is_web
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ def expand_datasets(dataset: DatasetLike) -> list[DatasetLike]:
         return [dataset]
     expanded = [item for name in names if name not in shards for item in _expand_name(name)]
     named = [item for item in expanded if isinstance(item, str)] if shards else []
-    listed = {_absolute(path) for item in named for path in _shard_paths(item) or ()}
-    unlisted = [name for name in shards if _absolute(name) not in listed]
+    listed = {absolute_path(path) for item in named for path in _shard_paths(item) or ()}
+    unlisted = [name for name in shards if absolute_path(name) not in listed]
     datasets = [*expanded, *([unlisted] if unlisted else [])]
     return [*{_dataset_identity(item): item for item in datasets}.values()]
 
@@ -80,7 +80,7 @@ def sibling_splits(dataset: StoredDataset) -> list[StoredDataset]:
         return []
     made, folder = dataset.file.made, dataset.folder
     paths = [join(folder, file_name) for file_name in splits_in(folder, made)]
-    own_folder = folder if is_url(folder) else os.path.abspath(folder)
+    own_folder = absolute_path(folder)
     if base_name(own_folder) == made.split:
         file_name, parent = base_name(dataset.dataset_file), folder_of(own_folder)
         siblings = [join(parent, name) for name in list_folder_names(parent) if name != made.split]
@@ -136,10 +136,6 @@ def _is_listed_shard(name: str) -> bool:
     if is_url(name) or not os.path.lexists(name):
         return is_shard_name(base_name(name)) and not any(mark in base_name(name) for mark in "*?[{<%")
     return os.path.isfile(name) and not name.endswith(DATASET_SUFFIX)
-
-
-def _absolute(path: str) -> str:
-    return path if is_url(path) else os.path.abspath(path)
 
 
 def _datasets_in(folder: str, *, below: bool) -> list[DatasetLike]:

@@ -27,7 +27,7 @@ from shardtool.dataset.stored import StoredDataset, StoredShard, recorded_dots
 from shardtool.errors import InvalidRequest, format_list, redact_secrets
 from shardtool.pattern import DATASET_SUFFIX
 from shardtool.storage.files import map_paths
-from shardtool.storage.paths import base_name, folder_of
+from shardtool.storage.paths import absolute_path, base_name, folder_of
 from shardtool.storage.remote.address import is_url
 from shardtool.storage.remote.requests import imap_requests
 from shardtool.storage.shared_blocks import SharedBlocks
@@ -232,7 +232,7 @@ def _display_name(opened: StoredDataset) -> str:
     if opened.dataset_file:
         return base_name(opened.dataset_file).removesuffix(DATASET_SUFFIX)
     path = opened.shards[0].path
-    return base_name(folder_of(path if is_url(path) else os.path.abspath(path)))
+    return base_name(folder_of(absolute_path(path)))
 
 
 def _scan_shards(shards: list[StoredShard], shared: SharedBlocks) -> tuple[dict[int, int], frozenset[str]]:

@@ -49,6 +49,11 @@ def real_path(path: str) -> str:
     return path.rstrip("/") if is_url(path) else os.path.realpath(path)
 
 
+def absolute_path(path: str) -> str:
+    """Return an absolute local path, or an address unchanged."""
+    return path if is_url(path) else os.path.abspath(path)
+
+
 def source_root(folder: str, *, needed: bool = False) -> bytes:
     """Return the root of a source folder. Raise `InvalidRequest` if `needed` is true and a local folder does not exist.
 

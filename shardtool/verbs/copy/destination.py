@@ -23,6 +23,7 @@ from shardtool.publish.listed_files import wrong_size_error
 from shardtool.storage import files, folders, paths, remote
 from shardtool.storage.copying import OriginalFile
 from shardtool.storage.file_system import EntryInfo, check_entries
+from shardtool.storage.files import read_blocks, read_crc
 from shardtool.storage.folders import open_folder
 from shardtool.storage.remote import address
 from shardtool.units import already_exist_text, pluralize
@@ -291,7 +292,7 @@ def _matches_original(
     path = folder.full_path(original.name)
     with suppress(OSError):  # a link or an unreadable file does not match
         stored_crc = files.files_at(path).crc(path)
-        return (files.read_crc(path, meter.add)[1] if stored_crc is None else stored_crc) == original.crc
+        return (read_crc(path, meter.add)[1] if stored_crc is None else stored_crc) == original.crc
     return False
 
 
@@ -309,7 +310,7 @@ def _is_same_object(folder: folders.OutputFolder, original: OriginalFile, meter:
     if address.is_url(original.path):
         return remote.remote_folder.remote_md5(original.path) in (None, stored_md5)
     md5 = hashlib.md5(usedforsecurity=False)
-    for block in files.read_blocks(original.path):
+    for block in read_blocks(original.path):
         md5.update(block)
         meter.add(len(block))
     return md5.hexdigest() == stored_md5
