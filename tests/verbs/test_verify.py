@@ -26,6 +26,7 @@ from shardtool.messages import use_cli_names
 from shardtool.verbs.verify import examine as verify_examine
 from shardtool.verbs.verify import shard_checks
 from shardtool.verbs.verify.examine import ExamineTask, examine_shard
+from shardtool.verbs.verify.findings import Findings
 from shardtool.verbs.verify.verified_dataset import ShardCheck
 from tests.helpers import flip, identity, shards, typed, write_tree
 
@@ -147,7 +148,7 @@ def test_any_changed_byte_of_a_shard_is_found(dataset: Path) -> None:
     for damaged in _damages(raw, rng, 13):
         shard.write_bytes(damaged)
         case = _case(dataset, 0)
-        case.examined = examine_shard(ExamineTask(case.shard))
+        _, case.examined = examine_shard(ExamineTask(case.shard))
         assert [*shard_checks.check_shard(case)]
 
 
@@ -160,11 +161,12 @@ def test_any_changed_byte_of_a_sidecar_is_found(dataset: Path) -> None:
     for number, damaged in enumerate(_damages(raw, rng, 7)):
         path.write_bytes(damaged)
         case = _case(dataset, 1)
-        sidecar = shard_checks.read_sidecar(case)
-        assert sidecar.findings
+        findings = Findings()
+        assert shard_checks.read_sidecar(1, case, findings) == damaged
+        assert findings.listed
         if number % 20 == 0:
-            case.facts, case.examined = sidecar.facts, verify_examine.ShardExamination(None)
-            list(shard_checks.check_index(case, sidecar.data))
+            case.examined = verify_examine.ShardExamination()
+            list(shard_checks.check_index(case, None, damaged))
 
 
 @pytest.mark.slow
@@ -287,6 +289,17 @@ def test_quick_reads_no_shards(dataset: Path) -> None:
     assert "sidecar-checksum" in _codes(dataset, quick=True)
 
 
+def test_quick_checks_shards_that_share_a_sidecar(tmp_path: Path) -> None:
+    """`quick` checks both x.tar and x.tfrecord, although both have the sidecar x.index."""
+    tar, record = tmp_path / "x.tar", tmp_path / "x.tfrecord"
+    tar.write_bytes(bytes(10_241))
+    record.touch()
+    for given_ in ([str(tar), str(record)], [str(record), str(tar)]):
+        report = _verify(given_, quick=True)
+        assert [finding.code for finding in report.findings] == ["shard-size"]
+        assert report.unchecked[0].startswith("the bytes of 2 shards, ")
+
+
 def test_gaps_in_the_numbering_are_found(dataset: Path, ending: str) -> None:
     """Without a dataset file, a gap is found; a closed pattern lists all missing shards."""
     for path in [*dataset.glob("*.index"), dataset / "out.json"]:
@@ -339,6 +352,9 @@ def test_shards_without_sidecars_are_checked(tmp_path: Path) -> None:
     assert (one.code, one.file, one.key) == ("key-duplicate", "x-1.tar", "a")
     _foreign(tmp_path / "x-1.tar", ["c.jpg", "c.jpg", "d.jpg", "e.jpg", "d.txt"])
     assert _codes(tmp_path) == {"field-duplicate", "key-duplicate"}
+    _foreign(tmp_path / "x-1.tar", [f"{at}.jpg" for at in range(150) for _ in range(2)])
+    report = _verify(tmp_path)
+    assert (report.counts, len(report.findings)) == ({"field-duplicate": 150}, 100)
 
 
 def test_a_wids_index_lists_the_shards(dataset: Path) -> None:

@@ -39,7 +39,7 @@ def check_numbering(subject: VerifiedDataset) -> Findings:
     findings, file = Findings(), subject.file
     if file is None and subject.dataset.has_own_file:
         findings.unchecked.append("unlisted shards: the dataset file is damaged")
-    findings.add(-1, *_find_gaps(subject))
+    findings.add(-1, _find_gaps(subject))
     try:
         names = _names_in_folders(subject, needed=True)
     except AccessRefused:
@@ -52,13 +52,13 @@ def check_numbering(subject: VerifiedDataset) -> Findings:
         return findings
     listed = {entry.name for entry in file.shards}
     extra = [*_find_extra_files(file, names, listed)] if subject.is_all else []
-    findings.add(-1, *extra)
+    findings.add(-1, extra)
     reported, given_names = listed.union(finding.file for finding in extra), {case.name for case in subject.cases}
     for number, case in enumerate(subject.cases):
         if case.name not in reported:
-            findings.add(number, Finding("shard-extra", case.name, "not in the dataset file"))
+            findings.add(number, [Finding("shard-extra", case.name, "not in the dataset file")])
     if subject.is_all:
-        findings.add(-1, *_check_skipped_list(subject.folder, file))
+        findings.add(-1, _check_skipped_list(subject.folder, file))
         return findings
     names_unknown = not names or is_web(subject.folder)
     missing = [] if names_unknown else sorted(listed.difference(map(to_output_name, names), given_names))
@@ -190,23 +190,22 @@ def check_totals(subject: VerifiedDataset, scans: Mapping[int, ShardScan]) -> Fi
         return findings
     if subject.is_partial:
         unchecked.append("totals and the fingerprint: not all shards were read")
-    elif any(case.scan is None or case.scan.error is not None for case in subject.cases):
+    elif any(not case.examined or case.examined.error or case.examined.damage for case in subject.cases):
         unchecked.append("totals and the fingerprint: some shards cannot be read completely")
     elif subject.is_all and len(subject.cases) == len(file.shards):
-        fields = subject.fields
-        digests = [shard.scan.digest if shard.scan else None for _, shard in subject.read]
+        fields, digests = subject.fields, [shard.digest for _, shard in subject.read]
         for name in sorted({*file.fields, *fields}, key=str):
             if file.fields.get(name) != fields.get(name):
                 what = f"the field {printable(name)} {file.fields.get(name, 0):,} times"
                 expected = f"{fields.get(name, 0):,}, as in the shards"
-                findings.add(-1, Finding("totals-differ", subject.name, what, expected))
+                findings.add(-1, [Finding("totals-differ", subject.name, what, expected)])
         if not file.fingerprint:
             unchecked.append(f"the fingerprint: not recorded; {call_text('index', checksum=True)} adds it")
         elif None in digests:
             unchecked.append("the fingerprint: TFRecord shards do not store the original text of floats")
         elif (total := format_fingerprint(sum(digest or 0 for digest in digests))) != file.fingerprint:
             found, expected = printable(file.fingerprint), f"{total}, computed from the shards"
-            findings.add(-1, Finding("fingerprint-differs", subject.name, found, expected))
+            findings.add(-1, [Finding("fingerprint-differs", subject.name, found, expected)])
     return findings
 
 
@@ -226,7 +225,7 @@ def _find_duplicate_keys(subject: VerifiedDataset, scans: Mapping[int, ShardScan
         indexes = sorted((int(order[row]), int(order[row + 1])))
         (first, key), (second, _) = (sample_at(subject, read, index) for index in indexes)
         found = f"also in {'the same shard' if first == second else subject.cases[first].name}"
-        findings.add(second, Finding("key-duplicate", subject.cases[second].name, found, key=key))
+        findings.add(second, [Finding("key-duplicate", subject.cases[second].name, found, key=key)])
     return findings
 
 

@@ -45,17 +45,17 @@ class ShardExamination:
     """The result of examining a shard.
 
     Attributes:
-        scan: The scanned shard, or None if it cannot be opened.
-        fields: Number of samples with each field.
         unrecognised: Number of tar members outside samples.
         hashes: The 16-byte hashes of the keys, concatenated.
         content_ids: The 8-byte ids of the samples' content, concatenated, or b"" if not needed.
         further_counts: Number of further findings by code.
         undecoded: Number of payloads too large to decode.
+        error: Why the shard cannot be opened, or None.
+        damage: The first damage, which ended the scan, or None.
+        crc: The checksum of the shard, or None if unknown.
+        digest: The content fingerprint, or None if unknown.
     """
 
-    scan: ShardScan | None
-    fields: Counter[str] = field(default_factory=Counter)
     unrecognised: int = 0
     hashes: bytes = b""
     content_ids: bytes = b""
@@ -63,25 +63,41 @@ class ShardExamination:
     further_counts: dict[str, int] = field(default_factory=dict)
     undecoded: int = 0
     error: CorruptShard | InvalidRequest | None = None
+    damage: CorruptShard | None = None
+    crc: int | None = None
+    digest: int | None = None
 
 
-def examine_shard(task: ExamineTask) -> ShardExamination:
-    """Scan a shard until its end or the first damage, and decode its fields if requested."""
+def examine_shard(task: ExamineTask) -> tuple[ShardScan | None, ShardExamination]:
+    """Scan a shard until its end or the first damage, and decode its fields if requested.
+
+    Return the scan, or None if the shard cannot be opened, and results that need less memory.
+    """
     try:
         scan = task.shard.scan(checksum=True)
     except StoreFailed as failed:
         if not failed.affects_one_file:  # the machine or the network failed, not the shard
             raise
-        return ShardExamination(None, error=CorruptShard(task.shard.path, failed.found))
+        return None, ShardExamination(error=CorruptShard(task.shard.path, failed.found))
     except (CorruptShard, InvalidRequest) as error:
-        return ShardExamination(None, error=error)
+        return None, ShardExamination(error=error)
     hashes = b"".join([blake2b(key, digest_size=KEY_HASH_BYTES).digest() for key in scan.keys])
-    examination = ShardExamination(scan, unrecognised=len(scan.unrecognised), hashes=hashes)
-    for code, count in Counter(scan.codes).items():
-        examination.fields[index_text(scan.names[code])] += count
+    examination = ShardExamination(
+        unrecognised=len(scan.unrecognised), hashes=hashes, damage=scan.error, crc=scan.crc, digest=scan.digest
+    )
     if task.decode:
         _decode_fields(task, scan, examination)
-    return examination
+    return scan, examination
+
+
+def count_fields(scan: ShardScan) -> Counter[str]:
+    """Return the number of samples with each field, in the main process, because workers do not import NumPy."""
+    import numpy as np
+
+    fields, counts = Counter[str](), np.bincount(np.frombuffer(scan.codes, np.uint32), minlength=len(scan.names))
+    for name, count in zip(scan.names, counts.tolist(), strict=True):
+        fields[index_text(name)] += count
+    return fields
 
 
 def content_ids(scan: ShardScan, labels: frozenset[str]) -> bytes:

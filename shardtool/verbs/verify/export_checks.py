@@ -35,17 +35,17 @@ def check_exports(subject: VerifiedDataset, pool: Pool) -> Findings:
     for number, case in enumerate(subject.cases):
         name = case.shard.file_name
         files = [*exports.find_index_names(name, other_names)]
-        if files and case.scan is not None and is_shard_name(name):
+        if files and case.is_readable and is_shard_name(name):
             tasks[number] = ShardScanTask(case.shard.path, dots=case.shard.dots), files
     numbers = [*tasks]
     for index, (problems, unknown_names) in pool.map(_compare_exports, iter(tasks.values())):
-        findings.add(numbers[index], *problems)
+        findings.add(numbers[index], problems)
         findings.unchecked += [f"{to_output_name(name)}: not a known index format" for name in unknown_names]
     # The index of a whole folder lists all shards.
     if subject.file is not None and subject.is_all:
         for export in exports.FOLDER_EXPORTS:
             findings.take(_check_counts(subject.folder, subject.file, export))
-        findings.add(-1, *_check_readme(subject, subject.file, names))
+        findings.add(-1, _check_readme(subject, subject.file, names))
     return findings
 
 
@@ -102,7 +102,7 @@ def _check_counts(folder: str, file: DatasetFile, export: ExportFormat) -> Findi
     for name, samples in shards.items():
         if counts.get(name) != samples:
             found = f"{counts[name]:,} samples in {name}" if name in counts else f"no shard {name}"
-            findings.add(-1, Finding(EXPORT_STALE, export.folder_file, found, f"{samples:,} samples"))
+            findings.add(-1, [Finding(EXPORT_STALE, export.folder_file, found, f"{samples:,} samples")])
             break
     return findings
 

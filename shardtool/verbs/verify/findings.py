@@ -178,30 +178,32 @@ class Findings:
     uncompared: list[str] = field(default_factory=list)
     _alike: Counter[tuple[str, str]] = field(default_factory=Counter)
 
-    def add(self, number: int, *findings: Finding) -> None:
+    def add(self, number: int, findings: Iterable[Finding]) -> None:
         """Add findings about shard `number`, or about the whole dataset if it is -1."""
-        self.counts.update(finding.code for finding in findings)
-        self._append_to_listed((number, finding) for finding in findings)
+        for finding in findings:
+            self.counts[finding.code] += 1
+            self._list(number, finding)
 
     def add_first(self, code: str, number: int, total: int, findings: Iterator[Finding]) -> None:
         """Count `total` findings with the same code, and list the first."""
-        self._append_to_listed((number, finding) for finding in islice(findings, MAX_LISTED_PER_FILE))
+        for finding in islice(findings, MAX_LISTED_PER_FILE):
+            self._list(number, finding)
         if total:
             self.counts[code] += total
 
     def take(self, other: Findings) -> None:
         """Add the findings of another check."""
-        self._append_to_listed(other.listed)
+        for number, finding in other.listed:
+            self._list(number, finding)
         self.counts.update(other.counts)
         self.checked += other.checked
         self.unchecked += other.unchecked
         self.uncompared += other.uncompared
 
-    def _append_to_listed(self, findings: Iterable[tuple[int, Finding]]) -> None:
-        for number, finding in findings:
-            self._alike[finding.code, finding.file] += 1
-            if self._alike[finding.code, finding.file] <= MAX_LISTED_PER_FILE:
-                self.listed.append((number, finding))
+    def _list(self, number: int, finding: Finding) -> None:
+        self._alike[finding.code, finding.file] += 1
+        if self._alike[finding.code, finding.file] <= MAX_LISTED_PER_FILE:
+            self.listed.append((number, finding))
 
 
 def finding_from_error(code: str, file: str, error: ShardError) -> Finding:

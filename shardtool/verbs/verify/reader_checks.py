@@ -37,7 +37,7 @@ def check_readers(subject: VerifiedDataset, shards: Sequence[ShardScan], targets
     if any(target.format != "tar" for target in shards):
         tar_only = [target for target in targets if target != "dali"]
         if tar_only:
-            findings.add(last, Finding("target-format", ", ".join(tar_only), "TFRecord shards", "tar shards"))
+            findings.add(last, [Finding("target-format", ", ".join(tar_only), "TFRecord shards", "tar shards")])
         if "dali" in targets:
             findings.unchecked.append("names for dali: for TFRecord shards, the features are set in the pipeline")
         return findings
@@ -45,10 +45,11 @@ def check_readers(subject: VerifiedDataset, shards: Sequence[ShardScan], targets
     refusing = [target for target in targets if packed and target in _UNCOMPRESSED_ONLY]
     if refusing:
         found = f"compressed shards: {format_list(packed, 3)}"
-        findings.add(last, Finding("target-format", ", ".join(refusing), found, "uncompressed shards"))
-    findings.add(last, *_check_names(subject, shards, targets), *_check_shard_names(subject, targets))
+        findings.add(last, [Finding("target-format", ", ".join(refusing), found, "uncompressed shards")])
+    findings.add(last, _check_names(subject, shards, targets))
+    findings.add(last, _check_shard_names(subject, targets))
     if "huggingface" in targets:
-        findings.add(last, *_find_missing_fields(shards))
+        findings.add(last, _find_missing_fields(shards))
         findings.take(_check_huggingface_folder(subject.folder, last))
     return findings
 
@@ -116,5 +117,5 @@ def _check_huggingface_folder(folder: str, last: int) -> Findings:
             return findings
     if wrong := huggingface.describe_misreading(map(to_output_name, names)):
         found = f"load_dataset(folder) {wrong}"
-        findings.add(last, Finding("target-folder", "huggingface", found, "the shards"))
+        findings.add(last, [Finding("target-folder", "huggingface", found, "the shards")])
     return findings

@@ -166,7 +166,7 @@ class Repair:
         verified: list[ShardCheck] = []
         for case in self.subject.cases:
             if self.by_file.get(case.sidecar, set()) & SIDECAR_CODES:
-                if case.is_verified and case.scan and case.entry and case.scan.crc == case.entry.crc:
+                if case.is_verified and case.examined and case.entry and case.examined.crc == case.entry.crc:
                     verified.append(case)
                 else:
                     self._add_unresolved(f"{case.sidecar}: its shard is not verified")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from shardtool.dataset.scan import ShardScan, UnrecognisedMember, index_text
 from shardtool.dataset.shard_file import describe_missing
@@ -14,13 +14,11 @@ from shardtool.fingerprint import crc32c
 from shardtool.format.tar_write import TAR_BLOCK_BYTES
 from shardtool.names import RESERVED_NAMES, has_parent_part, is_utf8
 from shardtool.units import pluralize
-from shardtool.verbs.verify.findings import MAX_LISTED_PER_FILE, Finding, finding_from_error
+from shardtool.verbs.verify.findings import Finding, Findings, finding_from_error
 from shardtool.verbs.verify.verified_dataset import AS_LISTED, ShardCheck
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from shardtool.dataset.sidecar_schema import ShardFacts
 
 
 _PARQUET_MAGIC = b"PAR1"
@@ -46,7 +44,7 @@ def check_shard(case: ShardCheck) -> Iterator[Finding]:
     if case.examined.error is not None:
         yield finding_from_error("shard-unreadable", case.name, case.examined.error)
         return
-    crc, facts = case.scan.crc if case.scan else None, case.facts
+    crc, facts = case.examined.crc, case.facts
     of_file = case.entry.crc if case.entry is not None else None
     of_sidecar = facts.crc if facts is not None and facts.name == case.name else None
     for source, recorded in (("the dataset file", of_file), ("its sidecar", of_sidecar)):
@@ -55,8 +53,7 @@ def check_shard(case: ShardCheck) -> Iterator[Finding]:
             return
 
 
-def _check_content(case: ShardCheck) -> Iterator[Finding]:
-    scan = case.scan
+def _check_content(case: ShardCheck, scan: ShardScan | None) -> Iterator[Finding]:
     if scan is None or case.examined is None:
         return
     if scan.error is not None:
@@ -67,7 +64,7 @@ def _check_content(case: ShardCheck) -> Iterator[Finding]:
         yield Finding("readers-differ", case.name, problem, offset=offset)
     yield from _find_unsafe_keys(case.name, scan)
     yield from _find_unsafe_members(case.name, scan)
-    yield from _find_repeated_fields(case.name, scan, case.examined.further_counts)
+    yield from _find_repeated_fields(case.name, scan)
     yield from case.examined.findings
 
 
@@ -131,60 +128,49 @@ def _link_above(name: bytes, links: set[bytes]) -> bytes:
     return b""
 
 
-def _find_repeated_fields(name: str, scan: ShardScan, further_counts: dict[str, int]) -> Iterator[Finding]:
+def _find_repeated_fields(name: str, scan: ShardScan) -> Iterator[Finding]:
     import numpy as np
 
     counts, codes = np.frombuffer(scan.counts, np.uint32), np.frombuffer(scan.codes, np.uint32)
     pairs = np.repeat(np.arange(len(counts)), counts)[: len(codes)] * max(1, len(scan.names)) + codes
     _, first, times = np.unique(pairs, return_index=True, return_counts=True)
     rows = first[times > 1]
-    if len(rows) > MAX_LISTED_PER_FILE:
-        further_counts["field-duplicate"] = len(rows) - MAX_LISTED_PER_FILE
-    for row in rows[:MAX_LISTED_PER_FILE].tolist():
-        sample = int(np.searchsorted(np.cumsum(counts), row, "right"))
+    samples = np.searchsorted(np.cumsum(counts), rows, "right")
+    for sample, row in zip(samples.tolist(), rows.tolist(), strict=True):
         key, field = index_text(scan.keys[sample]), index_text(scan.names[scan.codes[row]])
         problem = "the sample has this field twice"
         yield Finding("field-duplicate", name, problem, offset=scan.offsets[row], key=key, field=field)
 
 
-class SidecarFile(NamedTuple):
-    """The content of a sidecar.
+def read_sidecar(number: int, case: ShardCheck, findings: Findings) -> bytes:
+    """Check the size, checksum and format of a sidecar, and set `case.facts`.
 
-    Attributes:
-        data: The bytes of the file, or b"" if missing, unreadable, or of another tool.
-        facts: The parsed description of the shard, or None.
+    Return the bytes of the file, or b"" if it is missing, unreadable, or of another tool.
     """
-
-    data: bytes = b""
-    facts: ShardFacts | None = None
-    findings: tuple[Finding, ...] = ()
-
-
-def read_sidecar(case: ShardCheck) -> SidecarFile:
-    """Read the sidecar, and check its size, checksum and format."""
     from shardtool.dataset.sidecar_read import load_sidecar, parse_facts
 
     entry, name = case.entry, case.sidecar
     try:
         data = load_sidecar(case.shard.sidecar)
     except FileNotFoundError:
-        missing = Finding("sidecar-missing", name, "no such file")
-        return SidecarFile(findings=(missing,) if case.sidecar_required else ())
+        findings.add(number, [Finding("sidecar-missing", name, "no such file")] if case.sidecar_required else [])
+        return b""
     except OSError as error:
-        return SidecarFile(findings=(Finding("sidecar-damaged", name, os_error_text(error)),))
+        findings.add(number, [Finding("sidecar-damaged", name, os_error_text(error))])
+        return b""
     if not case.sidecar_required and _PARQUET_MAGIC not in (data[:4], data[-4:]):
-        return SidecarFile()  # a file of another tool
-    findings, facts = list[Finding](), None
+        return b""  # a file of another tool
     if entry is not None and len(data) != entry.sidecar_size:
-        findings.append(Finding("sidecar-size", name, f"{len(data):,} bytes", f"{entry.sidecar_size:,}{AS_LISTED}"))
+        expected = f"{entry.sidecar_size:,}{AS_LISTED}"
+        findings.add(number, [Finding("sidecar-size", name, f"{len(data):,} bytes", expected)])
     elif entry is not None and (crc := crc32c(data)) != entry.sidecar_crc:
         expected = f"{entry.sidecar_crc:08x}{AS_LISTED}"
-        findings.append(Finding("sidecar-checksum", name, f"the checksum {crc:08x}", expected))
+        findings.add(number, [Finding("sidecar-checksum", name, f"the checksum {crc:08x}", expected)])
     try:
-        facts = parse_facts(data, name)
+        case.facts = parse_facts(data, name)
     except CorruptShard as error:
-        findings.append(finding_from_error("sidecar-damaged", name, error))
-    return SidecarFile(data, facts, tuple(findings))
+        findings.add(number, [finding_from_error("sidecar-damaged", name, error)])
+    return data
 
 
 def _check_sidecar_matches_shard(case: ShardCheck) -> Iterator[Finding]:
@@ -199,12 +185,11 @@ def _check_sidecar_matches_shard(case: ShardCheck) -> Iterator[Finding]:
         yield Finding("sidecar-stale", case.sidecar, f"{description}, checksum {facts.crc:08x}", f"{entry.crc:08x}")
 
 
-def check_index(case: ShardCheck, sidecar: bytes) -> Iterator[Finding]:
+def check_index(case: ShardCheck, scan: ShardScan | None, sidecar: bytes) -> Iterator[Finding]:
     """Parse the sidecar, and compare its samples with those of the shard, if read."""
     from shardtool.dataset.shard_index import compare_indexes, scanned_index
     from shardtool.dataset.sidecar_read import parse_sidecar
 
-    scan = case.scan
     if case.facts is None or case.examined is None:
         return
     try:
@@ -230,8 +215,8 @@ def check_index(case: ShardCheck, sidecar: bytes) -> Iterator[Finding]:
         yield Finding("index-differs", case.sidecar, problem, expected, scan.starts[difference.sample], key, field)
 
 
-def _check_entry(case: ShardCheck) -> Iterator[Finding]:
-    entry, scan = case.entry, case.scan
+def _check_entry(case: ShardCheck, scan: ShardScan | None) -> Iterator[Finding]:
+    entry = case.entry
     if entry is None or scan is None or scan.error is not None:
         return
     if entry.samples != len(scan.keys):
@@ -244,10 +229,10 @@ def _check_entry(case: ShardCheck) -> Iterator[Finding]:
             yield Finding("totals-differ", case.name, problem, f"{printable(recorded)}{AS_LISTED}")
 
 
-def check_all(case: ShardCheck, sidecar: bytes) -> Iterator[Finding]:
-    """Run all checks of one shard."""
+def check_all(case: ShardCheck, scan: ShardScan | None, sidecar: bytes) -> Iterator[Finding]:
+    """Run all checks of one shard. `scan` is None if the shard was not read."""
     yield from check_shard(case)
     yield from _check_sidecar_matches_shard(case)
-    yield from _check_content(case)
-    yield from check_index(case, sidecar)
-    yield from _check_entry(case)
+    yield from _check_content(case, scan)
+    yield from check_index(case, scan, sidecar)
+    yield from _check_entry(case, scan)

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from shardtool.dataset.scan import ShardScan
     from shardtool.dataset.sidecar_schema import ShardFacts
     from shardtool.dataset.stored import StoredDataset, StoredShard
     from shardtool.request.dataset_options import VerifyOptions
@@ -66,8 +65,9 @@ class ShardCheck:
         return self.shard.entry
 
     @property
-    def scan(self) -> ShardScan | None:
-        return None if self.examined is None else self.examined.scan
+    def is_readable(self) -> bool:
+        """Whether the shard was read, at least up to its first damage."""
+        return self.examined is not None and self.examined.error is None
 
     @property
     def crcs(self) -> list[int]:
@@ -77,8 +77,8 @@ class ShardCheck:
     @property
     def is_verified(self) -> bool:
         """Whether the shard was read without errors and has one of the `crcs`."""
-        scan = self.scan
-        return scan is not None and scan.error is None and scan.crc in self.crcs
+        examined = self.examined
+        return examined is not None and examined.damage is None and examined.crc in self.crcs
 
 
 @dataclass(slots=True)
@@ -87,6 +87,7 @@ class VerifiedDataset:
 
     Attributes:
         dataset: Its `file` is None if the dataset file is missing or damaged.
+        contents: Whether to compute the ids of the samples' content.
         fields: Number of samples with each field, in the read shards.
         unresolved: Failed repairs and comparisons, with reasons.
     """
@@ -94,6 +95,7 @@ class VerifiedDataset:
     dataset: StoredDataset
     cases: tuple[ShardCheck, ...]
     findings: Findings
+    contents: bool = False
     fields: Counter[str] = field(default_factory=Counter)
     repaired: tuple[str, ...] = ()
     unresolved: tuple[str, ...] = ()
@@ -156,20 +158,20 @@ def read_dataset_file(given: DatasetLike) -> tuple[StoredDataset, Findings]:
         elif path is not None:
             return dataset.with_dataset_file(parse_dataset(data, path)), findings
     except OSError as error:
-        findings.add(-1, Finding("dataset-file-damaged", printable_name(path or ""), os_error_text(error)))
+        findings.add(-1, [Finding("dataset-file-damaged", printable_name(path or ""), os_error_text(error))])
     except CorruptShard as error:
-        findings.add(-1, finding_from_error("dataset-file-damaged", printable_name(path or ""), error))
+        findings.add(-1, [finding_from_error("dataset-file-damaged", printable_name(path or ""), error)])
     return dataset.with_dots(stored.recorded_dots(dataset)), findings
 
 
-def open_verified(given: DatasetLike) -> VerifiedDataset:
+def open_verified(given: DatasetLike, *, contents: bool) -> VerifiedDataset:
     """Open a dataset, and get the sizes of its shards."""
     dataset, findings = read_dataset_file(given)
     cases = (
         ShardCheck(shard, dataset.has_own_file and (dataset.file is None or shard.entry is not None), size)
         for shard, size in zip(dataset.shards, plain_sizes(dataset.paths), strict=True)
     )
-    return VerifiedDataset(dataset, tuple(cases), findings)
+    return VerifiedDataset(dataset, tuple(cases), findings, contents)
 
 
 def printable_name(path: str) -> str:
@@ -189,7 +191,7 @@ def build_report(subject: VerifiedDataset, options: VerifyOptions) -> Report:
         images = f"images up to {format_size(examine.MAX_IMAGE_BYTES)} (1 GiB once decoded)"
         limits = f"it decodes {images} and JSON up to {format_size(examine.MAX_JSON_BYTES)}"
         unchecked.append(f"{pluralize(undecoded, 'payload')} too large for {flag_text('decode')}: {limits}")
-    size, read = sum(case.size or 0 for case in cases), [case.size or 0 for case in cases if case.scan is not None]
+    size, read = sum(case.size or 0 for case in cases), [case.size or 0 for case in cases if case.is_readable]
     if subject.is_partial:
         seed, percent = options.seed or 0, 100 * (1 - sum(read) / max(1, size))
         unread = f"the bytes of {len(cases) - len(read):,} of {pluralize(len(cases), 'shard')} ({percent:.0f}%)"

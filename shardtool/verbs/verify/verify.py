@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -19,7 +18,6 @@ from typing import TYPE_CHECKING
 
 from shardtool.dataset.expand import expand_datasets
 from shardtool.dataset.find import is_local
-from shardtool.dataset.scan import ShardScan
 from shardtool.execute import start_pool
 from shardtool.execute.local_pool import usable_cores
 from shardtool.execute.pool import Pool
@@ -38,6 +36,7 @@ from shardtool.verbs.verify.verified_dataset import ShardCheck, VerifiedDataset,
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from shardtool.dataset.scan import ShardScan
     from shardtool.values import DatasetLike
 
 
@@ -68,10 +67,10 @@ def verify(dataset: DatasetLike, options: VerifyOptions, observer: Observer) -> 
 
         finish_replacements(dataset, Notes(observer))
     datasets = expand_datasets(dataset)
-    with nullcontext() if options.repair else _open_pool(options, observer, dataset) as pool:
-        check = partial(_check_and_repair, options=options, observer=observer, pool=pool)
+    with Pool() if options.repair else _open_pool(options, observer, dataset) as pool:
+        check = partial(_check_and_repair, options=options, observer=observer, pool=None if options.repair else pool)
         if len(datasets) > 1:
-            report = verify_several(datasets, options, check, pool or Pool())
+            report = verify_several(datasets, options, check, pool)
         else:
             report = build_report(check(datasets[0]), options)
     return replace(report, seconds=time.time() - started)
@@ -98,55 +97,43 @@ def _check_and_repair(
     dataset: DatasetLike, options: VerifyOptions, observer: Observer, pool: Pool | None, *, contents: bool = False
 ) -> VerifiedDataset:
     started = time.time()
-    check = partial(_check_dataset, dataset, contents=contents)
-    subject = check(options, observer, pool)
+    with nullcontext(pool) if pool is not None else _open_pool(options, observer, dataset) as own:
+        subject = open_verified(dataset, contents=contents)
+        if options.quick:
+            _check_without_reading(subject, observer)
+        else:
+            _check_with_reading(subject, options, observer, own)
     if options.repair and subject.findings.counts.total():
         from shardtool.verbs.verify.repair import Repair
 
         repair = Repair(subject, options)
         repair.run()
         if repair.done:
-            subject = check(replace(options, repair=False, map=None), Observer())
+            again = replace(options, repair=False, map=None)
+            subject = _check_and_repair(dataset, again, Observer(), None, contents=contents)
         subject.unresolved, subject.repaired = tuple(repair.unresolved), tuple(repair.done)
     subject.seconds = time.time() - started
     return subject
 
 
-def _check_dataset(
-    dataset: DatasetLike,
-    options: VerifyOptions,
-    observer: Observer,
-    pool: Pool | None = None,
-    *,
-    contents: bool = False,
-) -> VerifiedDataset:
-    with nullcontext(pool) if pool is not None else _open_pool(options, observer, dataset) as own:
-        subject = open_verified(dataset)
-        if options.quick:
-            _check_without_reading(subject, observer)
-        else:
-            _check_with_reading(subject, options, observer, own, contents=contents)
-    return subject
-
-
 def _check_without_reading(subject: VerifiedDataset, observer: Observer) -> None:
-    findings, cases = subject.findings, {case.shard.sidecar: number for number, case in enumerate(subject.cases)}
-    _start_progress(subject, observer, range(len(subject.cases)))
+    findings, cases = subject.findings, subject.cases
+    _start_progress(subject, observer, range(len(cases)))
     findings.take(dataset_checks.check_numbering(subject))
 
-    def check(sidecar_path: str) -> Findings:
-        shard_findings, number = Findings(), cases[sidecar_path]
-        _run_shard_checks(shard_findings, number, subject.cases[number])
-        shard_findings.take(_check_store_checksum(number, subject.cases[number]))
+    def check(number: int) -> Findings:
+        shard_findings = Findings()
+        _run_shard_checks(shard_findings, number, cases[number])
+        shard_findings.take(_check_store_checksum(number, cases[number]))
         return shard_findings
 
-    for shard_findings in map_paths(check, cases):
+    for shard_findings in map_paths(check, range(len(cases)), lambda number: cases[number].shard.sidecar):
         findings.take(shard_findings)
-    findings.add(-1, *dataset_checks.check_complete(subject))
+    findings.add(-1, dataset_checks.check_complete(subject))
     if shards_compared := findings.checked.count(_STORE_CHECKSUMS):
         findings.checked = [text for text in findings.checked if text != _STORE_CHECKSUMS]
         findings.checked.append(f"{_STORE_CHECKSUMS} of {pluralize(shards_compared, 'shard')}")
-    size = format_size(sum(case.size or 0 for case in subject.cases))
+    size = format_size(sum(case.size or 0 for case in cases))
     unread = f"the bytes of {pluralize(len(cases), 'shard')}, {size}"
     findings.unchecked.append(f"{unread}: {flag_text('quick')} reads no shard")
 
@@ -160,13 +147,11 @@ def _check_store_checksum(number: int, case: ShardCheck) -> Findings:
         findings.checked.append(_STORE_CHECKSUMS)
         if crc != case.crcs[0]:
             problem = f"the checksum {crc:08x} in the store"
-            findings.add(number, Finding("shard-checksum", case.name, problem, f"{case.crcs[0]:08x}"))
+            findings.add(number, [Finding("shard-checksum", case.name, problem, f"{case.crcs[0]:08x}")])
     return findings
 
 
-def _check_with_reading(
-    subject: VerifiedDataset, options: VerifyOptions, observer: Observer, pool: Pool, *, contents: bool
-) -> None:
+def _check_with_reading(subject: VerifiedDataset, options: VerifyOptions, observer: Observer, pool: Pool) -> None:
     findings, comparison = subject.findings, None
     if options.source is not None:
         from shardtool.verbs.verify.source_checks import SourceComparison
@@ -178,12 +163,12 @@ def _check_with_reading(
     pool.start(len(numbers))
     pool.check([subject.cases[number].shard.path for number in numbers])
     findings.take(dataset_checks.check_numbering(subject))
-    scans = _examine_shards(subject, numbers, options, observer, pool, contents=contents)
+    scans = _examine_shards(subject, numbers, options, observer, pool)
     findings.take(dataset_checks.check_totals(subject, scans))
     from shardtool.verbs.verify.export_checks import check_exports
 
     findings.take(check_exports(subject, pool))
-    findings.add(-1, *dataset_checks.check_complete(subject))
+    findings.add(-1, dataset_checks.check_complete(subject))
     if comparison is not None:
         comparison.run(scans, pool)
     if options.target:
@@ -199,31 +184,22 @@ def _start_progress(subject: VerifiedDataset, observer: Observer, numbers: Seque
 
 
 def _examine_shards(
-    subject: VerifiedDataset,
-    numbers: Sequence[int],
-    options: VerifyOptions,
-    observer: Observer,
-    pool: Pool,
-    *,
-    contents: bool,
+    subject: VerifiedDataset, numbers: Sequence[int], options: VerifyOptions, observer: Observer, pool: Pool
 ) -> dict[int, ShardScan]:
     preload = threading.Thread(target=import_module, args=("shardtool.dataset.sidecar_read",), daemon=True)
     preload.start()  # import modules while workers read the first shards
     classes = {name: len(names) for name, names in subject.file.classes.items() if names} if subject.file else {}
     tasks = (examine.ExamineTask(subject.cases[number].shard, options.decode, classes) for number in numbers)
-    scans = dict[int, ShardScan]()
-    for index, examined in pool.map(examine.examine_shard, tasks):
+    scans: dict[int, ShardScan] = {}
+    for index, (scan, examined) in pool.map(examine.examine_shard, tasks):
         preload.join()
-        number, scan = numbers[index], examined.scan
+        number = numbers[index]
         case = subject.cases[number]
         case.examined = examined
-        _run_shard_checks(subject.findings, number, case)
-        subject.fields.update(examined.fields)
-        examined.fields = Counter()
+        _run_shard_checks(subject.findings, number, case, scan)
         if scan is not None:
-            examined.content_ids = examine.content_ids(scan, subject.labels()) if contents else b""
-            examined.scan = short = ShardScan(scan.path, scan.format, scan.size)  # without columns, to save memory
-            short.crc, short.digest, short.error = scan.crc, scan.digest, scan.error
+            subject.fields.update(examine.count_fields(scan))
+            examined.content_ids = examine.content_ids(scan, subject.labels()) if subject.contents else b""
             if options.source is not None or options.target:
                 scans[number] = scan
         samples = len(examined.hashes) // examine.KEY_HASH_BYTES
@@ -235,10 +211,9 @@ def _examine_shards(
     return scans
 
 
-def _run_shard_checks(findings: Findings, number: int, case: ShardCheck) -> None:
-    sidecar = shard_checks.read_sidecar(case)
-    case.facts = sidecar.facts
-    findings.add(number, *sidecar.findings, *shard_checks.check_all(case, sidecar.data))
+def _run_shard_checks(findings: Findings, number: int, case: ShardCheck, scan: ShardScan | None = None) -> None:
+    sidecar = shard_checks.read_sidecar(number, case, findings)
+    findings.add(number, shard_checks.check_all(case, scan, sidecar))
     if case.examined is not None:
         findings.counts.update(case.examined.further_counts)
 

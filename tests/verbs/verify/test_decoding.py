@@ -53,7 +53,7 @@ def _tar(path: Path, files: dict[str, bytes]) -> Path:
 
 
 def _decoded(path: Path) -> ShardExamination:
-    return examine_shard(ExamineTask(StoredShard(str(path)), decode=True))
+    return examine_shard(ExamineTask(StoredShard(str(path)), decode=True))[1]
 
 
 def _report(path: Path) -> Report:
