@@ -482,7 +482,8 @@ class _Evaluator:
                 return missing if name.startswith("is") else ~missing
             case "contains":
                 (item,), _ = self._arguments(node, 1, 1)
-                return self._contains(self._column_of_kind(owner, "text", "lists"), item)
+                kinds: tuple[QueryKind, QueryKind] = ("text", "lists") if item.kind == "text" else ("lists", "text")
+                return self._contains(self._column_of_kind(owner, *kinds), item)
             case "isin":
                 (items,), _ = self._arguments(node, 1, 1)
                 return self._is_in(self._value(owner), items)

@@ -124,7 +124,8 @@ def null_values(kind: QueryKind, count: int) -> Any:
     """Return `count` nulls of a kind."""
     if kind in ("a number", "true or false"):
         return Numbers(np.zeros(count, np.int64 if kind == "a number" else np.bool_), np.zeros(count, np.bool_))
-    return pa.nulls(count, pa.large_string() if kind == "text" else pa.timestamp("us"))
+    types_by_kind = {"text": pa.large_string(), "lists": pa.list_(pa.null())}
+    return pa.nulls(count, types_by_kind.get(kind, pa.timestamp("us")))
 
 
 def missing_rows(data: Numbers | pa.Array) -> Bools:

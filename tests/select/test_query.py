@@ -155,7 +155,7 @@ TAKEN: list[tuple[str, list[int]]] = [
     ("bi.len() == 5", [3]),
     ("bi.contains('g.')", [3]),
     ("kind.contains('x') and kind.len() == 1", [0, 3]),
-    ("none.len() > 0 or none.contains('a')", []),
+    ("none.len() > 0 or none.contains('a') or none.contains(1) or none.contains(True)", []),
     ("parts.len() == 1", [0, 3]),
     # times
     ("day > '2020-06-01'", [1, 3]),
