@@ -188,7 +188,7 @@ def _check_splits_filled(run: Run, listing: Listing, split_outputs: list[Output]
         for output in split_outputs
         if not len(output.positions(listing.entries)) and not (run.updates and output.destination.appends)
     ]
-    if empty_splits:
+    if empty_splits and len(listing.entries):
         problem = f"no sample in split {', '.join(empty_splits)}: {len(listing.entries):,} in total"
         remedy = f"Use larger shares, another {option_text('seed')}, or {option_text('stratify')}."
         raise InvalidRequest(option_text("split"), problem, remedy=remedy)

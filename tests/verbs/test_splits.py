@@ -600,3 +600,12 @@ def test_messages_show_the_split_pattern_as_typed(scenes: Path) -> None:
     """Messages contain `{split}` as typed, and not its internal replacement."""
     ran = typed("create", scenes, "x-{split}.json", "--split", SHARES)
     assert ran.err.startswith("shardtool: x-{split}.json: the file extension '.json'; expected a pattern such as")
+
+
+@pytest.mark.parametrize("update", [False, True])
+def test_a_source_without_samples(tmp_path: Path, *, update: bool) -> None:
+    """The error is about the source, not about the shares."""
+    source = write_tree(tmp_path / "in", {"a.txt": b"a"})
+    options = CreateOptions(split="a=0.5,b=0.5", include="*.jpg", update=update, workers=0)
+    with pytest.raises(InvalidRequest, match="matched 0 of 1 file"):
+        create(source, tmp_path / "{split}-{0..}.tar", options)
