@@ -106,8 +106,8 @@ def _list_samples(
     if unsplit is not None and plan_request is not None:
         path = os.fspath(getattr(run.options, "plan_only", ""))
         plan_file = PlanFile(path, plan_request, unsplit.without_dropped(), values)
-    if listing.later is not None and transform is not None:
-        transform = transform._replace(where=_make_condition(run, listing, listing.later, transform))
+    if listing.condition is not None and transform is not None:
+        transform = transform._replace(where=_make_condition(run, listing, listing.condition, transform))
     identity = transform.identity() if transform else ""
     return Listed(run, source, listing, found.outputs, transform, dots, plan_file, identity), found.refusal
 

@@ -132,7 +132,7 @@ class Packing:
         if self.destination.part is None and not totals.samples and not may_be_empty:
             self._remove_shards()
             raise self._none_packed_error()
-        if (self.run.fetches or self.listed.listing.later) and totals.skipped:
+        if (self.run.fetches or self.listed.listing.condition) and totals.skipped:
             failed = f"{len(totals.skipped):,} of {pluralize(samples, 'sample')}"
             self.run.notes.add(f"{failed} skipped: {count_reasons(totals.skipped)}")
         if empty_shards := [shard.name for shard in totals.shards if not shard.samples]:

@@ -51,8 +51,8 @@ def plan_shards(listed: Listed) -> Planned:
         url_count = f"{pluralize(int(np.count_nonzero(entries.rows.kind == URL)), 'URL')} not fetched"
         fetched = f"{url_count}: their sizes are unknown until they are fetched"
         run.notes.add(fetched if run.fetches else "sizes are estimates, because samples are transformed")
-        if (later := listed.listing.later) is not None:
-            run.notes.add(f"{later.query} is evaluated when samples are read, so the counts are upper bounds")
+        if (condition := listed.listing.condition) is not None:
+            run.notes.add(f"{condition.query} is evaluated when samples are read, so the counts are upper bounds")
     seed = run.options.seed if run.options.shuffle else None
     outputs = list[PlannedOutput]()
     for output in listed.outputs:

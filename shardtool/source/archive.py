@@ -118,9 +118,9 @@ class ArchiveSource(FolderSource):
             raise InvalidRequest(path, str(error.strerror)) from None
         self._copied: list[tuple[int, int]] = []  # offset and size of each payload in a compressed tar
 
-    def choose(self, listed: Listing, _read_existing_keys: object) -> Listing:
-        listed = super().choose(listed, _read_existing_keys)
-        return self._set_copy_offsets(listed) if self._packed else listed
+    def choose(self, listing: Listing, _read_existing_keys: object) -> Listing:
+        listing = super().choose(listing, _read_existing_keys)
+        return self._set_copy_offsets(listing) if self._packed else listing
 
     def write_binary(self, file: Writable) -> None:
         with CompressedFile(self._path) as packed:
@@ -199,13 +199,13 @@ class ArchiveSource(FolderSource):
         inner = os.path.join(self._source, printable(top))
         return [f"all files are in the folder {printable(top)}: pack {inner} to use {flag_text(options[0])} below it"]
 
-    def _set_copy_offsets(self, listed: Listing) -> Listing:
+    def _set_copy_offsets(self, listing: Listing) -> Listing:
         import numpy as np
 
-        entries, spans = listed.entries, listed.entries.known_spans
+        entries, spans = listing.entries, listing.entries.known_spans
         rows = np.flatnonzero(entries.rows.kind == SPAN)
         rows = rows[np.argsort(spans.offset[rows], kind="stable")]
         sizes, offset = entries.rows.size[rows], np.zeros(len(spans.offset), np.int64)
         offset[rows] = np.cumsum(sizes) - sizes
         self._copied = list(zip(spans.offset[rows].tolist(), sizes.tolist(), strict=True))
-        return replace(listed, entries=replace(entries, spans=replace(spans, offset=offset)))
+        return replace(listing, entries=replace(entries, spans=replace(spans, offset=offset)))

@@ -43,7 +43,7 @@ class Listing:
         digest: The content fingerprint of all samples, or None if unknown.
         stored: The dataset and the shard for each name in `shards`.
         compressed: Whether some shards are compressed, and can only be read from start to end.
-        later: The conditions of `--where` on the content of files, which workers evaluate.
+        condition: The conditions of `--where` on the content of files, which workers evaluate.
         dropped: Fields that are not packed. Their numbers stay in metadata columns until splits are chosen.
         classes: Class names by field, including fields that are not packed.
         kept: Positions of the samples among all samples that the source chose, or None if no duplicate was dropped.
@@ -58,7 +58,7 @@ class Listing:
     shards: tuple[str, ...] = ()
     stored: tuple[tuple[StoredDataset, StoredShard], ...] = ()
     compressed: bool = False
-    later: ReadCondition | None = None
+    condition: ReadCondition | None = None
     dropped: tuple[str, ...] = ()
     classes: Mapping[str, list[str]] = field(default_factory=dict)
     joined: tuple[str, ...] = ()
@@ -109,18 +109,18 @@ class Source(ABC):
     def list_samples(self, pool: Pool, observer: Observer) -> Listing:
         """Return the samples, with the requested fields and metadata."""
 
-    def choose(self, listed: Listing, read_existing_keys: Callable[[], PackedStrings | None]) -> Listing:  # noqa: ARG002
+    def choose(self, listing: Listing, read_existing_keys: Callable[[], PackedStrings | None]) -> Listing:  # noqa: ARG002
         """Select and sort the listed samples. If they are appended, `read_existing_keys` returns the dataset's keys."""
-        return listed
+        return listing
 
-    def labels(self, listed: Listing, option: str, name: str) -> pa.ChunkedArray:
+    def labels(self, listing: Listing, option: str, name: str) -> pa.ChunkedArray:
         """Return the column `name` of `option`, with class numbers replaced by class names."""
         from shardtool.entries.metadata_columns import to_class_names
 
-        return to_class_names(self.column(listed, name, option), listed.all_classes.get(name, ()))
+        return to_class_names(self.column(listing, name, option), listing.all_classes.get(name, ()))
 
     @abstractmethod
-    def column(self, listed: Listing, name: str, option: str = "") -> pa.ChunkedArray:
+    def column(self, listing: Listing, name: str, option: str = "") -> pa.ChunkedArray:
         """Return the column `name`, with one value per sample. Messages name the `option` that requests the column."""
 
     def write_binary(self, file: Writable) -> None:
@@ -131,10 +131,10 @@ class Source(ABC):
         raise Bug(str(file), "a source that is not a table has no binary payloads")
 
 
-def check_not_empty(listed: Listing) -> None:
+def check_not_empty(listing: Listing) -> None:
     """Raise an error if a source has no samples."""
-    if not len(listed.entries):
-        where, skipped = source_label(listed.entries.root), listed.skipped
+    if not len(listing.entries):
+        where, skipped = source_label(listing.entries.root), listing.skipped
         filters = f"{option_text('include')}, {option_text('exclude')} and {option_text('hidden')}"
         remedy = f"Check that this is the right folder, and check {filters}."
         if skipped:

@@ -110,7 +110,7 @@ def _find_differing_values(
 
 
 def drop_duplicate_samples(
-    listed: Listing,
+    listing: Listing,
     source: Source,
     options: SelectingOptions,
     pool: Pool,
@@ -120,8 +120,8 @@ def drop_duplicate_samples(
     """If `drop_duplicates` is set, keep only the first sample of each group of duplicates."""
     # A plan file contains no duplicates.
     if not options.drop_duplicates or getattr(options, "plan", None) is not None:
-        return listed
-    entries, exists = listed.entries, np.zeros(len(listed.entries), np.bool_)
+        return listing
+    entries, exists = listing.entries, np.zeros(len(listing.entries), np.bool_)
     if (existing_keys := read_existing_keys()) is not None:
         exists = contains_hashes(hash_keys(entries.keys), np.sort(hash_keys(existing_keys)))
     duplicates = find_duplicates(entries, source, pool, observer, exists)
@@ -132,10 +132,10 @@ def drop_duplicate_samples(
         if not exists[sample]
     }
     if not skipped:
-        return listed
+        return listing
     dropped = sorted(skipped)
     rows, kept = tuple(skipped[sample] for sample in dropped), np.delete(np.arange(len(entries)), dropped)
-    return replace(listed, entries=entries.take(kept), skipped=listed.skipped + rows, digest=None, kept=kept)
+    return replace(listing, entries=entries.take(kept), skipped=listing.skipped + rows, digest=None, kept=kept)
 
 
 def _skip_duplicate(entries: SampleTable, sample: int, first: int, differ: tuple[str, ...]) -> Skipped:

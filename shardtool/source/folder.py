@@ -167,30 +167,30 @@ class FolderSource(Source):
             notes += self._layout_notes(entries)
         from shardtool.source import selection
 
-        listed = Listing(entries, skipped, self._name, tuple(notes))
-        listed = selection.apply_field_options(listed, options, pool)
+        listing = Listing(entries, skipped, self._name, tuple(notes))
+        listing = selection.apply_field_options(listing, options, pool)
         # Class numbers must not depend on the choice of samples.
         if options.label_from_folder:
             from shardtool.dataset.class_names import read_classes
 
             depth, known = 1 if options.split_from_folder else 0, read_classes(options.classes_from)
-            below = self._strip_folder(listed.skipped)
-            entries = add_folder_labels(listed.entries, known, depth=depth, skipped=below)
-            listed = replace(listed, entries=entries, notes=(*listed.notes, *split_folder_notes(entries)))
-        return selection.join_and_filter(listed, options, may_lack_values=self.may_lack_values)
+            below = self._strip_folder(listing.skipped)
+            entries = add_folder_labels(listing.entries, known, depth=depth, skipped=below)
+            listing = replace(listing, entries=entries, notes=(*listing.notes, *split_folder_notes(entries)))
+        return selection.join_and_filter(listing, options, may_lack_values=self.may_lack_values)
 
-    def choose(self, listed: Listing, _read_existing_keys: object) -> Listing:
+    def choose(self, listing: Listing, _read_existing_keys: object) -> Listing:
         from shardtool.source import selection
 
         options = self._options
-        listed = selection.take_sample(listed, options)
+        listing = selection.take_sample(listing, options)
         if options.on_error == "skip" and not options.portable:
             from shardtool.select.storable_names import skip_unsafe_names
 
-            entries, unsafe = skip_unsafe_names(listed.entries)
-            listed = replace(listed, entries=entries, skipped=listed.skipped + unsafe)
-        listed = selection.sort_and_limit(listed, options)
-        return selection.rename_listed_keys(listed, options, by_key=self.by_key)
+            entries, unsafe = skip_unsafe_names(listing.entries)
+            listing = replace(listing, entries=entries, skipped=listing.skipped + unsafe)
+        listing = selection.sort_and_limit(listing, options)
+        return selection.rename_listed_keys(listing, options, by_key=self.by_key)
 
     def _list(self, pool: Pool, observer: Observer, pattern: KeyPattern | None) -> FolderListing:
         parts = self._tree.scan(pool, observer)
@@ -228,17 +228,17 @@ class FolderSource(Source):
     def _strip_folder(self, skipped: tuple[Skipped, ...]) -> tuple[Skipped, ...]:
         return skipped
 
-    def column(self, listed: Listing, name: str, option: str = "") -> pa.ChunkedArray:
+    def column(self, listing: Listing, name: str, option: str = "") -> pa.ChunkedArray:
         """Return a metadata column, or one of `key`, `path`, `folder`, `size` and `cls` (the top folder)."""
         from shardtool.select.sample_table import make_sample_table
 
-        table = make_sample_table(listed.entries, listed.shards)
+        table = make_sample_table(listing.entries, listing.shards)
         is_label = name == "cls" and self._options.label_from_folder and name not in table.column_names
         if name == TOP_FOLDER or is_label:
             from shardtool.select.rename_keys import old_keys
 
             is_renamed = self._options.rename_keys is not None
-            keys = old_keys(listed.entries) if is_renamed else listed.entries.keys
+            keys = old_keys(listing.entries) if is_renamed else listing.entries.keys
             return top_folders(keys, in_order=self.by_key and not is_renamed)
         if name not in table.column_names:
             join, columns_from = option_text("join"), option_text("columns_from")
@@ -246,7 +246,7 @@ class FolderSource(Source):
             if is_label_name(name) and not self._options.label_from_folder:
                 remedy = f"{flag_text('label_from_folder')} stores the top folders as the column cls. {remedy}"
             expected = f"one of {format_list(table.column_names, 100)}"
-            raise InvalidRequest(option or listed.where, f"no column {name!r}", expected=expected, remedy=remedy)
+            raise InvalidRequest(option or listing.where, f"no column {name!r}", expected=expected, remedy=remedy)
         return table.column(name)
 
 

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     Rows = NDArray[np.int64]
 
 
-def add_json_columns(listed: Listing, field: str, pool: Pool) -> Listing:
+def add_json_columns(listing: Listing, field: str, pool: Pool) -> Listing:
     """Add the values of a JSON field as metadata columns. Skip samples whose field cannot be read."""
-    entries, listing, notes = listed.entries, listed, list[str]()
+    entries, notes = listing.entries, list[str]()
     code = entries.fields.index(field) if field in entries.fields else len(entries.fields)
     rows = np.flatnonzero(entries.rows.code == code)
     if not len(rows):
@@ -42,19 +42,19 @@ def add_json_columns(listed: Listing, field: str, pool: Pool) -> Listing:
         problem = "an archive that can only be read in sequence"
         expected = "a folder, a zip, or an uncompressed tar"
         raise InvalidRequest(option_text("columns_from"), problem, expected=expected)
-    scalars, rows, failed = _read_field(listed, field, rows, pool)
+    scalars, rows, failed = _read_field(listing, field, rows, pool)
     if len(failed) < len(rows):
         entries, notes = _add_lines(entries, field, scalars, rows)
     if failed:
         entries = entries.without(failed)
-        listing = replace(listed, skipped=(*listed.skipped, *failed.values()), digest=None)
-    return replace(listing, entries=entries, notes=(*listed.notes, *notes))
+        listing = replace(listing, skipped=(*listing.skipped, *failed.values()), digest=None)
+    return replace(listing, entries=entries, notes=(*listing.notes, *notes))
 
 
 def _read_field(
-    listed: Listing, field: str, rows: Rows, pool: Pool
+    listing: Listing, field: str, rows: Rows, pool: Pool
 ) -> tuple[json_scalars.JsonScalars, Rows, dict[int, Skipped]]:
-    entries, inline = listed.entries, np.flatnonzero(listed.entries.rows.kind[rows] == INLINE)
+    entries, inline = listing.entries, np.flatnonzero(listing.entries.rows.kind[rows] == INLINE)
     max_files = min(len(rows) // base.TASK_COUNT + 1, read_tasks.FILES_PER_TASK)
     tasks = read_tasks.payload_tasks(entries, rows, max_files=max_files)
     results = dict(pool.map(json_scalars.read_scalars, [(field, task) for _, task in tasks]))
@@ -71,17 +71,17 @@ def _read_field(
         for index, code, message in results[number].failed:
             row = int(rows[indices[index]])
             sample = int(entries.owners(row))
-            path = _payload_path(listed, row)
+            path = _payload_path(listing, row)
             failed[sample] = Skipped(entries.key(sample), path, code, f"field {field!r}: {message}")
     lines = b"".join([results.pop(number).lines for number in range(len(parts))])
     return json_scalars.JsonScalars(lines, kinds, long, ()), rows[np.concatenate(parts)], failed
 
 
-def _payload_path(listed: Listing, row: int) -> str:
-    entries = listed.entries
-    if entries.spans is None or not listed.shards:
+def _payload_path(listing: Listing, row: int) -> str:
+    entries = listing.entries
+    if entries.spans is None or not listing.shards:
         return to_text(entries.path(row))
-    return listed.shards[int(entries.file_numbers(np.array([row]))[0])]
+    return listing.shards[int(entries.file_numbers(np.array([row]))[0])]
 
 
 def _add_lines(

@@ -251,11 +251,11 @@ class PlannedSource(Source):
         self.may_skip_names = source.kind != "manifest"
 
     def list_samples(self, pool: Pool, observer: Observer) -> Listing:  # noqa: ARG002 - no worker is needed
-        listed, self._split_values, self.by_key = _read_plan(self._path, self._request)
-        observer.listed(len(listed.entries))
-        return listed
+        listing, self._split_values, self.by_key = _read_plan(self._path, self._request)
+        observer.listed(len(listing.entries))
+        return listing
 
-    def column(self, listed: Listing, name: str, option: str = "") -> pa.ChunkedArray:  # noqa: ARG002 - one column
+    def column(self, listing: Listing, name: str, option: str = "") -> pa.ChunkedArray:  # noqa: ARG002 - one column
         if self._split_values is None:
             raise InvalidRequest(option or self._path, f"a plan without the column {name}")
         return self._split_values
@@ -274,7 +274,7 @@ _METADATA_TYPES: dict[str, type] = {
 @reporting_memory_errors("writing the plan")
 def write_plan(
     path: str,
-    listed: Listing,
+    listing: Listing,
     split_values: pa.ChunkedArray | None,
     request: PlanRequest,
     *,
@@ -282,7 +282,7 @@ def write_plan(
     overwrite: bool,
 ) -> int:
     """Write a plan file, and return its size in bytes."""
-    entries = listed.entries
+    entries = listing.entries
     if entries.spans is not None and not entries.spans.files:
         found = "payloads in a table or a compressed archive, which must be unpacked by the run that packs them"
         raise InvalidRequest(option_text("plan_only"), found, expected="payloads in files or uncompressed archives")
@@ -291,10 +291,10 @@ def write_plan(
             "tool": __version__,
             "source": {"kind": request.kind, "names": request.names, "stamps": request.stamps},
             "options": request.options,
-            "name": listed.name,
-            "notes": listed.notes,
-            "recorded": listed.recorded,
-            "skipped": [[row.key, row.path, row.code, row.message] for row in listed.skipped],
+            "name": listing.name,
+            "notes": listing.notes,
+            "recorded": listing.recorded,
+            "skipped": [[row.key, row.path, row.code, row.message] for row in listing.skipped],
             "by_key": by_key,
             "fields": entries.fields,
             "inline": [*entries.values.inline],
@@ -302,7 +302,7 @@ def write_plan(
             "classes": entries.values.classes,
             "paths": entries.rows.paths is not None,
             "divides": split_values is not None,
-            "joined": listed.joined,
+            "joined": listing.joined,
         }
     )
     check_plan_target(path, overwrite=overwrite)
@@ -342,9 +342,9 @@ def _read_plan(path: str, request: PlanRequest) -> tuple[Listing, pa.ChunkedArra
             metadata = _read_metadata(file, path)
             _check_request(path, metadata, request)
             split_values = file.read([SPLIT_COLUMN]).column(0) if metadata["divides"] else None
-            listed = _read_listing(file, metadata, request, None if split_values is None else split_values.type)
-            _check_plan_paths(listed.entries, request, path)
-            return listed, split_values, metadata["by_key"]
+            listing = _read_listing(file, metadata, request, None if split_values is None else split_values.type)
+            _check_plan_paths(listing.entries, request, path)
+            return listing, split_values, metadata["by_key"]
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, pa.ArrowException) as error:
         if is_out_of_memory(error):
             raise

@@ -337,14 +337,14 @@ class RecordedSource:
 
     def _list_samples(self, pool: Pool, observer: Observer) -> tuple[Listing, Rows]:
         options, source, datasets = self.run.options, self.source, self._datasets
-        listed = source.choose(source.list_samples(pool, observer), lambda: None)
-        listed = drop_duplicate_samples(listed, source, options, pool, observer, partial(_stored_keys, datasets))
-        entries, split_options = listed.entries, options.make_split_options()
+        listing = source.choose(source.list_samples(pool, observer), lambda: None)
+        listing = drop_duplicate_samples(listing, source, options, pool, observer, partial(_stored_keys, datasets))
+        entries, split_options = listing.entries, options.make_split_options()
         dataset_indexes = np.zeros(len(entries), np.int64)
         if split_options is not None:
             from shardtool.select.splits import assign_splits
 
-            values = source.labels(listed, *split_options.required_column) if split_options.required_column else None
+            values = source.labels(listing, *split_options.required_column) if split_options.required_column else None
             splits = assign_splits(entries.keys, split_options, values)
             names = (dataset.split for dataset in (*datasets, *self._fixed_splits))
             numbers = {name: number for number, name in enumerate(dict.fromkeys([*splits.names, *names]))}
@@ -358,7 +358,7 @@ class RecordedSource:
             from shardtool.select.storable_names import make_portable
 
             entries = make_portable(entries)
-        return replace(listed, entries=entries), dataset_indexes
+        return replace(listing, entries=entries), dataset_indexes
 
     def missing_splits(self) -> str:
         """Describe samples that are not compared because splits are missing, or return ""."""

@@ -32,25 +32,25 @@ if TYPE_CHECKING:
     from shardtool.skipped import Skipped
 
 
-def apply_field_options(listed: Listing, options: SelectingOptions, pool: Pool, to_format: str = "tar") -> Listing:
+def apply_field_options(listing: Listing, options: SelectingOptions, pool: Pool, to_format: str = "tar") -> Listing:
     """Select the requested fields, and add metadata columns from JSON fields."""
     if options.columns_from:
         for field in options.columns_from:
-            listed = add_json_columns(listed, field, pool)
-        check_skipped(listed.where, listed.skipped, options.on_error, f"omit {option_text('columns_from')}")
+            listing = add_json_columns(listing, field, pool)
+        check_skipped(listing.where, listing.skipped, options.on_error, f"omit {option_text('columns_from')}")
     if not (options.select_fields or options.drop_fields or options.rename_fields):
-        return listed
+        return listing
     from shardtool.select.field_rows import list_source_paths
     from shardtool.select.select_fields import select_fields
 
-    entries, renames = listed.entries, parse_pairs("rename_fields", options.rename_fields)
-    if renames and not listed.shards:
+    entries, renames = listing.entries, parse_pairs("rename_fields", options.rename_fields)
+    if renames and not listing.shards:
         entries = replace(entries, rows=replace(entries.rows, paths=list_source_paths(entries)))
     entries, empty = select_fields(entries, options.select_fields, options.drop_fields, renames, to_format=to_format)
     entries, dropped = _update_label_columns(
-        listed.entries.fields, entries, {old: new for new, old in renames}, options.columns_from
+        listing.entries.fields, entries, {old: new for new, old in renames}, options.columns_from
     )
-    return replace(listed, entries=entries, skipped=listed.skipped + empty, dropped=dropped)
+    return replace(listing, entries=entries, skipped=listing.skipped + empty, dropped=dropped)
 
 
 def _update_label_columns(
@@ -80,45 +80,47 @@ def find_listed_samples(
     return samples, [f"{option_text('keys_from')}: {problem}"] if problem else []
 
 
-def join_and_filter(listed: Listing, options: SelectingOptions, *, may_lack_values: bool = False) -> Listing:
+def join_and_filter(listing: Listing, options: SelectingOptions, *, may_lack_values: bool = False) -> Listing:
     """Apply the options `join`, `keys_from`, `where` and `field`, in this order."""
     names: dict[str, list[str]] = {}
     if options.join is not None:
         from shardtool.select.join import join_table
 
         on, form, collect = options.on or "", options.delimited_format, options.collect
-        joined = join_table(listed.entries, options.join, on, form, collect)
-        recorded, names = {**listed.recorded, "join": joined.name}, {**joined.classes}
-        notes, columns = (*listed.notes, *joined.notes), (*joined.columns,)
-        listed = replace(listed, entries=joined.entries, recorded=recorded, notes=notes, joined=columns)
+        joined = join_table(listing.entries, options.join, on, form, collect)
+        recorded, names = {**listing.recorded, "join": joined.name}, {**joined.classes}
+        notes, columns = (*listing.notes, *joined.notes), (*joined.columns,)
+        listing = replace(listing, entries=joined.entries, recorded=recorded, notes=notes, joined=columns)
     if options.keys_from is not None:
-        samples, found_notes = find_listed_samples(listed.entries.keys, options, listed.skipped)
-        recorded = {**listed.recorded, "keys_from": key_list_name(options.keys_from)}
-        entries, notes = listed.entries.take(samples), (*listed.notes, *found_notes)
-        listed = replace(listed, entries=entries, recorded=recorded, notes=notes)
+        samples, found_notes = find_listed_samples(listing.entries.keys, options, listing.skipped)
+        recorded = {**listing.recorded, "keys_from": key_list_name(options.keys_from)}
+        entries, notes = listing.entries.take(samples), (*listing.notes, *found_notes)
+        listing = replace(listing, entries=entries, recorded=recorded, notes=notes)
     if (query := options.where) is not None:
         from shardtool.select.query import match_partially
 
-        table = make_sample_table(listed.entries, listed.shards)
+        table = make_sample_table(listing.entries, listing.shards)
         query_table = add_field_columns(table, parse_pairs("field", options.field))
-        selected, later = match_partially(query_table, query, options.file_columns, {**listed.all_classes, **names})
+        selected, condition = match_partially(
+            query_table, query, options.file_columns, {**listing.all_classes, **names}
+        )
         if not len(selected):
             raise no_match_error(query)
-        listed = replace(listed, entries=listed.entries.take(selected), later=later)
+        listing = replace(listing, entries=listing.entries.take(selected), condition=condition)
     values = parse_pairs("field", options.field)
     if not (values or options.classes):
-        return listed
+        return listing
     from shardtool.dataset.class_names import read_classes
     from shardtool.select.value_fields import set_value_fields
     from shardtool.table.payloads import renumber_columns
 
-    known_classes, entries = read_classes(options.classes_from), listed.entries
-    column_of = make_sample_table(entries, listed.shards).column
+    known_classes, entries = read_classes(options.classes_from), listing.entries
+    column_of = make_sample_table(entries, listing.shards).column
     label_fields = (*options.classes, *(("cls",) if getattr(options, "label_from_folder", False) else ()))
     for name, numbers in renumber_columns(column_of, names, values, label_fields, known_classes):
         entries = replace(entries, metadata=metadata_columns.with_column(entries.metadata, name, numbers))
     entries, notes = set_value_fields(entries, values, options.classes, known_classes, names, may_lack=may_lack_values)
-    return replace(listed, entries=entries, notes=(*listed.notes, *notes))
+    return replace(listing, entries=entries, notes=(*listing.notes, *notes))
 
 
 def add_field_columns(table: pa.Table, values: Iterable[tuple[str, str]]) -> pa.Table:
@@ -129,19 +131,19 @@ def add_field_columns(table: pa.Table, values: Iterable[tuple[str, str]]) -> pa.
     return table
 
 
-def sort_and_limit(listed: Listing, options: SelectingOptions) -> Listing:
+def sort_and_limit(listing: Listing, options: SelectingOptions) -> Listing:
     """Sort the samples by `sort_by`, and keep the first `head` samples."""
-    entries = listed.entries
+    entries = listing.entries
     if (name := options.sort_by) is not None:
-        column = table_column(make_sample_table(entries, listed.shards), name, option_text("sort_by"))
+        column = table_column(make_sample_table(entries, listing.shards), name, option_text("sort_by"))
         entries = entries.take(sort_order(column, name, descending=options.descending)[: options.head])
     elif options.head is not None and options.head < len(entries):
         entries = entries.take(np.arange(options.head))
-    return listed if entries is listed.entries else replace(listed, entries=entries)
+    return listing if entries is listing.entries else replace(listing, entries=entries)
 
 
 def rename_listed_keys(
-    listed: Listing,
+    listing: Listing,
     options: SelectingOptions,
     column_of: Callable[[str], pa.ChunkedArray] | None = None,
     *,
@@ -151,33 +153,33 @@ def rename_listed_keys(
 
     `column_of` returns the column of new keys, by default a metadata column.
     """
-    if (rename := options.rename_keys) is None or not len(listed.entries):
-        return listed
+    if (rename := options.rename_keys) is None or not len(listing.entries):
+        return listing
     from shardtool.select.rename_keys import rename_keys, rename_skipped
 
-    column_of = column_of or partial(_key_column, listed)
-    entries, notes = rename_keys(listed.entries, rename, column_of, has_paths=not listed.shards)
+    column_of = column_of or partial(_key_column, listing)
+    entries, notes = rename_keys(listing.entries, rename, column_of, has_paths=not listing.shards)
     if by_key:
         entries = entries.take(entries.keys.sorted_order())
-    recorded = dict(listed.recorded)
-    if listed.shards and recorded.pop("dots", None) and has_dotted_keys(entries.keys):
+    recorded = dict(listing.recorded)
+    if listing.shards and recorded.pop("dots", None) and has_dotted_keys(entries.keys):
         recorded["dots"] = "last"
-    skipped, notes = rename_skipped(listed.skipped, rename), [*listed.notes, *notes]
-    return replace(listed, entries=entries, skipped=skipped, notes=tuple(notes), recorded=recorded, digest=None)
+    skipped, notes = rename_skipped(listing.skipped, rename), [*listing.notes, *notes]
+    return replace(listing, entries=entries, skipped=skipped, notes=tuple(notes), recorded=recorded, digest=None)
 
 
-def _key_column(listed: Listing, name: str) -> pa.ChunkedArray:
+def _key_column(listing: Listing, name: str) -> pa.ChunkedArray:
     try:
-        return table_column(make_sample_table(listed.entries, listed.shards), name, option_text("rename_keys"))
+        return table_column(make_sample_table(listing.entries, listing.shards), name, option_text("rename_keys"))
     except InvalidRequest as error:
         error.expected = f"s/PATTERN/REPLACEMENT/, or {error.expected}"
         error.remedy = error.remedy or f"Add columns from a table with {option_text('join')}."
         raise
 
 
-def take_sample(listed: Listing, options: SelectingOptions) -> Listing:
+def take_sample(listing: Listing, options: SelectingOptions) -> Listing:
     """Keep the share of samples that `sample` requests."""
     if options.sample is None:
-        return listed
-    samples, notes = sample_with_notes(listed.entries.keys, options.sample)
-    return replace(listed, entries=listed.entries.take(samples), notes=(*listed.notes, *notes))
+        return listing
+    samples, notes = sample_with_notes(listing.entries.keys, options.sample)
+    return replace(listing, entries=listing.entries.take(samples), notes=(*listing.notes, *notes))

@@ -72,54 +72,54 @@ class DatasetSource(Source):
             self._datasets, pool, observer, to_format=to_format, only=only, without=without, salvage=salvage
         )
         changed = any(map(options.is_given, (*_CONTENT_OPTIONS, *_SELECTION_OPTIONS)))
-        listed = replace(
+        listing = replace(
             listing,
             notes=(*listing.notes, *_checksum_notes(listing.entries)),
             recorded={} if options.portable else listing.recorded,
             digest=None if changed else listing.digest,
         )
-        listed = selection.apply_field_options(listed, options, pool, to_format)
+        listing = selection.apply_field_options(listing, options, pool, to_format)
         for added in options.add:
-            listed = self._add_dataset(listed, added, pool, observer)
-        listed = selection.join_and_filter(listed, options, may_lack_values=self.may_lack_values)
-        if not len(listed.entries):
-            return listed
+            listing = self._add_dataset(listing, added, pool, observer)
+        listing = selection.join_and_filter(listing, options, may_lack_values=self.may_lack_values)
+        if not len(listing.entries):
+            return listing
         # A TFRecord sample may contain only its key.
-        entries, empty = drop_empty_samples(listed.entries, listed.where, "no sample has a field", "only a key")
-        return replace(listed, entries=entries, skipped=listed.skipped + empty, digest=None) if empty else listed
+        entries, empty = drop_empty_samples(listing.entries, listing.where, "no sample has a field", "only a key")
+        return replace(listing, entries=entries, skipped=listing.skipped + empty, digest=None) if empty else listing
 
-    def choose(self, listed: Listing, read_existing_keys: Callable[[], PackedStrings | None]) -> Listing:
+    def choose(self, listing: Listing, read_existing_keys: Callable[[], PackedStrings | None]) -> Listing:
         options = self._options
-        listed = selection.rename_listed_keys(selection.take_sample(listed, options), options)
-        listed = self._without_duplicates(listed, read_existing_keys())
-        listed = selection.sort_and_limit(self._sample_per_class(listed), options)
+        listing = selection.rename_listed_keys(selection.take_sample(listing, options), options)
+        listing = self._without_duplicates(listing, read_existing_keys())
+        listing = selection.sort_and_limit(self._sample_per_class(listing), options)
         if self._format == "tar":
-            _check_tar_fields(listed)
-        check_skipped(listed.where, listed.skipped, options.on_error, "recreate the shards without them")
-        if not len(listed.entries):
-            why = f": all {len(listed.skipped):,} were skipped" if listed.skipped else ""
-            raise InvalidRequest(listed.where, f"no samples{why}", expected="at least one sample")
-        return listed
+            _check_tar_fields(listing)
+        check_skipped(listing.where, listing.skipped, options.on_error, "recreate the shards without them")
+        if not len(listing.entries):
+            why = f": all {len(listing.skipped):,} were skipped" if listing.skipped else ""
+            raise InvalidRequest(listing.where, f"no samples{why}", expected="at least one sample")
+        return listing
 
-    def column(self, listed: Listing, name: str, option: str = "") -> pa.ChunkedArray:
+    def column(self, listing: Listing, name: str, option: str = "") -> pa.ChunkedArray:
         """Return a metadata column, or one of `key`, `shard`, `size` and `fields`."""
-        table = sample_table.make_sample_table(listed.entries, listed.shards)
+        table = sample_table.make_sample_table(listing.entries, listing.shards)
         try:
-            return sample_table.table_column(table, name, option or listed.where)
+            return sample_table.table_column(table, name, option or listing.where)
         except InvalidRequest as error:
-            if name in listed.entries.fields:
+            if name in listing.entries.fields:
                 error.remedy = f"Turn the field into a column with {option_text('columns_from', (name,))}."
             raise
 
-    def _add_dataset(self, listed: Listing, dataset: str, pool: Pool, observer: Observer) -> Listing:
+    def _add_dataset(self, listing: Listing, dataset: str, pool: Pool, observer: Observer) -> Listing:
         options = self._options
         other = list_datasets([dataset], pool, observer, to_format=self._format, salvage=options.on_error == "skip")
-        if packed := [item.name for item in (listed, other) if item.compressed]:
+        if packed := [item.name for item in (listing, other) if item.compressed]:
             found = "compressed shards, which can only be read in sequence"
             raise InvalidRequest(packed[0], found, expected="uncompressed shards", remedy="Unpack them with `reshard`.")
         shards = [to_text(item.path) for item in other.entries.known_spans.files]
         duplicate_keys.resolve_duplicate_keys(other.entries, "error", shards, where=other.name)
-        entries, skipped = listed.entries, listed.skipped
+        entries, skipped = listing.entries, listing.skipped
         positions = match_samples(entries, other.entries, other.name)
         unmatched, unused = np.flatnonzero(positions < 0), len(other.entries) - int(np.count_nonzero(positions >= 0))
         if len(unmatched):
@@ -134,57 +134,57 @@ class DatasetSource(Source):
             entries, positions = entries.take(np.flatnonzero(positions >= 0)), positions[positions >= 0]
         notes = [f"{pluralize(unused, 'sample')} of {other.name} not used: no sample has their keys"] if unused else []
         return replace(
-            listed,
+            listing,
             entries=merge_fields(entries, other.entries.take(positions)),
             skipped=skipped + other.skipped,
-            notes=(*listed.notes, *other.notes, *notes),
-            recorded={**listed.recorded, "add": [*listed.recorded.get("add", ()), other.name]},  # type: ignore[misc]
+            notes=(*listing.notes, *other.notes, *notes),
+            recorded={**listing.recorded, "add": [*listing.recorded.get("add", ()), other.name]},  # type: ignore[misc]
             digest=None,
-            shards=(*listed.shards, *other.shards),
-            classes={**other.classes, **listed.classes},
+            shards=(*listing.shards, *other.shards),
+            classes={**other.classes, **listing.classes},
         )
 
-    def _sample_per_class(self, listed: Listing) -> Listing:
+    def _sample_per_class(self, listing: Listing) -> Listing:
         options = self._options
         if options.per_class is None:
-            return listed
+            return listing
         from shardtool.select.splits import sample_per_class
 
-        column, keys = options.of or "cls", listed.entries.keys
-        labels = self.labels(listed, option_text("of"), column)
+        column, keys = options.of or "cls", listing.entries.keys
+        labels = self.labels(listing, option_text("of"), column)
         samples = sample_per_class(keys, labels, options.per_class, column=column, seed=options.seed)
-        return replace(listed, entries=listed.entries.take(samples))
+        return replace(listing, entries=listing.entries.take(samples))
 
-    def _without_duplicates(self, listed: Listing, existing_keys: PackedStrings | None) -> Listing:
-        old_entries, rule = listed.entries, self._options.on_duplicate
+    def _without_duplicates(self, listing: Listing, existing_keys: PackedStrings | None) -> Listing:
+        old_entries, rule = listing.entries, self._options.on_duplicate
         # Errors show paths, because two shards may have the same name. The list of skipped samples shows names.
-        names = [to_text(file.path) for file in old_entries.known_spans.files] if rule == "error" else listed.shards
+        names = [to_text(file.path) for file in old_entries.known_spans.files] if rule == "error" else listing.shards
         entries, skipped, note = duplicate_keys.resolve_duplicate_keys(
-            old_entries, rule, names, existing_keys, where=listed.where
+            old_entries, rule, names, existing_keys, where=listing.where
         )
         if entries is old_entries:
-            return listed
-        notes, skipped = (*listed.notes, note) if note else listed.notes, listed.skipped + skipped
-        return replace(listed, entries=entries, skipped=skipped, digest=None, notes=notes)
+            return listing
+        notes, skipped = (*listing.notes, note) if note else listing.notes, listing.skipped + skipped
+        return replace(listing, entries=entries, skipped=skipped, digest=None, notes=notes)
 
 
-def _check_tar_fields(listed: Listing) -> None:
-    entries = listed.entries
+def _check_tar_fields(listing: Listing) -> None:
+    entries = listing.entries
     fields = entries.used_fields()
     dotted = [name for name in fields if "." in name]
-    if dotted and "dots" in listed.recorded:
+    if dotted and "dots" in listing.recorded:
         found = f"keys with dots in their last part, and fields with dots: {format_list(dotted)}"
         expected = "names in which the first or the last dot ends the key"
         renamed = {dotted[0].rpartition(".")[2]: dotted[0]}
         remedy = f"Rename them ({option_text('rename_fields', renamed)}), or use {flag_text('portable')}."
-        raise InvalidRequest(listed.where, found, expected=expected, remedy=remedy)
+        raise InvalidRequest(listing.where, found, expected=expected, remedy=remedy)
     bad = [name for name in fields if "/" in name]
     if bad:
         found = f"fields with a slash, which a tar shard cannot store: {format_list(list(map(repr, bad)))}"
         first_rename = {bad[0].rpartition("/")[2] or "jpg": bad[0]}
         renamed = {"jpg": _TENSORFLOW_IMAGE} if _TENSORFLOW_IMAGE in bad else first_rename
         remedy = f"Rename them ({option_text('rename_fields', renamed)}), or {option_text('drop_fields')}."
-        raise InvalidRequest(listed.where, found, expected="extensions, such as jpg or cls", remedy=remedy)
+        raise InvalidRequest(listing.where, found, expected="extensions, such as jpg or cls", remedy=remedy)
 
 
 def _checksum_notes(entries: SampleTable) -> list[str]:

@@ -114,7 +114,7 @@ class ManifestSource(Source):
         self._read_columns(*self._non_binary)
         return pa.table(self._columns)
 
-    def column(self, listed: Listing | None, name: str, option: str = "") -> pa.ChunkedArray:  # noqa: ARG002 - may be called before listing
+    def column(self, listing: Listing | None, name: str, option: str = "") -> pa.ChunkedArray:  # noqa: ARG002 - may be called before listing
         if (labels := self._numbers_of(name)) is not None:
             return pa.chunked_array([labels])
         if name not in self._non_binary:
@@ -127,9 +127,9 @@ class ManifestSource(Source):
         self._read_columns(name)
         return pa.chunked_array([self._columns[name]])
 
-    def labels(self, listed: Listing, option: str, name: str) -> pa.ChunkedArray:
-        labels = super().labels(listed, option, name)
-        return labels if listed.kept is None else labels.take(arrow.number_array(listed.kept))
+    def labels(self, listing: Listing, option: str, name: str) -> pa.ChunkedArray:
+        labels = super().labels(listing, option, name)
+        return labels if listing.kept is None else labels.take(arrow.number_array(listing.kept))
 
     def _rows(self) -> TableRows:
         return TableRows(self._where, self._columns, self._numbers, self._table.row_counts())
@@ -171,7 +171,7 @@ class ManifestSource(Source):
         self._numbers, self._count = rows if self._numbers is None else self._numbers[rows], len(rows)
 
     def list_samples(self, pool: Pool, observer: Observer) -> Listing:
-        later, options, roles = self._select_rows(), self._options, self._roles
+        condition, options, roles = self._select_rows(), self._options, self._roles
         rows = self._rows()
         checks.check_column_types(rows, roles, options.classes, self._table.schema)
         remedy = f"exclude them from {option_text('meta')}"
@@ -228,13 +228,13 @@ class ManifestSource(Source):
             entries = replace(entries, spans=written_spans(entries))
         check_skipped(self.name, skipped, options.on_error, f"exclude their rows with {option_text('where')}")
         pa.default_memory_pool().release_unused()
-        return Listing(entries, skipped, self.name, tuple(self.notes), self._recorded, later=later)
+        return Listing(entries, skipped, self.name, tuple(self.notes), self._recorded, condition=condition)
 
-    def choose(self, listed: Listing, _read_existing_keys: object) -> Listing:
-        return rename_listed_keys(listed, self._options, partial(self.column, None))
+    def choose(self, listing: Listing, _read_existing_keys: object) -> Listing:
+        return rename_listed_keys(listing, self._options, partial(self.column, None))
 
     def _select_rows(self) -> ReadCondition | None:
-        options, later = self._options, None
+        options, condition = self._options, None
         is_list_of_files = self._is_path_list and not is_address(self._root)
         if is_list_of_files and (folders := find_folders(self._columns["path"], self._root)):
             self.keep_rows(np.setdiff1d(np.arange(self._count), folders))
@@ -242,12 +242,12 @@ class ManifestSource(Source):
             from shardtool.select.query import match_partially
 
             table = add_field_columns(self.table, self._roles.values)
-            selected, later = match_partially(table, options.where, options.file_columns, self._table.classes)
+            selected, condition = match_partially(table, options.where, options.file_columns, self._table.classes)
             self.keep_rows(selected)
         if not self._count:
             found = "no rows" if self._numbers is None else "no remaining row"
             raise InvalidRequest(self._where, found, expected="a row per sample")
-        return later
+        return condition
 
     def write_binary(self, file: Writable) -> None:
         self._bytes.write(file, self._numbers, self._lengths)
