@@ -92,7 +92,7 @@ class Packing:
         self._numbers: dict[str, int] = {}
         self._consumed: dict[int, int] = {}
         self._finished_samples = 0
-        # shards in progress, each with the index of an existing transformed shard that may be kept
+        # by task number: the shard, and the index of an existing transformed shard that may be kept
         self._pending: dict[int, tuple[resume.ShardPlan, shard_index.ShardIndex | None]] = {}
         self._fetch_counts = np.zeros(2, np.int64)
         self._key_problems: dict[str, NameProblem] = {}
@@ -101,7 +101,7 @@ class Packing:
     @reporting_memory_errors("packing the shards")
     def pack(self) -> PackedOutput:
         """Write all shards, and publish each one when it is complete."""
-        plan, shards, pool, totals = self.plan, self._round_shards, self.run.pool, self.totals
+        plan, shards, totals = self.plan, self._round_shards, self.totals
         samples = sum(map(plan.count, shards))
         if not self.run.fetches:
             self.destination.check_space(resume.list_unwritten_sizes(self.listed, self.output))
@@ -109,11 +109,8 @@ class Packing:
         self._note_missing_dataset_file()
         self.observer.start(samples, size, len(shards))
         while True:
-            self._consumed, to_write = {}, []
-            for _, result in pool.map(pack_shard, self._make_tasks(self._round_shards), self._advance):
-                to_write.append(result.shard) if result.wrong else self._publish(result)
-            for _, result in pool.map(pack_shard, self._make_tasks(to_write, write=True), self._advance):
-                self._publish(result)
+            self._consumed = {}
+            self._pack_shards(self._pack_shards(self._round_shards), write=True)
             remaining = self._find_remaining()
             if not len(remaining):
                 break
@@ -142,6 +139,16 @@ class Packing:
         self.run.notes.add(*map(str, relevant))
         return PackedOutput(self.output, self.publication, totals, self.kept, self.dropped)
 
+    def _pack_shards(self, shards: Iterable[int], *, write: bool = False) -> list[int]:
+        """Pack and publish shards. Return the shards that a second call must `write`, because they exist but differ."""
+        to_write, tasks = [], self._make_tasks(shards, write=write)
+        for task_number, result in self.run.pool.map(pack_shard, tasks, self._advance):
+            if result.wrong:
+                to_write.append(self._pending.pop(task_number)[0].shard)
+            else:
+                self._publish(task_number, result)
+        return to_write
+
     def _remove_shards(self) -> None:
         if not isinstance(self.destination.append, FinishedAppend):
             shards = [self.output.pattern.shard(number) for number in self._numbers.values()]
@@ -161,7 +168,7 @@ class Packing:
             transform, limits = self._make_task_transform(self.listed.transform), plan.limits
             work = TransformWork(transform, limits.room, limits.max_count, run.options.oversize, self.listed.dots)
         lines = self._journal.lines
-        for shard in shards:
+        for task_number, shard in enumerate(shards):
             name, folder = self.output.pattern.shard(self._first_number + shard), self.destination.folder
             planned = resume.ShardPlan(self.listed, plan, shard, name, build_shard_samples(plan, shard))
             action, kept_index = (
@@ -173,9 +180,8 @@ class Packing:
                     folder = folder.temporary
                 else:
                     self.publication.prepare_shard(name)
-            self._pending[shard] = planned, kept_index
+            self._pending[task_number] = planned, kept_index
             yield ShardTask(
-                shard=shard,
                 name=name,
                 format=plan.format,
                 folder=folder,
@@ -281,9 +287,9 @@ class Packing:
             remedy = f"Use an open range such as out-{{000000..}}.tar, or a wider one, and add {self._rerun_option}."
             raise InvalidRequest(pattern.text, found, remedy=remedy)
 
-    def _publish(self, result: ShardResult) -> None:
-        shard, (planned, kept_index) = result.shard, self._pending.pop(result.shard)
-        name, folder, append = planned.name, self.destination.folder, self.destination.append
+    def _publish(self, task_number: int, result: ShardResult) -> None:
+        planned, kept_index = self._pending.pop(task_number)
+        shard, name, folder, append = planned.shard, planned.name, self.destination.folder, self.destination.append
         is_kept, left_out = result.staged is None, tuple(row for _, row in result.skipped)
         if kept_index is not None and is_kept:
             index, (facts, data) = kept_index, self._describe_kept_shard(planned, kept_index)
@@ -314,7 +320,7 @@ class Packing:
             self._unpublished -= 1
             if self._unpublished and (result.compared or not is_kept):
                 self._journal.add(resume.JournalLine(name, result.size, result.crc, stamp))
-        reported_samples, reported_bytes, failed = self._reported.pop(shard, (0, 0, 0))
+        reported_samples, reported_bytes, failed = self._reported.pop(task_number, (0, 0, 0))
         size = facts.size if self.run.fetches else int(self._plan.sizes[shard])
         if self.run.fetches:
             self.observer.failed(max(0, len(failed_rows(row for _, row in result.skipped)) - failed))
@@ -404,9 +410,9 @@ class Packing:
         keys = dataset_keys.read_dataset_keys(destination.folder, old.shards[: destination.first])
         return frozenset(blake2b(keys[index], digest_size=16).digest() for index in range(len(keys)))
 
-    def _advance(self, shard: int, samples: int, size: int, failed: int = 0) -> None:
-        reported = self._reported.get(shard, (0, 0, 0))
-        self._reported[shard] = reported[0] + samples, reported[1] + size, reported[2] + failed
+    def _advance(self, task_number: int, samples: int, size: int, failed: int = 0) -> None:
+        reported = self._reported.get(task_number, (0, 0, 0))
+        self._reported[task_number] = reported[0] + samples, reported[1] + size, reported[2] + failed
         if failed:
             self.observer.failed(failed)
         self.observer.advance(samples, size, 0)

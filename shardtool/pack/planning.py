@@ -241,4 +241,4 @@ def _make_tasks(plan: Plan, transform: Transform) -> Iterator[ShardTask]:
     work = TransformWork(transform, 2**62, None, "alone")
     for shard in range(plan.shards):
         samples, shard_work = build_shard_samples(plan, shard), make_shard_work(plan, shard, work)
-        yield ShardTask(shard, "", plan.format, open_folder(""), samples, "skip", 0, "write", shard_work)
+        yield ShardTask("", plan.format, open_folder(""), samples, "skip", 0, "write", shard_work)

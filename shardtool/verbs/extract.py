@@ -298,7 +298,7 @@ def _unpack_tasks(listing: Listing, entries: SampleTable, folder: Folder, worker
     plan = Plan("files", entries, None, None, total, np.flatnonzero(ends))
     for number in range(plan.shards):
         name = listing.shards[int(shard_numbers[plan.span(number)[0]])]
-        yield ShardTask(number, name, plan.format, folder, build_shard_samples(plan, number), "raise", 0)
+        yield ShardTask(name, plan.format, folder, build_shard_samples(plan, number), "raise", 0)
 
 
 def _parquet_tables(entries: SampleTable, names: PackedStrings) -> dict[str, bytes]:

@@ -290,7 +290,7 @@ class _Removal:
         tasks = []
         for number, shard in enumerate(self.shards):
             samples, name = build_shard_samples(plan, number), to_local_name(shard.name)
-            tasks.append(ShardTask(number, name, plan.format, self.folder, samples, "raise", now_ns))
+            tasks.append(ShardTask(name, plan.format, self.folder, samples, "raise", now_ns))
         observer.start(len(plan), int(plan.sizes.sum()), len(tasks))
 
         def advance(_: int, samples: int, size: int) -> None:
@@ -353,7 +353,7 @@ class _Removal:
         samples = build_shard_samples(plan_by_counts(removed, self.file.format, [len(removed)]), 0)
         removed_sum: int | None = None
         with suppress(ShardError):  # the removed samples may be damaged
-            removed_sum = read_fingerprint(ShardTask(0, "", self.file.format, self.folder, samples, "raise", 0))
+            removed_sum = read_fingerprint(ShardTask("", self.file.format, self.folder, samples, "raise", 0))
         expected, has_checksums = removed.known_spans.expected, not samples.content.lists
         if removed_sum is None and has_checksums and bool((expected[removed.rows.kind == SPAN] >= 0).all()):
             removed_sum = compute_content_fingerprint(samples.content, expected.astype("<u4").tobytes(), ())

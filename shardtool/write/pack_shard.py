@@ -45,7 +45,7 @@ def _pack_or_keep(task: ShardTask, report: Report) -> ShardResult:
     if task.action != "write" and not task.folder.has_staging:
         # Without staging, a worker would overwrite the existing shard. With `wrong`, the parent first deletes the
         # dataset file, and then starts another task that writes the shard.
-        return ShardResult(task.shard, None, 0, 0, b"", 0, (), wrong=True)
+        return ShardResult(None, 0, 0, b"", 0, (), wrong=True)
     if task.work is not None:
         from shardtool.write.transform_packer import pack_transformed
 
@@ -98,7 +98,7 @@ def _check_existing(task: ShardTask) -> ShardResult | None:
             content = (
                 0 if task.work is not None else compute_content_fingerprint(task.samples.content, keep.field_crcs, ())
             )
-            return ShardResult(task.shard, None, keep.size, keep.crc, keep.field_crcs, content, ())
+            return ShardResult(None, keep.size, keep.crc, keep.field_crcs, content, ())
         md5 = task.folder.md5(task.name)
         size_and_crc = None if md5 else read_crc(path)
         result, source_md5 = _reread_source(task, hashes=bool(md5))

@@ -128,7 +128,7 @@ class Packer:
         crcs = self.field_crcs.tobytes()
         skipped = tuple(sorted(self.skipped.items()))
         content = compute_content_fingerprint(self.content, crcs, self.skipped, self.single_numbers)
-        return ShardResult(self.task.shard, staged, self.size, self.crc, crcs, content, skipped)
+        return ShardResult(staged, self.size, self.crc, crcs, content, skipped)
 
     def check_crc(self, row: int, crc: int) -> None:
         """Raise `SourceFailed` if the CRC-32C of a payload differs from the plan."""

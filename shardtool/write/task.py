@@ -77,7 +77,6 @@ class ShardTask(NamedTuple):
         size: Size of the shard in bytes if no sample is skipped, or None if unknown.
     """
 
-    shard: int
     name: str
     format: str
     folder: OutputFolder
@@ -100,7 +99,6 @@ class ShardResult(NamedTuple):
         wrong: Whether the existing file cannot be kept. Other values are then empty.
     """
 
-    shard: int
     staged: DurableFile | None
     size: int
     crc: int

@@ -225,7 +225,7 @@ class _TransformPacker(Packer):
         fingerprint = compute_content_fingerprint(content, crcs, ()) if len(self._records) else 0
         transformed = TransformedSamples(content, self._sources.tobytes(), self._consumed, self._dropped, self._found)
         skipped = tuple(sorted(self.skipped.items()))
-        return ShardResult(self.task.shard, staged, self.size, self.crc, crcs, fingerprint, skipped, transformed)
+        return ShardResult(staged, self.size, self.crc, crcs, fingerprint, skipped, transformed)
 
     def _path(self, key: bytes, row: int) -> bytes:
         return self.paths[row] if self.paths is not None else key + self.endings[self.codes[row]]

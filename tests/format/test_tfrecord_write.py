@@ -253,7 +253,7 @@ class _Bytes(bytearray):
 
 def _written(plan: Plan, shard: int) -> bytes:
     task = ShardTask(
-        shard=shard, name="out.tfrecord", format="tfrecord", folder=Folder("/nowhere"),
+        name="out.tfrecord", format="tfrecord", folder=Folder("/nowhere"),
         samples=build_shard_samples(plan, shard), on_error="raise", mtime_ns=0,
     )  # fmt: skip
     output = _Bytes()

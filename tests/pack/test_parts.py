@@ -22,6 +22,7 @@ from shardtool import (
     CorruptShard,
     CreateOptions,
     InvalidRequest,
+    Observer,
     OutputExists,
     ReshardOptions,
     create,
@@ -102,6 +103,28 @@ def test_parts_write_the_bytes_of_a_single_run(place: Path, more: dict[str, Any]
         shutil.rmtree(place / "out")
     assert sum(result.samples for result in results) == 14
     assert sum(result.skipped for result in results) == expected["x.skipped"].count(b"\n") == 3
+
+
+class _Progress(Observer):
+    """Sums up the reported work."""
+
+    def __init__(self) -> None:
+        self.planned = self.done = (0, 0, 0)
+
+    def start(self, samples: int, size: int, shards: int) -> None:
+        self.planned = samples, size, shards
+
+    def advance(self, samples: int, size: int, shards: int) -> None:
+        self.done = self.done[0] + samples, self.done[1] + size, self.done[2] + shards
+
+
+def test_progress_of_a_part(place: Path) -> None:
+    """A part reports each of its samples and bytes once."""
+    for number in range(1, _PARTS + 1):
+        progress = _Progress()
+        options = replace(_OPTIONS, part=f"{number}/{_PARTS}")
+        create(place / "in", place / "out/x-{000..}.tar", options, observer=progress)
+        assert progress.done == progress.planned != (0, 0, 0), number
 
 
 def test_more_parts_than_shards(place: Path) -> None:

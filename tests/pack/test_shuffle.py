@@ -161,9 +161,7 @@ def pack(plan: Plan, folder: Path, on_error: OnError = "raise") -> list[Packed]:
     folder.mkdir(exist_ok=True)
     packed = []
     for shard in range(plan.shards):
-        task = ShardTask(
-            shard, f"s{shard}", plan.format, Folder(str(folder)), build_shard_samples(plan, shard), on_error, 0
-        )
+        task = ShardTask(f"s{shard}", plan.format, Folder(str(folder)), build_shard_samples(plan, shard), on_error, 0)
         result = pack_shard(task, lambda _samples, _bytes: None)
         assert result.staged is not None
         path = Path(result.staged.path)
@@ -631,9 +629,7 @@ def _both_passes(plan: Plan, temp: Path, pool: LocalPool, memory: int) -> None:
 
 def _pack_all(plan: Plan, out: Path, pool: LocalPool) -> None:
     folder = Folder(str(out))
-    shards = [
-        ShardTask(at, f"{at}", "tar", folder, build_shard_samples(plan, at), "raise", 0) for at in range(plan.shards)
-    ]
+    shards = [ShardTask(f"{at}", "tar", folder, build_shard_samples(plan, at), "raise", 0) for at in range(plan.shards)]
     for _ in pool.map(pack_shard, shards, lambda *_: None):
         pass
     folder.discard_staged([shard.name for shard in shards])

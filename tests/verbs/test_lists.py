@@ -284,7 +284,7 @@ def test_a_changed_list_is_skipped(place: Path, *, large: bool) -> None:
     pattern = parse_pattern(str(place / "out-{000..}.tfrecord"))
     plan = make_plan(changed(entries, expected=expected), pattern, ShardBounds())
     samples, folder = build_shard_samples(plan, 0), Folder(str(place))
-    result = pack_shard(ShardTask(0, "out-000.tfrecord", plan.format, folder, samples, "skip", 0), lambda *_: None)
+    result = pack_shard(ShardTask("out-000.tfrecord", plan.format, folder, samples, "skip", 0), lambda *_: None)
     assert [(at, one.key, one.code) for at, one in result.skipped] == [(2, "k2", "corrupt")]
     _write(place / "right" / "x.tfrecord", [item for item in examples if item[0] != "k2"])
     assert format_fingerprint(result.digest) == _run(place / "right", place / "a")["fingerprint"]
@@ -303,7 +303,7 @@ def test_a_kept_shard_keeps_its_record(place: Path) -> None:
         make_plan(entries, parse_pattern(str(place / "out-{000..}.tfrecord")), ShardBounds()),
         Folder(str(place)),
     )
-    task = ShardTask(0, "out-000.tfrecord", plan.format, folder, build_shard_samples(plan, 0), "raise", 0)
+    task = ShardTask("out-000.tfrecord", plan.format, folder, build_shard_samples(plan, 0), "raise", 0)
     made = pack_shard(task, lambda *_: None)
     assert made.staged is not None
     folder.publish(made.staged)

@@ -79,7 +79,7 @@ def _task(source: Path, ending: str) -> ShardTask:
     )
     plan = make_plan(entries, parse_pattern(str(source.parent / f"out-{{000..}}.{ending}")), ShardBounds())
     folder = Folder(str(source.parent))
-    return ShardTask(0, f"out-000.{ending}", plan.format, folder, build_shard_samples(plan, 0), "skip", 0)
+    return ShardTask(f"out-000.{ending}", plan.format, folder, build_shard_samples(plan, 0), "skip", 0)
 
 
 def _packed(task: ShardTask) -> tuple[bytes, ShardResult]:
