@@ -378,15 +378,15 @@ def _parse_footer(data: bytes, name: str) -> tuple[ShardFacts, ParquetFooter]:
         footer = parse_footer(data)
         values = {key.removeprefix(METADATA_PREFIX): value for key, value in footer.key_values.items()}
         version = int(values["format_version"])
-        made = None
+        transform = None
         if "consumed" in values:
             counts = int(values["consumed"]), int(values["dropped"]), int(values["skipped"])
             left_out = unpack_rows(values["left_out"]) if "left_out" in values else ()
-            made = TransformFacts(int(values["content"], 16), *counts, left_out)
+            transform = TransformFacts(int(values["content"], 16), *counts, left_out)
         crc = int(values["crc32c"], 16) if "crc32c" in values else None
         shards = int(values["shards"]) if "shards" in values else None
         plan, first = values.get("plan", ""), values.get("first", "")
-        facts = ShardFacts(values["shard"], int(values["size"]), crc, plan, made, first, shards)
+        facts = ShardFacts(values["shard"], int(values["size"]), crc, plan, transform, first, shards)
         _check_numbers(facts)
     except (KeyError, ValueError) as error:
         problem = f"{METADATA_PREFIX}{error.args[0]} is missing" if isinstance(error, KeyError) else error
@@ -398,10 +398,16 @@ def _parse_footer(data: bytes, name: str) -> tuple[ShardFacts, ParquetFooter]:
 
 
 def _check_numbers(facts: ShardFacts) -> None:
-    counts = () if facts.made is None else (facts.made.consumed, facts.made.dropped, facts.made.skipped)
+    counts = (
+        () if facts.transform is None else (facts.transform.consumed, facts.transform.dropped, facts.transform.skipped)
+    )
     if not all(0 <= number < 2**63 for number in (facts.size, *counts)):
         raise ValueError("an impossible size or count")
-    if not 0 <= (facts.crc or 0) < 2**32 or not 0 <= (facts.made.content if facts.made else 0) < 2**256:
+    if not 0 <= (facts.crc or 0) < 2**32 or not 0 <= (facts.transform.content if facts.transform else 0) < 2**256:
         raise ValueError("an invalid checksum")
-    if facts.made is not None and facts.made.left_out and len(facts.made.left_out) != facts.made.skipped:
+    if (
+        facts.transform is not None
+        and facts.transform.left_out
+        and len(facts.transform.left_out) != facts.transform.skipped
+    ):
         raise ValueError("a list of skipped samples whose length differs from their recorded number")

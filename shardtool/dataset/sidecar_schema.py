@@ -74,7 +74,7 @@ class ShardFacts(NamedTuple):
     size: int
     crc: int | None
     plan: str
-    made: TransformFacts | None = None
+    transform: TransformFacts | None = None
     first: str = ""
     shards: int | None = None
 

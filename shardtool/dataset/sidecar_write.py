@@ -126,12 +126,11 @@ def encode_sidecar_table(table: pa.Table, shard: ShardFacts, version: int = FORM
         facts["plan"] = shard.plan
     if shard.shards is not None:
         facts |= {"first": shard.first, "shards": f"{shard.shards}"}
-    if shard.made is not None:
-        made = shard.made
-        facts |= {"content": f"{made.content:064x}", "consumed": f"{made.consumed}"}
-        facts |= {"dropped": f"{made.dropped}", "skipped": f"{made.skipped}"}
-        if made.left_out:
-            facts["left_out"] = pack_rows(made.left_out)
+    if (transform := shard.transform) is not None:
+        facts |= {"content": f"{transform.content:064x}", "consumed": f"{transform.consumed}"}
+        facts |= {"dropped": f"{transform.dropped}", "skipped": f"{transform.skipped}"}
+        if transform.left_out:
+            facts["left_out"] = pack_rows(transform.left_out)
         # `plan` does not determine these facts. `--resume` verifies their checksum by encoding them again.
         facts["check"] = f"{crc32c(' '.join(facts.values()).encode()):08x}"
     metadata_columns = table.column_names[len(SIDECAR_SCHEMA) :]

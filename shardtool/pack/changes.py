@@ -77,7 +77,7 @@ def find_changes(planned: Planned) -> ResumeChanges | None:
             for output in planned.outputs
             for shard in output.own_shards
         ]
-        added -= sum(len(facts.made.left_out) for facts in kept_facts if facts and facts.made)
+        added -= sum(len(facts.transform.left_out) for facts in kept_facts if facts and facts.transform)
     return ResumeChanges(samples_added=added, samples_removed=removed, samples_before=total)
 
 
@@ -213,8 +213,8 @@ def _read_packed_keys(
         if entry is not None:
             sidecar_read.check_listed_sidecar(data, sidecar, entry)
         if run.makes_keys:
-            made = sidecar_read.parse_facts(data, sidecar).made
-            return 0 if made is None else made.consumed, keys
+            transform = sidecar_read.parse_facts(data, sidecar).transform
+            return 0 if transform is None else transform.consumed, keys
         size = output.existing[name].size if entry is None else entry.size
         keys = hash_keys(PackedStrings.of(sidecar_read.parse_sidecar(data, sidecar, size, metadata=False).all_keys()))
     except (OSError, CorruptShard):

@@ -74,20 +74,19 @@ class Packing:
     def __init__(self, planned: Planned, output: PlannedOutput, made_keys: set[bytes]) -> None:
         self.planned, self.listed, self.run = planned, planned.listed, planned.run
         self.output, self.plan, self.destination = output, output.plan, output.destination
-        self.publication, self.observer = output.destination.open_publication(), self.run.notes.observer
+        self.observer = self.run.notes.observer
         self._run_stamp = resume.get_run_stamp(self.listed)
-        self._journal = resume.ShardJournal(self.destination)
         self._unpublished = len(output.own_shards)
         self.kept = self.dropped = 0
         self._made_keys = made_keys
-        part = self.destination.part  # only the first part lists skipped samples of the plan
+        part = self.run.part  # only the first part lists skipped samples of the plan
         values = self.plan.entries.values
         if self.run.options.map:  # the user's function may change text and JSON, but not numbers
             values = values._replace(types=values.numbers)
         self.totals = DatasetTotals(values)
         self.totals.skipped += self.plan.skipped if part is None or part.number == 1 else ()
         self._first_name = to_output_name(output.shard_name(0))
-        self._plan, self._first_number = self.plan, self.destination.first
+        self._round_plan, self._first_number = self.plan, self.destination.first
         self._round_shards = output.own_shards
         self._numbers: dict[str, int] = {}
         self._consumed: dict[int, int] = {}
@@ -101,10 +100,11 @@ class Packing:
     @reporting_memory_errors("packing the shards")
     def pack(self) -> PackedOutput:
         """Write all shards, and publish each one when it is complete."""
+        self.publication, self._journal = self.destination.open_publication(), resume.ShardJournal(self.destination)
         plan, shards, totals = self.plan, self._round_shards, self.totals
         samples = sum(map(plan.count, shards))
         if not self.run.fetches:
-            self.destination.check_space(resume.list_unwritten_sizes(self.listed, self.output))
+            self.destination.check_space(resume.sum_unwritten_sizes(self.listed, self.output))
         size = 0 if self.run.fetches else int(plan.sizes[shards.start : shards.stop].sum())
         self._note_missing_dataset_file()
         self.observer.start(samples, size, len(shards))
@@ -114,10 +114,10 @@ class Packing:
             remaining = self._find_remaining()
             if not len(remaining):
                 break
-            self._first_number += self._plan.shards
-            self._plan = self._plan.subset(remaining)
-            self._round_shards = range(self._plan.shards)
-            self._unpublished += self._plan.shards
+            self._first_number += self._round_plan.shards
+            self._round_plan = self._round_plan.subset(remaining)
+            self._round_shards = range(self._round_plan.shards)
+            self._unpublished += self._round_plan.shards
             self._check_names()
         if self._finished_samples != samples:
             counts = f"{self._finished_samples:,} of {samples:,} planned samples"
@@ -126,7 +126,7 @@ class Packing:
         self._check_shard_counts()
         has_earlier_data = any(destination.old for destination in self.planned.destinations)
         may_be_empty = has_earlier_data and not failed_rows(totals.skipped) and not self.dropped
-        if self.destination.part is None and not totals.samples and not may_be_empty:
+        if self.run.part is None and not totals.samples and not may_be_empty:
             self._remove_shards()
             raise self._none_packed_error()
         if (self.run.fetches or self.listed.listing.condition) and totals.skipped:
@@ -163,7 +163,7 @@ class Packing:
             self.run.notes.add(f"in a store, the old dataset file is deleted first; {written}")
 
     def _make_tasks(self, shards: Iterable[int], *, write: bool = False) -> Iterator[ShardTask]:
-        plan, run, work, reads = self._plan, self.run, None, self._choose_parallel_reads()
+        plan, run, work, reads = self._round_plan, self.run, None, self._choose_parallel_reads()
         if self.listed.transform is not None:
             transform, limits = self._make_task_transform(self.listed.transform), plan.limits
             work = TransformWork(transform, limits.room, limits.max_count, run.options.oversize, self.listed.dots)
@@ -207,7 +207,7 @@ class Packing:
     def _choose_parallel_reads(self) -> int:
         if self.run.makes_keys or self.run.fetches:
             return 1
-        reads, reason = choose_parallel_reads(self._plan.entries, self._parallel_tasks)
+        reads, reason = choose_parallel_reads(self._round_plan.entries, self._parallel_tasks)
         if reason:
             self.observer.log(reason)
         return reads
@@ -215,7 +215,7 @@ class Packing:
     def _find_remaining(self) -> NDArray[np.int64]:
         numbers = [np.zeros(0, np.int64)]
         for shard in self._round_shards:
-            first, last = self._plan.span(shard)
+            first, last = self._round_plan.span(shard)
             numbers.append(np.arange(first + self._consumed[shard], last))
         return np.concatenate(numbers)
 
@@ -266,7 +266,7 @@ class Packing:
         if self.run.options.equal_count and max(counts) - min(counts) > 1:
             found = f"shards of {min(counts):,} to {max(counts):,} samples after transforming"
             raise InvalidRequest(where, found, expected=f"equal counts ({flag_text('equal_count')})", remedy=remedy)
-        if self.destination.part is None and len(counts) % self.run.options.shards_multiple_of:
+        if self.run.part is None and len(counts) % self.run.options.shards_multiple_of:
             found = f"{len(counts):,} shards after transforming"
             expected = f"a multiple of {self.run.options.shards_multiple_of:,} ({option_text('shards_multiple_of')})"
             raise InvalidRequest(where, found, expected=expected, remedy=remedy)
@@ -276,7 +276,7 @@ class Packing:
         return self.run.continue_option if self.run.appends else flag_text("overwrite")
 
     def _check_names(self) -> None:
-        pattern, needed = self.output.pattern, self._first_number + self._plan.shards
+        pattern, needed = self.output.pattern, self._first_number + self._round_plan.shards
         options, shards = self.run.options, needed - self.destination.first
         if options.shards is not None or options.place == "hash":
             found = f"{shards:,} shards or more after transforming"
@@ -292,20 +292,19 @@ class Packing:
         shard, name, folder, append = planned.shard, planned.name, self.destination.folder, self.destination.append
         is_kept, left_out = result.staged is None, tuple(row for _, row in result.skipped)
         if kept_index is not None and is_kept:
-            index, (facts, data) = kept_index, self._describe_kept_shard(planned, kept_index)
-            left_out = facts.made.left_out if facts.made else ()
+            index, (facts, data, schema) = kept_index, self._describe_kept_shard(planned, kept_index)
+            left_out = facts.transform.left_out if facts.transform else ()
         else:
-            index, facts, data = self._describe_written_shard(result, planned)
-        tally, made = index.tally(), facts.made
-        self._consumed[shard] = self._plan.count(shard) if made is None else made.consumed
+            index, facts, data, schema = self._describe_written_shard(result, planned)
+        tally, transform = index.tally(), facts.transform
+        self._consumed[shard] = self._round_plan.count(shard) if transform is None else transform.consumed
         self._finished_samples += self._consumed[shard]
-        self.dropped += made.dropped if made else 0
+        self.dropped += transform.dropped if transform else 0
         self.kept += is_kept or isinstance(append, FinishedAppend)
-        self.totals.digest += made.content if made else result.digest
-        self.totals.skipped += left_out
         if self.run.makes_keys:
             self._add_made_keys(index.all_keys())
-        entry = self.totals.add(facts, data, tally)
+        self.totals.schema = schema
+        entry = self.totals.add(facts, data, tally, transform.content if transform else result.digest, left_out)
         self._numbers[facts.name] = number = self._first_number + shard
         if isinstance(append, FinishedAppend):
             if not is_kept:
@@ -321,7 +320,7 @@ class Packing:
             if self._unpublished and (result.compared or not is_kept):
                 self._journal.add(resume.JournalLine(name, result.size, result.crc, stamp))
         reported_samples, reported_bytes, failed = self._reported.pop(task_number, (0, 0, 0))
-        size = facts.size if self.run.fetches else int(self._plan.sizes[shard])
+        size = facts.size if self.run.fetches else int(self._round_plan.sizes[shard])
         if self.run.fetches:
             self.observer.failed(max(0, len(failed_rows(row for _, row in result.skipped)) - failed))
         self.observer.advance(max(0, self._consumed[shard] - reported_samples), max(0, size - reported_bytes), 1)
@@ -329,14 +328,15 @@ class Packing:
 
     def _describe_written_shard(
         self, result: ShardResult, planned: resume.ShardPlan
-    ) -> tuple[shard_index.ShardIndex, sidecar_schema.ShardFacts, bytes]:
-        plan, samples, made = self._plan, planned.samples, result.made
+    ) -> tuple[shard_index.ShardIndex, sidecar_schema.ShardFacts, bytes, dict[str, str]]:
+        plan, samples, transformed = self._round_plan, planned.samples, result.transformed
         columns, transform_facts, consumed = plan.metadata(planned.shard), None, plan.count(planned.shard)
         paths = samples.output_paths(redact_url_bytes) if plan.entries.source_paths else b""
-        if made is None:
+        if transformed is None:
             content, skipped = samples.content, tuple(position for position, _ in result.skipped)
         else:
-            sources, content, skipped, consumed = np.frombuffer(made.sources, np.int64), made.content, (), made.consumed
+            sources, content = np.frombuffer(transformed.sources, np.int64), transformed.content
+            skipped, consumed = (), transformed.consumed
             if plan.entries.source_paths:
                 counts = np.frombuffer(samples.content.counts, np.uint16).astype(np.int64)
                 lists = sidecar_write.string_list_column(paths[:-1].split(b"\0"), counts)
@@ -346,42 +346,41 @@ class Packing:
             if columns is not None and self.run.makes_keys:
                 columns = drop_number_columns(columns, plan.entries.fields)
             if self.listed.transform is not None:
-                columns = with_measured_columns(columns, self.listed.transform.measured_columns, made.found)
+                columns = with_measured_columns(columns, self.listed.transform.measured_columns, transformed.found)
             left_out = tuple(row for _, row in result.skipped)
             failed = failed_rows(left_out)
             self._check_failed_urls(planned.name, failed, consumed)
             if failed and not self.run.fetches:
                 left_out = ()  # the next run tries them again
             transform_facts = sidecar_schema.TransformFacts(
-                result.digest, consumed, made.dropped, len(result.skipped), left_out
+                result.digest, consumed, transformed.dropped, len(result.skipped), left_out
             )
         shards, name = self._count_known_shards(planned.shard, consumed), to_output_name(planned.name)
         facts = sidecar_schema.ShardFacts(
             name, result.size, result.crc, planned.fingerprint(), transform_facts, self._first_name, shards
         )
         index = sidecar_write.written_index(plan.format, content, columns, result.field_crcs, skipped, paths)
-        data, self.totals.schema = sidecar_write.encode_sidecar(index, facts)
-        accounted = len(np.unique(sources)) + made.dropped if made else len(index)
+        accounted = len(np.unique(sources)) + transformed.dropped if transformed else len(index)
         if consumed != accounted + len(result.skipped):
             found = f"{accounted:,} of {consumed:,} samples accounted for; no dataset file was written"
             raise Bug(planned.name, found)
-        return index, facts, data
+        return index, facts, *sidecar_write.encode_sidecar(index, facts)
 
     def _describe_kept_shard(
         self, planned: resume.ShardPlan, index: shard_index.ShardIndex
-    ) -> tuple[sidecar_schema.ShardFacts, bytes]:
+    ) -> tuple[sidecar_schema.ShardFacts, bytes, dict[str, str]]:
         facts, table = index.facts, index.plain_table()
-        if facts.made is None:
+        if facts.transform is None:
             raise Bug(planned.name, "a kept shard without a record of its transform")
-        self.totals.schema = sidecar_schema.column_types(sidecar_schema.with_shard_column(table.schema))
-        shards = self._count_known_shards(planned.shard, facts.made.consumed)
+        schema = sidecar_schema.column_types(sidecar_schema.with_shard_column(table.schema))
+        shards = self._count_known_shards(planned.shard, facts.transform.consumed)
         facts = facts._replace(first=self._first_name, shards=shards)
-        return facts, sidecar_write.encode_sidecar_table(table, facts)
+        return facts, sidecar_write.encode_sidecar_table(table, facts), schema
 
     def _count_known_shards(self, shard: int, consumed: int) -> int:
         """Return the planned number of shards, plus one if only the first `consumed` samples of `shard` fit in it."""
         before = self._first_number - self.destination.first
-        return before + self._plan.shards + (consumed < self._plan.count(shard))
+        return before + self._round_plan.shards + (consumed < self._round_plan.count(shard))
 
     def _add_made_keys(self, keys: list[bytes]) -> None:
         """Raise an error for duplicate keys from the user's function. Collect problems that readers have with them."""

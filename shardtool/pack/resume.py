@@ -157,7 +157,7 @@ def choose_action(
         can_keep = is_as_expected and not samples.content.lists
         return (KeepShard(crc, crcs, file_info.size, trusts_sizes) if can_keep else "compare"), None
     retries = transform.fetch is not None and transform.fetch.retry_failed
-    if retries and index.facts.made and failed_rows(index.facts.made.left_out):
+    if retries and index.facts.transform and failed_rows(index.facts.transform.left_out):
         return "write", None
     return KeepShard(crc, b"", file_info.size, trusts_sizes), index
 
@@ -180,22 +180,22 @@ def _read_matching_index(planned: ShardPlan, output: Destination) -> shard_index
     if not is_transformed:
         return index
     with suppress(ShardError):
-        if facts.made is not None and len(facts.made.left_out) == facts.made.skipped:
+        if facts.transform is not None and len(facts.transform.left_out) == facts.transform.skipped:
             encoded = sidecar_write.encode_sidecar_table(index.plain_table(), facts, index.version)
             return index if encoded == data else None
     return None
 
 
-def list_unwritten_sizes(listed: Listed, output: PlannedOutput) -> list[int]:
-    """Return the planned sizes of shards that do not exist or have a wrong size."""
+def sum_unwritten_sizes(listed: Listed, output: PlannedOutput) -> int:
+    """Return the total planned size of the shards that do not exist or have a wrong size."""
     existing = output.destination.existing if output.destination.resumes else {}
     may_differ = listed.run.options.on_error == "skip" or listed.transform is not None
-    sizes = []
+    total = 0
     for shard in output.own_shards:
         size, file_info = int(output.plan.sizes[shard]), existing.get(output.shard_name(shard))
         if file_info is None or (file_info.size != size and not may_differ):
-            sizes.append(size)
-    return sizes
+            total += size
+    return total
 
 
 def _has_expected_content(samples: ShardSamples, field_crcs: bytes, *, accept_unknown: bool) -> bool:

@@ -26,7 +26,7 @@ from shardtool.errors import CorruptShard, OutputFailed, SampleFailed, reporting
 from shardtool.messages import flag_text, option_text
 from shardtool.names import to_text
 from shardtool.pack.outputs import Spool
-from shardtool.pack.resume import list_unwritten_sizes
+from shardtool.pack.resume import sum_unwritten_sizes
 from shardtool.plan.shard_bounds import ShardCapacity, ShardRuns, cumulative_sizes
 from shardtool.shard_samples import SPAN, SpanFile
 from shardtool.storage.paths import is_address
@@ -300,7 +300,7 @@ def arrange_payloads(planned: Planned, spool: Spool | None) -> Planned:
     run, outputs, compressed = planned.run, planned.outputs, planned.listed.listing.compressed
     if run.shuffle is None or spool is None or planned.listed.entries.known_spans.row_file is not None:
         return planned
-    to_write = sum(sum(list_unwritten_sizes(planned.listed, output)) for output in outputs)
+    to_write = sum(sum_unwritten_sizes(planned.listed, output) for output in outputs)
     if not to_write and not compressed:
         return planned
     plans = [output.plan for output in outputs]

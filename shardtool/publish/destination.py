@@ -24,7 +24,7 @@ from shardtool.storage.folders import check_space
 from shardtool.units import already_exist_text, pluralize
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from shardtool.request.run_part import RunPart
     from shardtool.skipped import Skipped
@@ -101,21 +101,21 @@ class Destination:
     def open_publication(self, part_record: str = "") -> Publication:
         """Start to publish this dataset. `part_record` is the name of the record of a writer's part."""
         indexes = StaleIndexes(self.folder, self.pattern, self.folder.names(), appends=self.appends)
-        old: OldDataset = "keep" if self.appends else "replace" if self.if_exists == "overwrite" else "withdraw"
+        old_policy: OldDataset = "keep" if self.appends else "replace" if self.if_exists == "overwrite" else "withdraw"
         if self.expected is not None:
-            old = "exchange"
+            old_policy = "exchange"
         existing = {**self.existing, **self.folder.find_entries([part_record] if part_record else [])}
-        return Publication(self.folder, part_record or self.pattern.dataset_file, old, existing, indexes)
+        return Publication(self.folder, part_record or self.pattern.dataset_file, old_policy, existing, indexes)
 
-    def check_space(self, sizes: Sequence[int]) -> None:
-        """Raise an error if there is too little space for shards of these sizes in bytes."""
+    def check_space(self, size: int) -> None:
+        """Raise an error if there is too little space for shards of `size` bytes in total."""
         keeps_old = self.if_exists == "overwrite" and bool(self.existing)
-        check_space(self.folder, sum(sizes), "written", keeps_old=keeps_old)
+        check_space(self.folder, size, "written", keeps_old=keeps_old)
 
     def create_spool(self, size: int) -> StagedFile:
         """Create a temporary file for `size` bytes of payloads."""
         if self.folder.temporary == self.folder:
-            self.check_space([size])
+            self.check_space(size)
         return self.folder.temporary.stage(self._spool_name)
 
     @property

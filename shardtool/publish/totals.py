@@ -14,7 +14,7 @@ from shardtool.fingerprint import crc32c, format_fingerprint
 from shardtool.names import to_bytes, to_output_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from shardtool.dataset.sidecar_schema import ShardFacts, ShardTally
     from shardtool.entries.sample_table import FieldValues
@@ -66,8 +66,12 @@ class DatasetTotals:
     digest: int = 0
     skipped: list[Skipped] = field(default_factory=list)
 
-    def add(self, facts: ShardFacts, sidecar: bytes, tally: ShardTally) -> ShardEntry:
-        """Add a shard, and return its entry. The caller updates `self.digest` and `self.skipped`."""
+    def add(
+        self, facts: ShardFacts, sidecar: bytes, tally: ShardTally, digest: int = 0, skipped: Iterable[Skipped] = ()
+    ) -> ShardEntry:
+        """Add a shard, and return its entry. The caller sets `self.schema`."""
+        self.digest += digest
+        self.skipped += skipped
         self.shards.append(tally.entry(facts, sidecar))
         self.field_bytes += tally.field_bytes
         self.fields.update(tally.fields)

@@ -300,7 +300,7 @@ class _Removal:
             task, before = tasks[number], self.shards[number].index()
             content, metadata = task.samples.content, plan.metadata(number)
             index = sidecar_write.written_index(plan.format, content, metadata, result.field_crcs)
-            fact = before.facts._replace(size=result.size, crc=result.crc, plan="", made=None)
+            fact = before.facts._replace(size=result.size, crc=result.crc, plan="", transform=None)
             data, _ = sidecar_write.encode_sidecar(index, fact)
             publication.add(result.staged, data, task.name)
             tally = index.tally()

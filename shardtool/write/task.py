@@ -105,7 +105,7 @@ class ShardResult(NamedTuple):
     field_crcs: bytes
     digest: int
     skipped: tuple[tuple[int, Skipped], ...]
-    made: TransformedSamples | None = None
+    transformed: TransformedSamples | None = None
     compared: bool = False
     wrong: bool = False
 

@@ -162,8 +162,8 @@ class WriterOutput:
                 break
             data = self.folder.read(sidecar_name(name))
             encoder.add_existing_keys(sidecar.all_keys())
-            self._add_to_totals(sidecar.facts, data, sidecar.tally(), int(entry.digest, 16))
-            self.totals.skipped += [Skipped(key, "", code, message) for key, code, message in entry.skipped]  # type: ignore[arg-type]
+            skipped = [Skipped(key, "", code, message) for key, code, message in entry.skipped]  # type: ignore[arg-type]
+            self.totals.add(sidecar.facts, data, sidecar.tally(), int(entry.digest, 16), skipped)
             self.rounded.update(entry.rounded)
             if self.pattern.format == "tar":
                 self.reader_problems.add_shard(sidecar)
@@ -225,17 +225,10 @@ class WriterOutput:
         version = self.folder.version(shard.name)
         entry = JournalEntry(facts.name, size, crc, f"{digest:x}", *encoder_state, rounded, skipped_rows, version)
         self._journal.append(asdict(entry))
-        self._add_to_totals(facts, data, index.tally(), digest)
-        self.totals.skipped += skipped
+        self.totals.add(facts, data, index.tally(), digest, skipped)
         self.rounded.update(rounded)
         if self.pattern.format == "tar":
             self.reader_problems.add_shard(index, content.inline, encoder.numbers)
-
-    def _add_to_totals(
-        self, facts: sidecar_schema.ShardFacts, sidecar: bytes, tally: sidecar_schema.ShardTally, digest: int
-    ) -> None:
-        self.totals.add(facts, sidecar, tally)
-        self.totals.digest += digest
 
     def finish(self, encoder: SampleEncoder, record: Mapping[str, object]) -> None:
         """Update the sidecars, and publish the dataset file with `record` in its run record."""
