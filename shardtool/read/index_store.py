@@ -23,10 +23,9 @@ from shardtool.dataset.shard_index import ShardIndex
 from shardtool.errors import CorruptShard
 from shardtool.fingerprint import crc32c
 from shardtool.read.catalog import Catalog, logger
-from shardtool.read.metadata import metadata_schema, read_index, read_sidecar_table
+from shardtool.read.metadata import VERIFY_FIX, metadata_schema, read_index, read_sidecar_table
 from shardtool.storage.remote.address import is_url
 from shardtool.storage.shared_blocks import ForkLock
-from shardtool.units import pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 
 _INDEX_CACHE_BYTES = 2**25
 _MAX_CACHED_INDEXES = 4096
-_VERIFY_FIX = "Run `shardtool verify`."
 _MAX_KEYS_SEARCHED_SINGLY = 16
 _MAX_HASHES_IN_MEMORY = 2**22
 _HASH_BYTES = 8
@@ -248,16 +246,5 @@ def read_shard_index(catalog: Catalog, number: int) -> ShardIndex:
         actual_size = shard.size()  # None if the shard is missing, which `read_index` reports
         if actual_size is not None and actual_size != size:
             expected = f"{size:,}, as the dataset file lists"
-            raise CorruptShard(shard.path, f"{actual_size:,} bytes", expected=expected, remedy=_VERIFY_FIX)
-    index = read_index(catalog, number)
-    samples = int(catalog.firsts[number + 1] - catalog.firsts[number])
-    if len(index) != samples:
-        expected = f"{samples:,}, as when the dataset was opened, or as its dataset file lists"
-        problem, remedy = pluralize(len(index), "sample"), _VERIFY_FIX
-        raise CorruptShard(shard.path, problem, expected=expected, remedy=remedy)
-    crc = int(catalog.crcs[number])
-    if index.facts.crc is not None and crc not in (index.facts.crc, -1):
-        problem = f"the checksum {index.facts.crc:08x} in its sidecar"
-        expected = f"{crc:08x}, as when the dataset was opened"
-        raise CorruptShard(shard.path, problem, expected=expected, remedy="Open the dataset again if it was replaced.")
-    return index.for_reading()
+            raise CorruptShard(shard.path, f"{actual_size:,} bytes", expected=expected, remedy=VERIFY_FIX)
+    return read_index(catalog, number).for_reading()

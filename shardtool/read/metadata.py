@@ -16,6 +16,7 @@ from shardtool.errors import CorruptShard, InvalidRequest, format_list, printabl
 from shardtool.messages import option_text, recreate_hint
 from shardtool.read.catalog import logger
 from shardtool.select.query import match_rows
+from shardtool.units import pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
     from shardtool.dataset.stored import StoredDataset, StoredShard
     from shardtool.read.catalog import Catalog, Numbers
+
+
+VERIFY_FIX = "Run `shardtool verify`."
 
 
 def queryable_table(
@@ -171,6 +175,16 @@ def read_index(catalog: Catalog, number: int, *, metadata: bool = False) -> Shar
         nulls = "; all its metadata is null" * metadata
         where = redact_secrets(shard.sidecar)
         logger.warning("%s: %s. The shard was scanned instead%s. %s", where, problem, nulls, recreate_hint())
+    samples = int(catalog.firsts[number + 1] - catalog.firsts[number])
+    if len(index) != samples:
+        expected = f"{samples:,}, as when the dataset was opened, or as its dataset file lists"
+        problem, remedy = pluralize(len(index), "sample"), VERIFY_FIX
+        raise CorruptShard(shard.path, problem, expected=expected, remedy=remedy)
+    crc = int(catalog.crcs[number])
+    if index.facts.crc is not None and crc not in (index.facts.crc, -1):
+        problem = f"the checksum {index.facts.crc:08x} in its sidecar"
+        expected = f"{crc:08x}, as when the dataset was opened"
+        raise CorruptShard(shard.path, problem, expected=expected, remedy="Open the dataset again if it was replaced.")
     return index
 
 

@@ -265,6 +265,29 @@ def test_a_dataset_replaced_while_open(tmp_path: Path, ending: str, *, listed: b
     assert shardtool.open(tmp_path)[2]["txt"] == b"new"
 
 
+@pytest.mark.parametrize("keys", ["dcba", "abcdefg", "ab"])
+@pytest.mark.parametrize("listed", [True, False])
+def test_metadata_of_a_dataset_replaced_while_open(keys: str, tmp_path: Path, *, listed: bool) -> None:
+    """Columns and queries never use the rows of another dataset, which would belong to other samples."""
+    datasets = []
+    for version in ("abcd", keys):
+        with shardtool.ShardWriter(tmp_path / "out-{0..}.tar", overwrite=True) as writer:
+            for number, key in enumerate(version):
+                writer.write({"__key__": key, "txt": key}, metadata={"number": number})
+        if not listed:
+            (tmp_path / "out.json").unlink()
+        datasets.append(shardtool.open(tmp_path, metadata=True))
+    opened, current = datasets
+    calls: list[Callable[[shardtool.Dataset], Any]] = [
+        lambda dataset: dataset.column("number"), lambda dataset: dataset[::-1].to_pandas(),
+        lambda dataset: dataset.where("number >= 0"), lambda dataset: dataset[0],
+    ]  # fmt: skip
+    for call in calls:
+        assert len(call(current)) > 0
+        with pytest.raises(CorruptShard, match=r"as when the dataset was opened|as the dataset file lists"):
+            call(opened)
+
+
 def test_a_missing_sidecar(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """If a listed sidecar is missing or damaged, its shard is scanned with a warning."""
     missing, damaged = (folder / sidecar(shards(folder)[at].name) for at in (0, 1))
