@@ -128,7 +128,9 @@ class Destination:
         """Delete staged files, unless an interrupted exchange needs them (see `Publication`)."""
         if self.expected is not None and self.folder.find_entries([replacement_plan_name(self.pattern.base)]):
             return
-        self.folder.discard_staged([name for name in self.folder.staged_names() if self.owns(name)])
+        staged = self.folder.staged_names()
+        run_files = [] if self.part is not None else parts.list_run_files(self.pattern, staged)
+        self.folder.discard_staged([*filter(self.owns, staged), *run_files])
         self.folder.temporary.discard_staged([self._spool_name])
 
     def load_skipped(self) -> list[Skipped]:

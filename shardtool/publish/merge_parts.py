@@ -243,7 +243,7 @@ def _finish_earlier_merge(
         found = f"a dataset file that does not match parts {format_list(others)}"
         remedy = "Move it to another folder and merge again."
         raise OutputExists(folder.full_path(pattern.dataset_file), found, remedy=remedy)
-    folder.remove(parts.list_run_files(folder, pattern))
+    folder.remove(parts.list_run_files(pattern, folder.names()))
     return len(finished), dataset
 
 

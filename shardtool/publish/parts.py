@@ -25,7 +25,7 @@ from shardtool.request.run_part import MAX_PARTS, RunPart
 from shardtool.skipped import Skipped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from shardtool.pattern import ShardPattern
     from shardtool.storage.folders import OutputFolder
@@ -184,9 +184,8 @@ def find_run_parts(pattern: ShardPattern, names: Iterable[str]) -> tuple[list[Ru
     return finished, started
 
 
-def list_run_files(folder: OutputFolder, pattern: ShardPattern) -> list[str]:
+def list_run_files(pattern: ShardPattern, names: Collection[str]) -> list[str]:
     """Return the names of a run's journals, and of the records and locks of its parts."""
-    names = folder.names()
     finished, started = find_run_parts(pattern, names)
     records = [part_record_name(pattern, part) for part in finished]
     locks = [part_record_name(pattern, part) + _LOCK_SUFFIX for part in started]

@@ -40,7 +40,7 @@ def publish_dataset(
     last = destination.first + len(totals.shards)
     if isinstance(destination.append, FinishedAppend):
         check_append_is_unchanged(destination.append, last, None, destination)
-        destination.folder.remove(parts.list_run_files(destination.folder, pattern))
+        destination.folder.remove(parts.list_run_files(pattern, destination.folder.names()))
         return destination.append.old
     skipped = _merge_skipped_rows(destination, sort_rows(totals.skipped))
     dataset = build_dataset_file(totals, pattern, skipped, run_record)
@@ -86,7 +86,7 @@ def finish_dataset(
         [shard.name for shard in dataset.shards],
         before=small,
         stale=stale,
-        leftovers=parts.list_run_files(destination.folder, pattern),
+        leftovers=parts.list_run_files(pattern, destination.folder.names()),
     )
 
 
