@@ -412,7 +412,7 @@ class StreamPosition:
                     sample["__padding__"] = True
                 yield sample
         tried = pluralize(min(MAX_REPLACEMENTS, order.length), "sample")
-        problem = f"{tried} in a row were skipped, first {error.where}: {error.found}"
+        problem = f"skipped {tried} in a row, first {error.where}: {error.found}"
         raise SampleFailed("the stream", problem, remedy="Choose other samples with where(...).") from error
 
 
