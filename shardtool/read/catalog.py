@@ -21,10 +21,10 @@ from shardtool.dataclass import dataclass
 from shardtool.dataset.dataset_file import merge_value_types
 from shardtool.dataset.expand import expand_datasets
 from shardtool.dataset.features import number_features
-from shardtool.dataset.find import find_dataset, open_dataset
+from shardtool.dataset.find import open_dataset
 from shardtool.dataset.shard_index import part_offsets
 from shardtool.dataset.stored import StoredDataset, StoredShard, recorded_dots
-from shardtool.errors import InvalidRequest, format_list, redact_secrets
+from shardtool.errors import format_list, redact_secrets
 from shardtool.pattern import DATASET_SUFFIX
 from shardtool.storage.files import map_paths
 from shardtool.storage.paths import absolute_path, base_name, folder_of
@@ -141,9 +141,6 @@ class Catalog:
 def open_catalog(dataset: DatasetLike) -> Catalog:
     """Open all datasets that `dataset` matches, and return their catalog."""
     datasets = [open_dataset(part, dots="first") for part in expand_datasets(dataset)]
-    if not datasets:
-        find_dataset(dataset)
-        raise InvalidRequest(str(dataset), "no dataset")
     for opened in datasets:
         if opened.unlisted:
             where, unlisted = redact_secrets(opened.dataset_file or ""), format_list(sorted(opened.unlisted))

@@ -32,11 +32,6 @@ _MAX_LISTED_KEYS = 5
 _MAX_SIMILAR_KEYS, _MAX_COMPARED_KEYS = 3, 1000
 
 
-def find_samples_by_key(keys: PackedStrings, key_list: object, is_known: Callable[[bytes], bool] | None = None) -> Rows:
-    """Return the positions of the given keys in `keys`, ascending (see `match_keys`)."""
-    return match_keys(keys, key_list, is_known)[0]
-
-
 def match_keys(
     keys: PackedStrings, key_list: object, is_known: Callable[[bytes], bool] | None = None, *, may_lack: bool = False
 ) -> tuple[Rows, str]:

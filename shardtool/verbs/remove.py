@@ -152,7 +152,7 @@ def _choose_samples(removals: list[_Removal], options: RemoveOptions, *, finishe
 
     from shardtool.entries.strings import PackedStrings
     from shardtool.read.metadata import selected_shards
-    from shardtool.source.keys_from import find_samples_by_key
+    from shardtool.source.keys_from import match_keys
 
     keys: list[bytes] = []
     rows: list[NDArray[np.int64]] = []
@@ -167,7 +167,7 @@ def _choose_samples(removals: list[_Removal], options: RemoveOptions, *, finishe
         raise
     if options.key_list is not None:
         removed_hashes = {mark for removal in removals for mark in removal.removed_hashes()}
-        positions = find_samples_by_key(
+        positions, _ = match_keys(
             PackedStrings.parse(b"".join(keys)), options.key_list, lambda key: hash_key(key) in removed_hashes
         )
         starts = np.cumsum([0, *map(len, rows)])
@@ -259,7 +259,7 @@ class _Removal:
 
     def _replace(self, plan: Plan, removed: SampleTable, pool: Pool, notes: Notes) -> DatasetFile:
         folder, dataset_file = self.folder, self.base + DATASET_SUFFIX
-        publication = Publication(folder, dataset_file, "exchange", {}, self.stale_indexes)
+        publication = Publication(folder, dataset_file, "exchange", stale_indexes=self.stale_indexes)
         self._abandon(publication)
         check_space(folder, int(plan.sizes.sum()), "written")
         pool.check(output=folder.path)
@@ -293,10 +293,7 @@ class _Removal:
             tasks.append(ShardTask(name, plan.format, self.folder, samples, "raise", now_ns))
         observer.start(len(plan), int(plan.sizes.sum()), len(tasks))
 
-        def advance(_: int, samples: int, size: int) -> None:
-            observer.advance(samples, size, 0)
-
-        for number, result in pool.map(pack_shard, tasks, advance):
+        for number, result in pool.map(pack_shard, tasks, lambda _, samples, size: observer.advance(samples, size, 0)):
             task, before = tasks[number], self.shards[number].index()
             content, metadata = task.samples.content, plan.metadata(number)
             index = sidecar_write.written_index(plan.format, content, metadata, result.field_crcs)
@@ -351,10 +348,10 @@ class _Removal:
         if total is None:
             return ""
         samples = build_shard_samples(plan_by_counts(removed, self.file.format, [len(removed)]), 0)
-        removed_sum: int | None = None
-        with suppress(ShardError):  # the removed samples may be damaged
-            removed_sum = read_fingerprint(ShardTask("", self.file.format, self.folder, samples, "raise", 0))
-        expected, has_checksums = removed.known_spans.expected, not samples.content.lists
-        if removed_sum is None and has_checksums and bool((expected[removed.rows.kind == SPAN] >= 0).all()):
+        expected, removed_sum = removed.known_spans.expected, None
+        if not samples.content.lists and bool((expected[removed.rows.kind == SPAN] >= 0).all()):
             removed_sum = compute_content_fingerprint(samples.content, expected.astype("<u4").tobytes(), ())
+        else:
+            with suppress(ShardError):  # the removed samples may be damaged
+                removed_sum = read_fingerprint(ShardTask("", self.file.format, self.folder, samples, "raise", 0))
         return "" if removed_sum is None else format_fingerprint(total - removed_sum)

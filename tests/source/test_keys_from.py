@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from shardtool import InvalidRequest, VerifyOptions, create, diff, extract, reshard, verify
 from shardtool.entries.strings import PackedStrings
-from shardtool.source.keys_from import find_samples_by_key
+from shardtool.source.keys_from import match_keys
 from tests.helpers import members, shards, typed, write_tree
 
 if TYPE_CHECKING:
@@ -50,11 +50,11 @@ def test_a_list_selects_its_keys(keys: list[str], data: st.DataObject) -> None:
     chosen = data.draw(st.lists(st.sampled_from(keys), min_size=1))
     packed = PackedStrings.of(key.encode() for key in keys)
     expected = [index for index, key in enumerate(keys) if key in chosen]
-    assert find_samples_by_key(packed, chosen).tolist() == expected
-    assert find_samples_by_key(packed, pa.table({"key": chosen})).tolist() == expected
+    assert match_keys(packed, chosen)[0].tolist() == expected
+    assert match_keys(packed, pa.table({"key": chosen}))[0].tolist() == expected
     missing = data.draw(_words.filter(lambda key: key not in keys))
     with pytest.raises(InvalidRequest, match="1 key that no sample has"):
-        find_samples_by_key(packed, [*chosen, missing])
+        match_keys(packed, [*chosen, missing])
 
 
 def test_a_list_equals_a_query(source: Path, tmp_path: Path) -> None:

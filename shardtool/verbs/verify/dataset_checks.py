@@ -13,7 +13,7 @@ from shardtool.dataset.scan import ShardScan, index_text
 from shardtool.errors import AccessRefused, format_list, printable
 from shardtool.fingerprint import crc32c, format_fingerprint
 from shardtool.messages import call_text
-from shardtool.names import to_bytes, to_output_name
+from shardtool.names import to_output_name
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, is_shard_name, parse_numbered_name, sidecar_name
 from shardtool.storage import paths
 from shardtool.storage.files import list_folder_names, read_small
@@ -167,7 +167,7 @@ def _missing_numbers(names: list[str]) -> Iterator[Finding]:
 def _check_skipped_list(folder: str, file: DatasetFile) -> Iterator[Finding]:
     name = f"{file.name}.skipped"
     try:
-        data = read_small(join(folder, os.fsdecode(to_bytes(name))))
+        data = read_small(join(folder, file.skipped_file))
     except (FileNotFoundError, AccessRefused) as error:  # some stores refuse access to missing objects
         if file.skipped and not isinstance(error, FileNotFoundError):
             raise
@@ -176,10 +176,10 @@ def _check_skipped_list(folder: str, file: DatasetFile) -> Iterator[Finding]:
         yield Finding("skipped-differs", name, str(error))
         return
     rows = data.count(b"\n")
-    if rows == file.skipped and file.skipped_crc is not None and crc32c(data) != file.skipped_crc:
-        yield Finding("skipped-differs", name, f"the checksum {crc32c(data):08x}", f"{file.skipped_crc:08x}")
     if rows != file.skipped:
         yield Finding("skipped-differs", name, pluralize(rows, "row"), f"{file.skipped:,}{AS_LISTED}")
+    elif file.skipped_crc not in (None, crc := crc32c(data)):
+        yield Finding("skipped-differs", name, f"the checksum {crc:08x}", f"{file.skipped_crc:08x}")
 
 
 def check_totals(subject: VerifiedDataset, scans: Mapping[int, ShardScan]) -> Findings:
