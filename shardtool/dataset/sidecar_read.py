@@ -403,7 +403,7 @@ def _check_numbers(facts: ShardFacts) -> None:
     )
     if not all(0 <= number < 2**63 for number in (facts.size, *counts)):
         raise ValueError("an impossible size or count")
-    if not 0 <= (facts.crc or 0) < 2**32 or not 0 <= (facts.transform.content if facts.transform else 0) < 2**256:
+    if not 0 <= (facts.crc or 0) < 2**32 or not 0 <= (facts.transform.digest if facts.transform else 0) < 2**256:
         raise ValueError("an invalid checksum")
     if (
         facts.transform is not None

@@ -46,14 +46,14 @@ class TransformFacts(NamedTuple):
     """What a sidecar also records if samples were transformed.
 
     Attributes:
-        content: The content fingerprint of the shard.
+        digest: The content fingerprint of the shard.
         consumed: Number of processed source samples.
         dropped: Number of source samples that `--map` dropped.
         skipped: Number of skipped source samples.
         left_out: The skipped samples, if a later run must not try them again.
     """
 
-    content: int
+    digest: int
     consumed: int
     dropped: int
     skipped: int

@@ -127,7 +127,7 @@ def encode_sidecar_table(table: pa.Table, shard: ShardFacts, version: int = FORM
     if shard.shards is not None:
         facts |= {"first": shard.first, "shards": f"{shard.shards}"}
     if (transform := shard.transform) is not None:
-        facts |= {"content": f"{transform.content:064x}", "consumed": f"{transform.consumed}"}
+        facts |= {"content": f"{transform.digest:064x}", "consumed": f"{transform.consumed}"}
         facts |= {"dropped": f"{transform.dropped}", "skipped": f"{transform.skipped}"}
         if transform.left_out:
             facts["left_out"] = pack_rows(transform.left_out)

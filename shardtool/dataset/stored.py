@@ -67,11 +67,6 @@ class StoredShard:
         """The format, `tar` or `tfrecord`."""
         return detect_kind(self.path).format
 
-    @property
-    def is_compressed(self) -> bool:
-        """Whether the shard is compressed."""
-        return bool(detect_kind(self.path).compression)
-
     def size(self) -> int | None:
         """Return the size in bytes, or None if the shard is not a regular file."""
         return files.plain_size(self.path)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ALL_SHARDS = "all shards of the run, and their dataset file"
 
 
-def describe_unfinished(facts: Iterable[ShardFacts | None], sibling_facts: Iterable[ShardFacts] = ()) -> Iterator[str]:
+def describe_unfinished(facts: Iterable[ShardFacts | None], sibling_facts: Iterable[ShardFacts]) -> Iterator[str]:
     """Yield a description of each run that planned more shards than exist.
 
     `facts` come from the shards' sidecars, or are None if a sidecar is missing or invalid. `sibling_facts` come from

@@ -124,7 +124,7 @@ class PackedStrings:
         return np.concatenate([np.zeros(0, np.uint64), *hashes])
 
 
-def hash_strings(texts: Iterable[bytes], person: bytes = b"", seed: int | None = None) -> NDArray[np.uint64]:
+def hash_strings(texts: Iterable[bytes], person: bytes, seed: int | None) -> NDArray[np.uint64]:
     """Return the 8-byte BLAKE2b hash (RFC 7693) of each string as a number.
 
     Different values of `person` or `seed` give independent hashes.

@@ -304,7 +304,7 @@ class Packing:
         if self.run.makes_keys:
             self._add_made_keys(index.all_keys())
         self.totals.schema = schema
-        entry = self.totals.add(facts, data, tally, transform.content if transform else result.digest, left_out)
+        entry = self.totals.add(facts, data, tally, transform.digest if transform else result.digest, left_out)
         self._numbers[facts.name] = number = self._first_number + shard
         if isinstance(append, FinishedAppend):
             if not is_kept:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.dataset.dataset_file import RUN_VERIFY, DatasetFile, ShardEntry, parse_dataset, parse_shard_names
 from shardtool.dataset.scan import ShardScan, index_text, interleaved_samples
-from shardtool.dataset.shard_file import describe_missing
+from shardtool.dataset.shard_file import describe_missing, is_compressed
 from shardtool.dataset.unfinished import require_finished
 from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, format_list, os_error_text, printable
 from shardtool.messages import choose_text, flag_text, option_text
@@ -52,7 +52,7 @@ def read_if_exists(path: str) -> bytes | None:
 
 def check_format(dataset: StoredDataset) -> None:
     """Raise an error if the shards cannot be indexed because of their names or formats."""
-    if compressed := [shard.path for shard in dataset.shards if shard.is_compressed]:
+    if compressed := [path for path in dataset.paths if is_compressed(path)]:
         remedy = "Decompress it, because compressed files cannot be read by offset."
         raise InvalidRequest(compressed[0], "a compressed shard", expected="an uncompressed shard", remedy=remedy)
     if not dataset.shards:

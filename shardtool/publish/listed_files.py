@@ -22,9 +22,7 @@ def wrong_size_error(where: str, found: int | None, expected_size: int) -> Corru
     return CorruptShard(where, actual, expected=f"{expected}, as in the dataset file", remedy=RUN_VERIFY)
 
 
-def check_file_size(
-    folder: OutputFolder, name: str, size: int, existing: Mapping[str, EntryInfo] | None = None
-) -> None:
+def check_file_size(folder: OutputFolder, name: str, size: int, existing: Mapping[str, EntryInfo] | None) -> None:
     """Raise an error unless a file exists with the listed size."""
     file_info = (folder.find_entries([name]) if existing is None else existing).get(name)
     if file_info is None or file_info.size != size:

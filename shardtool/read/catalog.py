@@ -53,11 +53,11 @@ class Catalog:
 
     Attributes:
         firsts: Number of the first sample of each shard, then the total number of samples, int64 [shards + 1].
-        fingerprint: A hash of the sizes, checksums and order of the shards.
+        order_hash: A hash of the sizes, checksums and order of the shards.
         fields: Number of samples that have each field.
         kinds: The type of each numeric TFRecord field.
         lists: TFRecord features that are lists in every sample.
-        content: Content fingerprint of the samples, from the dataset file.
+        fingerprint: Content fingerprint of the samples, from the dataset file.
         key_ranges: First and last key of each shard.
         parts: The catalog of each dataset, if there are several. These catalogs have the shard indexes, `split` and
             `appends`.
@@ -73,13 +73,13 @@ class Catalog:
     shards: tuple[StoredShard, ...] = field(repr=False)
     firsts: Numbers = field(repr=False)
     sizes: Numbers = field(repr=False)
-    fingerprint: str
+    order_hash: str
     fields: Mapping[str, int] = field(default_factory=dict)
     kinds: Mapping[str, FeatureType] = field(default_factory=dict)
     classes: Mapping[str, list[str]] = field(default_factory=dict)
     types: Mapping[str, ValueType] = field(default_factory=dict)
     lists: frozenset[str] = frozenset()
-    content: str = ""
+    fingerprint: str = ""
     key_ranges: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     parts: tuple[Catalog, ...] = field(default=(), repr=False)
     shared: SharedBlocks = field(default_factory=SharedBlocks, repr=False)
@@ -171,7 +171,7 @@ def join_catalogs(parts: Sequence[Catalog]) -> Catalog:
         kinds={name: kind for part in parts for name, kind in part.kinds.items()},
         classes=_agreed_classes(part.classes for part in parts),
         types=merge_value_types([(part.types, part.fields) for part in parts]),
-        fingerprint=hash_texts(*(part.fingerprint for part in parts)),
+        order_hash=hash_texts(*(part.order_hash for part in parts)),
         lists=frozenset(name for part in parts for name in part.lists),
         key_ranges=tuple(pair for pairs in ranges for pair in pairs) if all(ranges) else (),
         parts=tuple(parts),
@@ -208,7 +208,7 @@ def _catalog_of(opened: StoredDataset) -> Catalog:
             *(f"{shard.size} {shard.crc} {shard.first_key}" for shard in file.shards),
         ]
         attributes = {name: getattr(file, name) for name in ("fields", "classes", "types", "appends")}
-        attributes |= {"kinds": number_features(file.features), "content": file.fingerprint, "listed": True}
+        attributes |= {"kinds": number_features(file.features), "fingerprint": file.fingerprint, "listed": True}
         attributes["lists"] = frozenset(name for name, feature in file.features.items() if feature.is_list)
         attributes["key_ranges"] = tuple((shard.first_key, shard.last_key) for shard in file.shards)
     counts = [samples for samples, _, _ in entries]
@@ -217,7 +217,7 @@ def _catalog_of(opened: StoredDataset) -> Catalog:
         shards=shards,
         firsts=part_offsets(counts),
         sizes=np.array([size for _, size, _ in entries], np.int64),
-        fingerprint=hash_texts(file.fingerprint if file else "", str(counts), *fingerprint_parts),
+        order_hash=hash_texts(file.fingerprint if file else "", str(counts), *fingerprint_parts),
         shared=shared,
         crcs=np.array([-1 if crc is None else crc for _, _, crc in entries], np.int64),
         split=(file.made.split if file else "") or _display_name(opened),

@@ -131,8 +131,8 @@ class Dataset(Streamable[SampleT]):
     @property
     def fingerprint(self) -> str:
         """A hash of the samples. For one whole dataset, this is the content fingerprint in its dataset file, if any."""
-        content = self.reader.catalog.content if self.source.chosen is None else ""
-        return content or self.source.fingerprint
+        recorded = self.reader.catalog.fingerprint if self.source.chosen is None else ""
+        return recorded or self.source.fingerprint
 
     @property
     def schema(self) -> pa.Schema:
@@ -273,7 +273,7 @@ class Dataset(Streamable[SampleT]):
     def take(self, n: int) -> Self:
         """Return a view of at most the first `n` samples."""
         check_minimum("n", n, 0)
-        return self[: int(n)]
+        return self[:n]
 
     def head(self, n: int = 5) -> list[SampleT]:
         """Return at most the first `n` samples, as a list with a short `repr`."""

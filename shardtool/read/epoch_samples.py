@@ -93,8 +93,8 @@ class CatalogSamples:
     def fingerprint(self) -> str:
         """A hash of the samples."""
         if self.chosen is None:
-            return self.catalog.fingerprint
-        digest = blake2b(self.catalog.fingerprint.encode() + b"\n", digest_size=16)
+            return self.catalog.order_hash
+        digest = blake2b(self.catalog.order_hash.encode() + b"\n", digest_size=16)
         digest.update(np.ascontiguousarray(self.chosen, "<i8").data)
         return digest.hexdigest()
 

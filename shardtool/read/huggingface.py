@@ -105,7 +105,7 @@ def _fingerprint(catalog: Catalog, numbers: Numbers | None, features: object) ->
     # the columns of sidecars can change while the shards stay the same
     files = [os.stat(shard.sidecar) for shard in catalog.shards if os.path.exists(shard.sidecar)]
     sidecars = [f"{file.st_size} {file.st_mtime_ns}" for file in files]
-    return hash_texts(catalog.fingerprint, "" if numbers is None else numbers.tobytes().hex(), str(features), *sidecars)
+    return hash_texts(catalog.order_hash, "" if numbers is None else numbers.tobytes().hex(), str(features), *sidecars)
 
 
 def _generate_rows(spans: list[tuple[int, int]], rows: _SampleRows) -> Iterator[dict[str, Any]]:

@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 VERIFY_FIX = "Run `shardtool verify`."
 
 
-def queryable_table(
-    shard: StoredShard, part: ShardIndex, columns: Iterable[str], labels: Collection[str] = ()
-) -> pa.Table:
+def queryable_table(shard: StoredShard, part: ShardIndex, columns: Iterable[str], labels: Collection[str]) -> pa.Table:
     """Return a table with all columns of a shard that a query (`select.query`) can use.
 
     Columns that the sidecar lacks are null. But a missing column in `labels` is omitted if the shard has a field of the

@@ -43,7 +43,7 @@ _DESCRIPTORS_PER_SHARD = 4  # a dataset uses at most a quarter of the file descr
 _DESCRIPTORS_PER_SHARD_OF_ALL = 3  # all datasets of a process together use at most a third
 
 
-class OpenFile:
+class OpenShardFile:
     """An open shard, which is closed when the last reference is deleted, so that other threads can finish reading.
 
     Attributes:
@@ -167,7 +167,7 @@ def _read_blob(blob: RemoteObject, offsets: Sequence[int], lengths: Sequence[int
         yield data
 
 
-class OpenFiles(LruCache[str, OpenFile]):
+class OpenFiles(LruCache[str, OpenShardFile]):
     """The open shards of a catalog."""
 
     def __init__(self, cache: ShardCache | None, on_release: Callable[[], None] = lambda: None) -> None:
@@ -179,17 +179,17 @@ class OpenFiles(LruCache[str, OpenFile]):
     def __len__(self) -> int:
         return len(self._kept)
 
-    def open(self, shard: StoredShard, size: int | None = None) -> OpenFile:
+    def open(self, shard: StoredShard, size: int | None = None) -> OpenShardFile:
         """Return an open shard. `size` is the expected size, if known."""
         return self.get(shard.path, lambda: self._open(shard, size))
 
-    def _open(self, shard: StoredShard, size: int | None) -> OpenFile:
+    def _open(self, shard: StoredShard, size: int | None) -> OpenShardFile:
         with _all_files_lock:
             all_files = [*_all_files]
         excess = sum(map(len, all_files)) + 1 - _max_open_shards(_DESCRIPTORS_PER_SHARD_OF_ALL)
         if excess > 0:
             max(all_files, key=len).close_oldest(excess)
-        return OpenFile(shard, self._cache, size)
+        return OpenShardFile(shard, self._cache, size)
 
     def close_oldest(self, count: int) -> None:
         """Close the least recently used shards, but keep one."""
@@ -199,7 +199,7 @@ class OpenFiles(LruCache[str, OpenFile]):
                 self._used -= 1
             self._on_release()
 
-    def renew(self, shard: StoredShard, file: OpenFile) -> bool:
+    def renew(self, shard: StoredShard, file: OpenShardFile) -> bool:
         """Delete a damaged copy from the cache, and return whether to open the shard again.
 
         A shard is copied again only once. If both copies are damaged, the original probably is, too.

@@ -20,7 +20,7 @@ from shardtool.format.tfrecord_read import decode_bytes_list, decode_numbers, pa
 from shardtool.format.tfrecord_write import FRAME_HEAD_BYTES, FRAME_TAIL_BYTES
 from shardtool.messages import call_text
 from shardtool.names import RESERVED_NAMES
-from shardtool.read.open_files import DAMAGE_FIX, OpenFile, read_exactly
+from shardtool.read.open_files import DAMAGE_FIX, OpenShardFile, read_exactly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -116,7 +116,7 @@ class ReadableShard:
     """
 
     index: ShardIndex
-    file: OpenFile
+    file: OpenShardFile
     readers: Mapping[str, Callable[[bytes], object]] | None
     lists: frozenset[str]
     size: int
@@ -371,7 +371,7 @@ def read_on_demand(
 
 
 def _read_each(
-    keys: list[str], files: list[OpenFile], names: list[str], edges: Numbers,
+    keys: list[str], files: list[OpenShardFile], names: list[str], edges: Numbers,
     reads: list[tuple[str, Callable[[bytes], object]]], read_one: Callable[[int], Sample | ShardError],
 ) -> Samples:  # fmt: skip
     starts, sizes = edges[:, 0].tolist(), (edges[:, -1] - edges[:, 0]).tolist()

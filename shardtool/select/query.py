@@ -139,7 +139,7 @@ def match_rows(table: pa.Table, query: str, classes: ClassNames = _NO_CLASSES) -
 
 
 def match_partially(
-    table: pa.Table, query: str, later_columns: Mapping[str, str], classes: ClassNames = _NO_CLASSES
+    table: pa.Table, query: str, later_columns: Mapping[str, str], classes: ClassNames
 ) -> tuple[NDArray[np.int64], ReadCondition | None]:
     """Evaluate only the conditions of a query (the operands of `and`) whose columns are all in `table`.
 

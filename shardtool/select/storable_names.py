@@ -50,7 +50,7 @@ def has_dotted_keys(keys: PackedStrings) -> bool:
     )
 
 
-def check_storable_names(entries: SampleTable, where: str, *, skip: bool = False) -> None:
+def check_storable_names(entries: SampleTable, where: str, *, skip: bool) -> None:
     """Raise an error if a shard cannot store a key or field name. If `skip`, suggest the option to skip samples."""
     keys, fields = _unsafe_keys(entries.keys), _unsafe_fields(entries)
     bad = [entries.keys[index] for index in keys[:5]] + [to_bytes(name) for name in fields]

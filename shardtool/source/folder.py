@@ -53,7 +53,7 @@ _GLOB_CHARACTERS = re.compile(rb"[*?\[]")
 
 
 def add_folder_labels(
-    entries: SampleTable, known: Classes | None = None, *, depth: int = 0, skipped: Iterable[Skipped] = ()
+    entries: SampleTable, known: Classes | None, *, depth: int, skipped: Iterable[Skipped]
 ) -> SampleTable:
     """Add the class number of each sample as the field `cls`. Each top folder is a class, as in ImageFolder.
 

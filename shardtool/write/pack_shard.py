@@ -95,10 +95,10 @@ def _check_existing(task: ShardTask) -> ShardResult | None:
             keep = task.action
             if not keep.trusts_size and keep.crc != read_crc(path)[1]:
                 return None
-            content = (
+            digest = (
                 0 if task.work is not None else compute_content_fingerprint(task.samples.content, keep.field_crcs, ())
             )
-            return ShardResult(None, keep.size, keep.crc, keep.field_crcs, content, ())
+            return ShardResult(None, keep.size, keep.crc, keep.field_crcs, digest, ())
         md5 = task.folder.md5(task.name)
         size_and_crc = None if md5 else read_crc(path)
         result, source_md5 = _reread_source(task, hashes=bool(md5))

@@ -127,8 +127,8 @@ class Packer:
         """Return the result. `staged` is None if no file was written."""
         crcs = self.field_crcs.tobytes()
         skipped = tuple(sorted(self.skipped.items()))
-        content = compute_content_fingerprint(self.content, crcs, self.skipped, self.single_numbers)
-        return ShardResult(staged, self.size, self.crc, crcs, content, skipped)
+        digest = compute_content_fingerprint(self.content, crcs, self.skipped, self.single_numbers)
+        return ShardResult(staged, self.size, self.crc, crcs, digest, skipped)
 
     def check_crc(self, row: int, crc: int) -> None:
         """Raise `SourceFailed` if the CRC-32C of a payload differs from the plan."""

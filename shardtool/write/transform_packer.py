@@ -222,10 +222,10 @@ class _TransformPacker(Packer):
     def result(self, staged: DurableFile | None) -> ShardResult:
         content = self._records.content(self._numbers, texts=bool(self._numbers))
         crcs = self._records.crcs.tobytes()
-        fingerprint = compute_content_fingerprint(content, crcs, ()) if len(self._records) else 0
+        digest = compute_content_fingerprint(content, crcs, ()) if len(self._records) else 0
         transformed = TransformedSamples(content, self._sources.tobytes(), self._consumed, self._dropped, self._found)
         skipped = tuple(sorted(self.skipped.items()))
-        return ShardResult(staged, self.size, self.crc, crcs, fingerprint, skipped, transformed)
+        return ShardResult(staged, self.size, self.crc, crcs, digest, skipped, transformed)
 
     def _path(self, key: bytes, row: int) -> bytes:
         return self.paths[row] if self.paths is not None else key + self.endings[self.codes[row]]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def made_catalog(counts: Sequence[int], fingerprint: str = "made") -> Catalog:
+def made_catalog(counts: Sequence[int], order_hash: str = "made") -> Catalog:
     """Return a catalog without files. `counts` has the number of samples of each shard. A sample has 1,000 bytes."""
     return Catalog(
         name="made",
@@ -22,5 +22,5 @@ def made_catalog(counts: Sequence[int], fingerprint: str = "made") -> Catalog:
         fields={},
         kinds={},
         classes={},
-        fingerprint=fingerprint,
+        order_hash=order_hash,
     )

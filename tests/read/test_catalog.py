@@ -77,16 +77,16 @@ def test_locates_samples(tmp_path: Path) -> None:
     assert [*catalog.group_by_shard(numbers[:0])] == []
 
 
-def test_the_fingerprint_depends_on_the_order(tmp_path: Path) -> None:
-    """Another order or sharding changes the fingerprint; a copy does not."""
+def test_the_order_hash_depends_on_the_order(tmp_path: Path) -> None:
+    """Another order or sharding changes the hash; a copy does not."""
     made = [
         open_catalog(packed(tmp_path / name, **asked))
         for name, asked in (("one", {}), ("two", {}), ("three", {"shuffle": True}), ("four", {"max_count": 5}))
     ]
-    assert len({one.content for one in made}) == 1
-    assert made[0].fingerprint == made[1].fingerprint
-    assert len({one.fingerprint for one in made}) == 3
-    assert pickle.loads(pickle.dumps(made[0])).fingerprint == made[0].fingerprint  # noqa: S301
+    assert len({one.fingerprint for one in made}) == 1
+    assert made[0].order_hash == made[1].order_hash
+    assert len({one.order_hash for one in made}) == 3
+    assert pickle.loads(pickle.dumps(made[0])).order_hash == made[0].order_hash  # noqa: S301
     assert [len(one.shards) for one in made[0].datasets] == [SHARDS]
 
 
@@ -104,5 +104,5 @@ def test_parts_share_their_indexes(tmp_path: Path) -> None:
     assert there == [False, False, True, False, True, False]
     assert IndexStore(both).numbers([key_of(15), "no", key_of(2)]).tolist() == [14, -1, 2]
     assert again.shared.read(6) is not None
-    assert both.parts[0].fingerprint == open_catalog(tmp_path / "one").fingerprint
+    assert both.parts[0].order_hash == open_catalog(tmp_path / "one").order_hash
     both.shared.release_pages()

@@ -14,7 +14,7 @@ from shardtool import ShardWriter, mix
 from shardtool.dataset.stored import StoredShard
 from shardtool.errors import CorruptShard, OutputFailed
 from shardtool.read.dataset import open as open_data
-from shardtool.read.open_files import OpenFile, OpenFiles
+from shardtool.read.open_files import OpenFiles, OpenShardFile
 from tests.read.made_data import make
 
 
@@ -87,16 +87,16 @@ def test_a_truncated_shard_is_named(tmp_path: Path) -> None:
     """Reading past the end, another size, and a missing file are errors that name the shard."""
     (shard,) = _shards(tmp_path, 1)
     with pytest.raises(CorruptShard, match="at 9: the shard ends; expected 21 more bytes") as error:
-        [*OpenFile(shard, None).read([4], [26])]
+        [*OpenShardFile(shard, None).read([4], [26])]
     assert (error.value.where, error.value.offset) == (shard.path, 9)
     with pytest.raises(CorruptShard, match="9 bytes; expected 10"):
-        OpenFile(shard, None, 10)
+        OpenShardFile(shard, None, 10)
     Path(shard.path).unlink()
     with pytest.raises(CorruptShard, match="no such file"):
-        OpenFile(shard, None)
+        OpenShardFile(shard, None)
     os.mkfifo(shard.path)
     with pytest.raises(CorruptShard, match="not a regular file"):
-        OpenFile(shard, None)
+        OpenShardFile(shard, None)
 
 
 @dataclass

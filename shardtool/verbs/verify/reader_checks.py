@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardtool.dataset.scan import ShardScan, index_text
+from shardtool.dataset.shard_file import is_compressed
 from shardtool.errors import format_list, printable
 from shardtool.interop import exports, huggingface
 from shardtool.names import to_output_name
@@ -41,7 +42,7 @@ def check_readers(subject: VerifiedDataset, shards: Sequence[ShardScan], targets
         if "dali" in targets:
             findings.unchecked.append("names for dali: for TFRecord shards, the features are set in the pipeline")
         return findings
-    packed = [case.name for case in subject.cases if case.size is not None and case.shard.is_compressed]
+    packed = [case.name for case in subject.cases if case.size is not None and is_compressed(case.shard.path)]
     refusing = [target for target in targets if packed and target in _UNCOMPRESSED_ONLY]
     if refusing:
         found = f"compressed shards: {format_list(packed, 3)}"
