@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest
-from shardtool.execute.local_pool import LocalPool, usable_cores
+from shardtool.execute.local_pool import RERUN_ADVICE, LocalPool, usable_cores
 from shardtool.execute.pool import Pool
 from shardtool.messages import option_text
 
@@ -25,11 +25,7 @@ _RAY_VARIABLES = {
 
 
 def start_pool(
-    options: WorkerOptions,
-    advice: str = "Run the same command again.",
-    observer: Observer | None = None,
-    *,
-    lazy: bool = False,
+    options: WorkerOptions, advice: str = RERUN_ADVICE, observer: Observer | None = None, *, lazy: bool = False
 ) -> Pool:
     """Start the pool that `options` requests. If a worker dies, the error contains `advice`. See also `LocalPool`."""
     if options.workers == 0 and (options.executor != "local" or options.start_method != "auto"):

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from shardtool.values import StartMethod
 
 
+RERUN_ADVICE = "Run the same command again."
 _SILENT_WORKER_S = 10.0
 _SIGNAL_GRACE_S = 0.2  # wait after a signal killed a worker, because this process may get the same signal
 
@@ -89,12 +90,7 @@ class LocalPool(Pool):
     """
 
     def __init__(
-        self,
-        workers: int,
-        start: StartMethod = "auto",
-        advice: str = "Run the same command again.",
-        *,
-        lazy: bool = False,
+        self, workers: int, start: StartMethod = "auto", advice: str = RERUN_ADVICE, *, lazy: bool = False
     ) -> None:
         self._advice = advice
         self.max_tasks = self.max_per_machine = workers

@@ -86,7 +86,7 @@ def remove(dataset: DatasetLike | Sequence[DatasetLike], options: RemoveOptions,
         expected = f"one of {format_list([*map(option_text, ('keys', 'keys_from', 'where'))])}"
         raise InvalidRequest("remove", "no samples are selected", expected=expected)
     import_module("shardtool.write.pack_shard")
-    with start_pool(options, "Run the same command again.") as pool, ExitStack() as stack:
+    with start_pool(options) as pool, ExitStack() as stack:
         from shardtool.dataset.expand import expand_datasets
         from shardtool.dataset.find import find_dataset
 

@@ -76,7 +76,6 @@ class Packer:
         self.skipped = skipped
         self.view = get_buffer("shard")
         self.size = self.crc = 0
-        self.record_crc = 0
         self.field_crcs = array("I")
         # for the argument `single_numbers` of `compute_content_fingerprint`
         self.single_numbers = array("Q")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.errors import ShardError, is_out_of_memory
-from shardtool.storage.files import read_file
 from shardtool.storage.remote.retry import wait_interruptibly
 from shardtool.write.task import BUFFER_SIZE
 
@@ -50,8 +48,8 @@ class ReadAhead:
         self,
         files: Iterator[PlannedFile],
         threads: int,
-        read: Callable[[bytes, memoryview, int], Read] = read_file,
-        max_ctime_ns: int = sys.maxsize,
+        read: Callable[[bytes, memoryview, int], Read],
+        max_ctime_ns: int,
     ) -> None:
         from concurrent.futures import ThreadPoolExecutor
 

@@ -77,7 +77,7 @@ class SpanReader:
         has_crcs: Whether the caller verifies a checksum of every payload. Ctimes are then not compared.
     """
 
-    def __init__(self, files: tuple[SpanFile, ...], regions: bytes = b"", *, has_crcs: bool = False) -> None:
+    def __init__(self, files: tuple[SpanFile, ...], regions: bytes, *, has_crcs: bool) -> None:
         self._files, self._has_crcs = files, has_crcs
         bounds = array("q", regions)
         self._regions = list(zip(bounds[::2], bounds[1::2], strict=True))

@@ -89,7 +89,7 @@ class TFRecordPacker(packer.Packer):
         frame = bytearray(tfrecord_write.FRAME_HEAD_BYTES)
         tfrecord_write.put_frame_head(frame, 0, record_size)
         self.write(bytes(frame))
-        self.record_crc = 0
+        self._record_crc = 0
         self.write_streamed(tfrecord_write.example_head(record_size))
         key_part: bytes | None = tfrecord_write.key_feature(key)
         for field in range(row, end):
@@ -109,7 +109,7 @@ class TFRecordPacker(packer.Packer):
                 self._note_single_number(len(self.field_crcs) + len(crcs) - 1, field, self.view[: self.sizes[field]])
         self.write_streamed(key_part or b"")
         tail = bytearray(tfrecord_write.FRAME_TAIL_BYTES)
-        tfrecord_write.put_frame_tail(tail, 0, self.record_crc)
+        tfrecord_write.put_frame_tail(tail, 0, self._record_crc)
         self.write(bytes(tail))
         if self.size - size_before != record_size:
             raise _size_mismatch(key)
@@ -124,7 +124,7 @@ class TFRecordPacker(packer.Packer):
     def write_streamed(self, data: memoryview | bytes) -> None:
         """Write bytes of a record, and update its CRC-32C."""
         self.write(data)
-        self.record_crc = crc32c(data, self.record_crc)
+        self._record_crc = crc32c(data, self._record_crc)
 
 
 def _size_mismatch(key: bytes) -> Bug:

@@ -132,7 +132,7 @@ def test_memory_is_bounded(omitted: set[int], tmp_path: Path) -> None:
     """Files read ahead and in flight never exceed the memory bound, whichever files are requested."""
     for number in range(SAMPLES):
         (tmp_path / f"{number:02}").write_bytes(bytes([number]) * (1 + number * BUFFER_SIZE // SAMPLES))
-    ahead, max_held = ReadAhead(_planned(tmp_path), 2), 0
+    ahead, max_held = ReadAhead(_planned(tmp_path), 2, read_file, 2**62), 0
     for number, file in enumerate(_planned(tmp_path)):
         if number in omitted:
             continue
