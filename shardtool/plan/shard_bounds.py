@@ -112,22 +112,22 @@ class ShardRuns:
     """Cuts a sequence of samples into shards within the limits. `total` is `Plan.total`."""
 
     def __init__(self, total: NDArray[np.int64], limits: ShardCapacity) -> None:
-        self.total, self.room, self.samples = total, limits.planned, len(total) - 1
+        self.total, self.planned, self.samples = total, limits.planned, len(total) - 1
         self.max_count = self.samples if limits.max_count is None else limits.max_count
 
     def _last_end(self, first: int) -> int:
-        end = int(np.searchsorted(self.total, self.total[first] + self.room, "right")) - 1
+        end = int(np.searchsorted(self.total, self.total[first] + self.planned, "right")) - 1
         return max(first + 1, min(end, first + self.max_count))
 
     def _first_start(self, end: int) -> int:
-        first = int(np.searchsorted(self.total, self.total[end] - self.room, "left"))
+        first = int(np.searchsorted(self.total, self.total[end] - self.planned, "left"))
         return max(0, min(end - 1, max(first, end - self.max_count)))
 
     def fit(self, ends: NDArray[np.int64]) -> bool:
         """Return whether shards with these ends are within the limits. A shard with one sample always fits."""
         starts = np.concatenate(([0], ends[:-1]))
         counts = ends - starts
-        fits = (self.total[ends] - self.total[starts] <= self.room) & (counts <= self.max_count)
+        fits = (self.total[ends] - self.total[starts] <= self.planned) & (counts <= self.max_count)
         return bool(np.all(fits | (counts == 1)))
 
     def find_fewest_ends(self) -> NDArray[np.int64]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shardtool.write.packer import Put, Report
 
 
-Packed = TypeVar("Packed")
+Result = TypeVar("Result")
 
 
 def pack_shard(task: ShardTask, report: Report) -> ShardResult:
@@ -57,13 +57,13 @@ def _pack_or_keep(task: ShardTask, report: Report) -> ShardResult:
         return _run_packer(task, file.write, report, skipped)
 
     def pack() -> ShardResult:
-        packed, staged = task.folder.write(task.name, fill, None if skipped else task.size, task.mtime_ns)
-        return packed.result(staged)
+        packer, staged = task.folder.write(task.name, fill, None if skipped else task.size, task.mtime_ns)
+        return packer.result(staged)
 
     return _retry_until_stable(pack)
 
 
-def _retry_until_stable(pack: Callable[[], Packed]) -> Packed:
+def _retry_until_stable(pack: Callable[[], Result]) -> Result:
     touch_count = 0
     while True:
         try:
@@ -80,10 +80,10 @@ def _retry_until_stable(pack: Callable[[], Packed]) -> Packed:
 
 def _run_packer(task: ShardTask, write: Put, report: Report, skipped: dict[int, Skipped]) -> Packer:
     packer_class = SpanTarPacker if task.samples.spans.runs else TarPacker if task.format == "tar" else TFRecordPacker
-    with closing(packer_class(task, write, report, skipped)) as packed:
-        packed.run()
-        packed.spans.check()
-    return packed
+    with closing(packer_class(task, write, report, skipped)) as packer:
+        packer.run()
+        packer.spans.check()
+    return packer
 
 
 def _check_existing(task: ShardTask) -> ShardResult | None:
@@ -116,8 +116,8 @@ def _reread_source(task: ShardTask, *, hashes: bool) -> tuple[ShardResult | None
 
     def compare() -> tuple[ShardResult, str]:
         md5 = hashlib.md5(usedforsecurity=False)
-        packed = _run_packer(task, md5.update if hashes else no_report, no_report, skipped)
-        return packed.result(None)._replace(compared=True), md5.hexdigest()
+        packer = _run_packer(task, md5.update if hashes else no_report, no_report, skipped)
+        return packer.result(None)._replace(compared=True), md5.hexdigest()
 
     with suppress(SampleFailed):
         return _retry_until_stable(compare)

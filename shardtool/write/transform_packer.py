@@ -61,13 +61,13 @@ def pack_transformed(task: ShardTask, work: TransformWork, report: Report) -> Sh
     """Write a shard of transformed samples to a staged file."""
 
     def pack(file: Sink) -> _TransformPacker:
-        with closing(_TransformPacker(task, work, file.write, report)) as packed:
-            packed.run()
-            packed.spans.check()
-        return packed
+        with closing(_TransformPacker(task, work, file.write, report)) as packer:
+            packer.run()
+            packer.spans.check()
+        return packer
 
-    packed, staged = task.folder.write(task.name, pack, None, task.mtime_ns)
-    return packed.result(staged)
+    packer, staged = task.folder.write(task.name, pack, None, task.mtime_ns)
+    return packer.result(staged)
 
 
 def measure_samples(task: ShardTask) -> list[int]:
