@@ -10,11 +10,10 @@ from shardtool.dataset.sidecar_read import max_metadata_bytes
 from shardtool.errors import InvalidRequest
 from shardtool.fingerprint import format_fingerprint
 from shardtool.messages import option_text
-from shardtool.names import to_output_name, to_text
+from shardtool.names import source_label, to_output_name, to_text
 from shardtool.plan.shard_task import build_shard_samples
 from shardtool.publish.publish_dataset import check_fingerprint
 from shardtool.request.create_options import CreateOptions, ReshardOptions
-from shardtool.source.base import check_not_empty
 from shardtool.units import format_size
 
 if TYPE_CHECKING:
@@ -25,16 +24,20 @@ if TYPE_CHECKING:
 
 def check_listed(listed: Listed) -> None:
     """Raise an error if the source has no samples, unless the samples of an earlier run are kept."""
-    if listed.finished:
+    options, entries, skipped = listed.run.options, listed.entries, listed.listing.skipped
+    if listed.finished or len(entries):
         return
-    options, entries = listed.run.options, listed.entries
-    is_empty = not len(entries) and not listed.listing.skipped
-    if is_empty and isinstance(options, CreateOptions) and (options.include or options.exclude):
+    filters = f"{option_text('include')}, {option_text('exclude')} and {option_text('hidden')}"
+    remedy = f"Check that this is the right folder, and check {filters}."
+    if skipped:
+        remedy = f"All {len(skipped):,} files were skipped, such as {skipped[0].path or 'the folder itself'}."
+    elif isinstance(options, CreateOptions) and (options.include or options.exclude):
         from shardtool.source.source_checks import refuse_globs
 
         folder = to_text(entries.root.rstrip(b"/") or entries.root)
         refuse_globs(folder, options.include, options.exclude, hidden=options.hidden)
-    check_not_empty(listed.listing)
+    where = source_label(entries.root)
+    raise InvalidRequest(where, "no samples", expected="files such as cat/0001.jpg", remedy=remedy)
 
 
 def check_shard_sizes(output: PlannedOutput) -> None:

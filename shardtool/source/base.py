@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Protocol
 from shardtool.dataclass import dataclass
 from shardtool.errors import Bug, InvalidRequest, SampleFailed, format_list, printable
 from shardtool.messages import option_text
-from shardtool.names import source_label
 from shardtool.skipped import Skipped, failed_rows, has_same_content
 from shardtool.units import pluralize
 
@@ -129,17 +128,6 @@ class Source(ABC):
         Workers cannot read payloads in tables and compressed archives.
         """
         raise Bug(str(file), "a source that is not a table has no binary payloads")
-
-
-def check_not_empty(listing: Listing) -> None:
-    """Raise an error if a source has no samples."""
-    if not len(listing.entries):
-        where, skipped = source_label(listing.entries.root), listing.skipped
-        filters = f"{option_text('include')}, {option_text('exclude')} and {option_text('hidden')}"
-        remedy = f"Check that this is the right folder, and check {filters}."
-        if skipped:
-            remedy = f"All {len(skipped):,} files were skipped, such as {skipped[0].path or 'the folder itself'}."
-        raise InvalidRequest(where, "no samples", expected="files such as cat/0001.jpg", remedy=remedy)
 
 
 def no_match_error(query: object, split: str = "", remedy: str = "") -> InvalidRequest:
