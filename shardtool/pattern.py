@@ -26,6 +26,8 @@ _SHARD_NAME = re.compile(
     r".+\.(?:(tar|tfrecords?)(?:-\d+-of-\d+)?(?:\.(gz|bz2|xz|zst))?|(tgz|tbz2?|txz|tzst))",
     re.IGNORECASE | re.ASCII | re.DOTALL,
 )
+SPLIT_FIELD = "{split}"
+SPLIT_STAND_IN = "\ue000"  # replaces `{split}` to parse a pattern for all splits
 _FILE_ENDING = re.compile(r"\.[A-Za-z][A-Za-z0-9]*$")
 _NUMBERED_NAME = re.compile(r"(?<!\d)(\d{1,18})(-of-(\d{1,18}))$", re.ASCII)
 

@@ -24,7 +24,7 @@ from shardtool.dataset.find import (
 )
 from shardtool.errors import CorruptShard, InvalidRequest, format_list
 from shardtool.names import list_names, to_output_name
-from shardtool.pattern import DATASET_SUFFIX, ShardPattern, is_shard_name, parse_pattern
+from shardtool.pattern import DATASET_SUFFIX, SPLIT_FIELD, SPLIT_STAND_IN, ShardPattern, is_shard_name, parse_pattern
 from shardtool.storage import paths
 from shardtool.storage.files import files_at, is_file, is_folder, list_folder_names
 from shardtool.storage.paths import absolute_path, base_name, folder_of, join
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from shardtool.values import DatasetLike
 
 
-_SPLIT_MARK = "{split}"
-_SPLIT_STAND_IN = "\ue000"
 _RANGE_PATTERN = re.compile(r"[^{}<>,*?%\[\]]*\{\d{1,18}\.\.\d{0,18}\}[^{}<>,*?%\[\]]*", re.ASCII)
 
 
@@ -97,7 +95,7 @@ def _splits_of_run(made: RunRecord, paths: Mapping[str, str]) -> dict[str, Datas
 def expand_if_pattern(dataset: DatasetLike) -> list[DatasetLike]:
     """Return the datasets that a glob or a pattern with `{split}` matches, or `[dataset]` for other names."""
     names = list_names("the dataset", dataset, EXPECTED_DATASET)
-    if len(names) == 1 and (_SPLIT_MARK in names[0] or any(mark in names[0] for mark in "*?[")):
+    if len(names) == 1 and (SPLIT_FIELD in names[0] or any(mark in names[0] for mark in "*?[")):
         return expand_datasets(names[0])
     return [dataset]
 
@@ -113,11 +111,11 @@ def recorded_range(file: DatasetFile) -> ShardPattern | None:
 
 
 def _expand_name(name: str) -> list[DatasetLike]:
-    if _SPLIT_MARK not in name and is_url(name) and (is_web(name) or _is_shard_or_dataset_name(name)):
+    if SPLIT_FIELD not in name and is_url(name) and (is_web(name) or _is_shard_or_dataset_name(name)):
         return [name]
     if is_folder(name):
         return _datasets_in(name, below=True) or [name]
-    if _SPLIT_MARK in name:
+    if SPLIT_FIELD in name:
         datasets = datasets_by_split(name)
         return [dataset for split in _splits_of_one_run(name, datasets) for dataset in datasets[split]]
     if any(mark in name for mark in "*?[") and not (is_file(name) if is_url(name) else os.path.exists(name)):
@@ -167,17 +165,17 @@ def datasets_by_split(text: str) -> dict[str, list[DatasetLike]]:
     if is_web(text):
         problem = "{split} on the web, where folders cannot be listed"
         raise InvalidRequest(text, problem, expected="the name of one dataset")
-    head, _, tail = text.partition(_SPLIT_MARK)
+    head, _, tail = text.partition(SPLIT_FIELD)
     folder, prefix = folder_of(head), base_name(head)
     end, slash, _ = tail.partition("/")
     name = re.compile(f"{re.escape(prefix)}(.+){re.escape(end)}", re.DOTALL)
     if not slash and is_shard_name(end):
-        pattern = parse_pattern(f"{prefix}{_SPLIT_STAND_IN}{tail}".replace(_SPLIT_MARK, _SPLIT_STAND_IN))
+        pattern = parse_pattern(f"{prefix}{SPLIT_STAND_IN}{tail}".replace(SPLIT_FIELD, SPLIT_STAND_IN))
         if pattern.names is None:
-            start = re.escape(pattern.prefix).replace(_SPLIT_STAND_IN, "(.+?)", 1).replace(_SPLIT_STAND_IN, r"\1")
+            start = re.escape(pattern.prefix).replace(SPLIT_STAND_IN, "(.+?)", 1).replace(SPLIT_STAND_IN, r"\1")
             name = re.compile(rf"{start}\d+{re.escape(pattern.suffix)}", re.DOTALL)
     splits = {match[1] for entry in list_folder_names(folder, needed=True) if (match := name.fullmatch(entry))}
-    names = {split: _datasets_of_split(text.replace(_SPLIT_MARK, split)) for split in sorted(splits, key=natural_key)}
+    names = {split: _datasets_of_split(text.replace(SPLIT_FIELD, split)) for split in sorted(splits, key=natural_key)}
     if not any(names.values()):
         raise InvalidRequest(text, "no dataset has such a name", expected=EXPECTED_DATASET)
     return names
@@ -204,7 +202,7 @@ def _splits_of_one_run(text: str, names: Mapping[str, list[DatasetLike]]) -> lis
         raise InvalidRequest(text, f"splits of {len(runs)} runs: {problem}", expected="the splits of one run",
                              remedy="Name the dataset files instead.")  # fmt: skip
     if missing := [split for split in sorted(runs[0], key=natural_key) if not names.get(split)]:
-        missing_names = format_list([text.replace(_SPLIT_MARK, split) for split in missing], 3)
+        missing_names = format_list([text.replace(SPLIT_FIELD, split) for split in missing], 3)
         problem = f"{missing_names} {'does' if len(missing) == 1 else 'do'} not exist"
         expected = f"all splits of the run: {format_list(sorted(runs[0], key=natural_key), 10)}"
         raise InvalidRequest(text, problem, expected=expected,

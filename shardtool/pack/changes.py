@@ -39,18 +39,18 @@ if TYPE_CHECKING:
 _MAX_CHECKED_SHARDS = 8
 
 
-def count_earlier_shards(output: Destination) -> int | None:
+def count_earlier_shards(destination: Destination) -> int | None:
     """Return the number of shards of the earlier run that this run resumes, if samples were assigned to shards by hash.
 
     Return None if there is no such run. An unfinished run does not record how it assigned samples, so always return its
     number of shards.
     """
-    if not output.resumes or output.appends:
+    if not destination.resumes or destination.appends:
         return None
-    if (file := _read_dataset_file(output)) is not None:
+    if (file := _read_dataset_file(destination)) is not None:
         by_hash = file.made.options.get("place") == "hash"
         return (file.appends[0] if file.appends else len(file.shards)) if by_hash else None
-    facts = read_shard_facts(output.folder.full_path(output.pattern.shard(0)))
+    facts = read_shard_facts(destination.folder.full_path(destination.pattern.shard(0)))
     return None if facts is None else facts.shards
 
 
@@ -193,29 +193,30 @@ def _describe_renumbering(old_classes: Mapping[str, list[str]], new_classes: Map
     return ""
 
 
-def _read_dataset_file(output: Destination) -> DatasetFile | None:
-    return read_valid_dataset(output.dataset_file) if output.pattern.dataset_file in output.existing else None
+def _read_dataset_file(destination: Destination) -> DatasetFile | None:
+    exists = destination.pattern.dataset_file in destination.existing
+    return read_valid_dataset(destination.dataset_file) if exists else None
 
 
-def _list_earlier_shards(output: Destination) -> list[tuple[str, ShardEntry | None]]:
-    if (file := _read_dataset_file(output)) is not None:
+def _list_earlier_shards(destination: Destination) -> list[tuple[str, ShardEntry | None]]:
+    if (file := _read_dataset_file(destination)) is not None:
         return [(to_local_name(entry.name), entry) for entry in file.shards]
-    shards = [name for name in sorted(output.existing) if name.endswith(output.pattern.format)]
-    return [(name, None) for name in shards if sidecar_name(name) in output.existing]
+    shards = [name for name in sorted(destination.existing) if name.endswith(destination.pattern.format)]
+    return [(name, None) for name in shards if sidecar_name(name) in destination.existing]
 
 
 def _read_packed_keys(
-    run: Run, output: Destination, name: str, entry: ShardEntry | None
+    run: Run, destination: Destination, name: str, entry: ShardEntry | None
 ) -> tuple[int, NDArray[np.uint64]]:
     sidecar, keys, count = sidecar_name(name), np.zeros(0, np.uint64), 0 if entry is None else entry.samples
     try:
-        data = output.folder.read(sidecar)
+        data = destination.folder.read(sidecar)
         if entry is not None:
             sidecar_read.check_listed_sidecar(data, sidecar, entry)
         if run.makes_keys:
             transform = sidecar_read.parse_facts(data, sidecar).transform
             return 0 if transform is None else transform.consumed, keys
-        size = output.existing[name].size if entry is None else entry.size
+        size = destination.existing[name].size if entry is None else entry.size
         keys = hash_keys(PackedStrings.of(sidecar_read.parse_sidecar(data, sidecar, size, metadata=False).all_keys()))
     except (OSError, CorruptShard):
         return 0 if run.makes_keys else count, keys

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from shardtool.errors import InvalidRequest, OutputExists, format_list, reporting_memory_errors
 from shardtool.messages import option_text
 from shardtool.pack import outputs
-from shardtool.pack.run import Listed, Output, PlanFile, Run, parse_output_pattern
+from shardtool.pack.run import Listed, Output, PlanFile, Run
 from shardtool.request.create_options import CreateOptions
 from shardtool.source.open import identify_source, open_source
 from shardtool.storage.remote.address import is_url
@@ -29,28 +29,28 @@ if TYPE_CHECKING:
 def list_source(run: Run, source: object) -> Listed:
     """List the requested samples, and find the output datasets."""
     found = outputs.find_outputs(run)
-    patterns = [output.pattern for output in found.outputs] or [parse_output_pattern(run.names)]
-    options, plan_request = outputs.keep_class_numbers(run, found.outputs), None
-    argument = identify_source(source, options)
-    if isinstance(options, CreateOptions) and options.plan_only is not None:
+    patterns = [output.pattern for output in found.outputs] or [run.pattern]
+    source_options, plan_request = outputs.keep_class_numbers(run, found.outputs), None
+    argument = identify_source(source, source_options)
+    if isinstance(source_options, CreateOptions) and source_options.plan_only is not None:
         from shardtool.source.plan_file import check_plan_target
         from shardtool.source.plan_request import make_plan_request
 
-        plan_request = make_plan_request(argument, options, run.format)
+        plan_request = make_plan_request(argument, source_options, run.pattern.format)
         try:
-            check_plan_target(os.fspath(options.plan_only), overwrite=options.overwrite)
+            check_plan_target(os.fspath(source_options.plan_only), overwrite=source_options.overwrite)
         except OutputExists as error:
             found = found._replace(refusal=error)
-    opened_source = open_source(argument, options, patterns)
+    opened_source = open_source(argument, source_options, patterns)
     run.pool.check(function=run.transform.function if run.transform else "")
-    listed, refusal = _list_samples(run, opened_source, found, plan_request)
-    if refusal is not None:
+    listed = _list_samples(run, opened_source, found, plan_request)
+    if listed.refusal is not None:
         if run.verb == "reshard":
             _check_other_location(run, listed.listing)
         from shardtool.pack.checks import check_listed
 
         check_listed(listed)
-        raise refusal
+        raise listed.refusal
     run.pool.check(listed.entries.files())
     spans, compressed = listed.entries.spans, listed.listing.compressed
     if run.part is not None and spans is not None and (compressed or not spans.files):
@@ -58,26 +58,23 @@ def list_source(run: Run, source: object) -> Listed:
         problem = "compressed shards, which can only be read in sequence" if compressed else problem
         expected, remedy = "payloads that each part can read by offset", f"Run without {option_text('part')}."
         raise InvalidRequest(option_text("part", run.options.part), problem, expected=expected, remedy=remedy)
-    if run.shuffle is not None and run.shuffle.method == "gather" and compressed:
+    if run.reshard_options is not None and run.reshard_options.method == "gather" and compressed:
         expected = "scatter or auto, because compressed shards can only be read in sequence"
         raise InvalidRequest(option_text("method"), "gather with compressed shards", expected=expected)
     return listed
 
 
 def _check_other_location(run: Run, listing: Listing) -> None:
-    pattern = parse_output_pattern(run.names)
     for _, shard in listing.stored:
         path = shard.path
-        is_same_folder = os.path.realpath(os.path.dirname(path)) == os.path.realpath(pattern.folder)
-        if not is_url(path) and is_same_folder and pattern.owns(os.path.basename(path)):
+        is_same_folder = os.path.realpath(os.path.dirname(path)) == os.path.realpath(run.pattern.folder)
+        if not is_url(path) and is_same_folder and run.pattern.owns(os.path.basename(path)):
             expected, remedy = outputs.OTHER_OUTPUT, outputs.NOTHING_CHANGED
             raise OutputExists(path, outputs.OUTPUT_IS_SOURCE, expected=expected, remedy=remedy)
 
 
 @reporting_memory_errors("listing the source")
-def _list_samples(
-    run: Run, source: Source, found: outputs.FoundOutputs, plan_request: PlanRequest | None
-) -> tuple[Listed, OutputExists | None]:
+def _list_samples(run: Run, source: Source, found: outputs.FoundOutputs, plan_request: PlanRequest | None) -> Listed:
     from shardtool.select.storable_names import check_case, check_storable_names, make_portable
 
     listing = source.list_samples(run.pool, run.notes.observer)
@@ -99,7 +96,7 @@ def _list_samples(
         if entries.metadata is not None and "source_paths" in entries.metadata.column_names:
             entries = replace(entries, source_paths=False)
         listing = replace(listing, entries=entries)
-    elif run.format == "tar":
+    elif run.pattern.format == "tar":
         check_case(listing.entries)
     listing = listing.without_dropped()
     transform, plan_file = run.transform, None
@@ -109,7 +106,7 @@ def _list_samples(
     if listing.condition is not None and transform is not None:
         transform = transform._replace(where=_make_condition(run, listing, listing.condition, transform))
     identity = transform.identity() if transform else ""
-    return Listed(run, source, listing, found.outputs, transform, dots, plan_file, identity), found.refusal
+    return Listed(run, source, listing, found.outputs, transform, dots, plan_file, identity, refusal=found.refusal)
 
 
 def _make_condition(run: Run, listing: Listing, condition: ReadCondition, transform: Transform) -> ReadCondition:
@@ -145,7 +142,7 @@ def _choose_dots(run: Run, listing: Listing) -> tuple[Dots, Listing]:
     requested_dots: Dots | None = None
     if "dots" in recorded_options:
         requested_dots = "last" if recorded_options["dots"] == "last" else "first"
-    if run.format != "tar" or (run.options.portable and requested_dots != "last"):
+    if run.pattern.format != "tar" or (run.options.portable and requested_dots != "last"):
         return requested_dots or "first", listing
     from shardtool.select.storable_names import choose_dots
 

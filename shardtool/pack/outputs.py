@@ -92,7 +92,7 @@ def keep_class_numbers(run: Run, outputs: Sequence[Output]) -> CreateOptions | R
         return options
     own_files = map(real_path, _list_dataset_files(run, outputs))
     is_own_file = isinstance(classes_from, str | os.PathLike) and real_path(os.fspath(classes_from)) in own_files
-    if not is_own_file and (classes_from is not None or not run.appends):
+    if not is_own_file and (classes_from is not None or not run.may_append):
         return options
     datasets = _read_existing_datasets(run, outputs)
     names: dict[str, list[str]] = reduce(merge_classes, (file.classes for file in datasets), {})

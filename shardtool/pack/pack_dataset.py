@@ -135,7 +135,7 @@ def _publish(packed: Packed) -> list[FinishedOutput]:
         dataset_file = output.planned.destination.dataset_file
         run.notes.add(*output.publication.stale_indexes.removal_notes(dataset_file, run.exports))
     run.notes.add(*(f"split {printable(name)} removed" for name in planned.lost_splits))
-    for output in packed.outputs if run.exports or run.appends else ():
+    for output in packed.outputs if run.exports or run.may_append else ():
         destination = output.planned.destination
         if run.exports or find_existing_exports(destination.folder, destination.old):
             _export_indexes(run, destination)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardtool.dataset import shard_index, sidecar_schema, sidecar_write
-from shardtool.entries.arrow import ipc_stream, number_array
+from shardtool.entries.arrow import number_array
 from shardtool.entries.metadata_columns import drop_number_columns, with_column, with_measured_columns
 from shardtool.entries.strings import PackedStrings
 from shardtool.errors import Bug, InvalidRequest, SampleFailed, ShardError, format_list, reporting_memory_errors
@@ -23,7 +23,7 @@ from shardtool.pack import resume
 from shardtool.pack.checks import check_content_fingerprint
 from shardtool.pack.run import Packed, PackedOutput, Planned, PlannedOutput
 from shardtool.pattern import sidecar_name
-from shardtool.plan.shard_task import build_shard_samples
+from shardtool.plan.shard_task import build_shard_samples, encode_known_columns
 from shardtool.publish import dataset_keys
 from shardtool.publish.append_target import FinishedAppend
 from shardtool.publish.publish_dataset import check_append_is_unchanged
@@ -40,17 +40,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardtool.plan.plan import Plan
     from shardtool.transform.transform import Transform
-
-
-def make_shard_work(plan: Plan, shard: int, work: TransformWork) -> TransformWork:
-    """Return `work` for one shard, with the metadata columns that the query needs."""
-    where = work.transform.where
-    if where is None or (metadata := plan.metadata(shard)) is None:
-        return work
-    names = [name for name in where.columns if name in metadata.column_names]
-    return work._replace(known=bytes(ipc_stream(metadata.select(names)))) if names else work
 
 
 def pack_shards(planned: Planned) -> Packed:
@@ -189,7 +179,7 @@ class Packing:
                 on_error="skip" if run.fetches else run.options.on_error,
                 mtime_ns=resume.get_shard_stamp(planned, self._run_stamp),
                 action=action,
-                work=work and make_shard_work(plan, shard, work),
+                work=work and work._replace(known=encode_known_columns(plan, shard, work.transform.where)),
                 reads=reads,
                 size=None if work else int(plan.sizes[shard]),
             )
@@ -273,7 +263,7 @@ class Packing:
 
     @property
     def _rerun_option(self) -> str:
-        return self.run.continue_option if self.run.appends else flag_text("overwrite")
+        return self.run.continue_option if self.run.may_append else flag_text("overwrite")
 
     def _check_names(self) -> None:
         pattern, needed = self.output.pattern, self._first_number + self._round_plan.shards

@@ -145,12 +145,12 @@ def merge_finished_parts(planned: Planned) -> bool:
     return all(merged)
 
 
-def merge_if_last(output: Destination, notes: Notes) -> bool:
+def merge_if_last(destination: Destination, notes: Notes) -> bool:
     """Merge the parts of a dataset if all have finished. Return whether the dataset file exists."""
-    folder, pattern = output.folder, output.pattern
-    if (state := _find_merge_state(output)) is not None:
-        if not state and output.part is not None:
-            finished, count = len(parts.find_run_parts(pattern, folder.names())[0]), output.part.parts
+    folder, pattern = destination.folder, destination.pattern
+    if (state := _find_merge_state(destination)) is not None:
+        if not state and destination.part is not None:
+            finished, count = len(parts.find_run_parts(pattern, folder.names())[0]), destination.part.parts
             notes.add(f"{finished:,} of {count:,} parts have finished; the last part publishes the dataset file")
         return state
     with ExitStack() as stack:
@@ -159,14 +159,14 @@ def merge_if_last(output: Destination, notes: Notes) -> bool:
         except OutputExists:
             notes.add("all parts have finished; another run holds the lock and publishes the dataset file")
             return False
-        if (state := _find_merge_state(output)) is not None:
+        if (state := _find_merge_state(destination)) is not None:
             return state
         merge_run_parts(folder, pattern)
     return True
 
 
-def _find_merge_state(output: Destination) -> bool | None:
-    names = output.folder.names()
-    finished, _ = parts.find_run_parts(output.pattern, names)
-    all_finished = output.part is not None and len(finished) >= output.part.parts
-    return None if all_finished else output.pattern.dataset_file in names
+def _find_merge_state(destination: Destination) -> bool | None:
+    names = destination.folder.names()
+    finished, _ = parts.find_run_parts(destination.pattern, names)
+    all_finished = destination.part is not None and len(finished) >= destination.part.parts
+    return None if all_finished else destination.pattern.dataset_file in names

@@ -12,12 +12,11 @@ from shardtool.interop.readers import READERS_BY_PROBLEM, find_reader_problems
 from shardtool.messages import flag_text, option_text
 from shardtool.pack import changes, checks
 from shardtool.pack.append import append_notes, check_append_schema
-from shardtool.pack.pack_shards import make_shard_work
 from shardtool.pack.run import Listed, Output, Planned, PlannedOutput
 from shardtool.plan.plan import Plan, make_plan
 from shardtool.plan.random_order import random_permutation
 from shardtool.plan.shard_bounds import ShardBounds
-from shardtool.plan.shard_task import build_shard_samples
+from shardtool.plan.shard_task import build_shard_samples, encode_known_columns
 from shardtool.publish.advice import folder_notes, loader_notes, name_notes
 from shardtool.publish.append_target import remaining_names
 from shardtool.request.option_values import parse_share
@@ -102,7 +101,7 @@ def _with_changes(planned: Planned) -> Planned:
     run, options = planned.run, planned.run.options
     if run.updates:
         run.notes.add(*changes.other_plan_notes(planned))
-    if run.appends or not options.resume:
+    if run.may_append or not options.resume:
         return planned
     resume_changes = changes.find_changes(planned)
     run.notes.add(*changes.other_plan_notes(planned))
@@ -139,7 +138,7 @@ def _add_plan_notes(planned: Planned) -> None:
         entries = entries.take(np.sort(np.concatenate([output.positions(entries) for output in planned.outputs])))
     if run.verb == "create":
         notes.add(*_empty_file_notes(entries), *_label_notes(planned.listed))
-    if run.format == "tar":
+    if run.pattern.format == "tar":
         notes.add(*_reader_notes(entries, run.options))
     outputs = [(output.destination, output.plan.shards) for output in planned.outputs]
     if run.options.shards is None:
@@ -238,7 +237,7 @@ def _fit_line(x: NDArray[np.float64], y: NDArray[np.float64], points: NDArray[np
 
 
 def _make_tasks(plan: Plan, transform: Transform) -> Iterator[ShardTask]:
-    work = TransformWork(transform, 2**62, None, "alone")
     for shard in range(plan.shards):
-        samples, shard_work = build_shard_samples(plan, shard), make_shard_work(plan, shard, work)
-        yield ShardTask("", plan.format, open_folder(""), samples, "skip", 0, "write", shard_work)
+        known = encode_known_columns(plan, shard, transform.where)
+        work = TransformWork(transform, 2**62, None, "alone", known=known)
+        yield ShardTask("", plan.format, open_folder(""), build_shard_samples(plan, shard), "skip", 0, work=work)

@@ -57,7 +57,7 @@ class ShardPlan(NamedTuple):
             work += f" {plan.limits.room} {plan.limits.max_count} {listed.run.options.oversize}"
             work += " last" if listed.dots == "last" else ""
             # Two source datasets with different content can have the same plan, so add checksums.
-            if listed.run.shuffle is not None:
+            if listed.run.reshard_options is not None:
                 work += " " + blake2b(self.samples.spans.crcs, digest_size=16).hexdigest()
             if (metadata := plan.metadata(self.shard)) is not None:
                 work += " " + blake2b(ipc_stream(metadata), digest_size=16).hexdigest()
@@ -126,15 +126,15 @@ def _parse_line(line: dict[str, Any]) -> JournalLine | None:
 
 
 def choose_action(
-    planned: ShardPlan, output: Destination, line: JournalLine | None
+    planned: ShardPlan, destination: Destination, line: JournalLine | None
 ) -> tuple[ShardAction, shard_index.ShardIndex | None]:
     """Return the action for a planned shard and, to keep a shard of transformed samples, the shard's index.
 
     `line` is the journal line of the shard, or None.
     """
-    file_info, samples = output.existing.get(planned.name), planned.samples
+    file_info, samples = destination.existing.get(planned.name), planned.samples
     options, transform = planned.listed.run.options, planned.listed.transform
-    if not output.resumes or file_info is None:
+    if not destination.resumes or file_info is None:
         return "write", None
     trusts_sizes = options.trust == "size"
     if transform is None and file_info.size != planned.plan.sizes[planned.shard]:
@@ -145,7 +145,7 @@ def choose_action(
         is_unchanged = is_source_unchanged(planned, file_info.mtime_ns)
     else:
         is_unchanged = line.size == file_info.size and is_source_unchanged(planned, line.stamp)
-    index = _read_matching_index(planned, output) if trusts_sizes or is_unchanged else None
+    index = _read_matching_index(planned, destination) if trusts_sizes or is_unchanged else None
     crc = None if index is None else index.facts.crc
     if index is None or crc is None or not (trusts_sizes or line is None or line.crc == crc):
         return "compare" if transform is None else "write", None
@@ -162,15 +162,15 @@ def choose_action(
     return KeepShard(crc, b"", file_info.size, trusts_sizes), index
 
 
-def _read_matching_index(planned: ShardPlan, output: Destination) -> shard_index.ShardIndex | None:
+def _read_matching_index(planned: ShardPlan, destination: Destination) -> shard_index.ShardIndex | None:
     """Return the index in the sidecar of a shard, or None if the sidecar is damaged or belongs to another plan.
 
     With a transform, the sidecar must be unmodified and list every skipped sample.
     """
-    name, size = sidecar_name(planned.name), output.existing[planned.name].size
+    name, size = sidecar_name(planned.name), destination.existing[planned.name].size
     is_transformed = planned.listed.transform is not None
     try:
-        data = output.folder.read(name)
+        data = destination.folder.read(name)
         index = sidecar_read.parse_sidecar(data, name, size, metadata=is_transformed)
     except (OSError, CorruptShard):
         return None

@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.dataclass import dataclass
-from shardtool.errors import InvalidRequest
+from shardtool.errors import InvalidRequest, OutputExists
 from shardtool.interop.exports import ExportFormat, select_exports
 from shardtool.messages import flag_text, option_text
-from shardtool.pattern import ShardPattern, check_writable, parse_pattern
+from shardtool.pattern import SPLIT_FIELD, SPLIT_STAND_IN, ShardPattern, check_writable, parse_pattern
 from shardtool.request.create_options import CreateOptions, ReshardOptions
 from shardtool.request.run_part import RunPart, parse_part
 from shardtool.request.run_record import RunRecord
@@ -43,23 +43,21 @@ if TYPE_CHECKING:
     from shardtool.transform.transform import Transform
 
 
-_SPLIT_FIELD = "{split}"
-_SPLIT_MARK = "\ue000"
-
-
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Run:
     """The request of a run, and the services that all steps use.
 
     Attributes:
         names: A shard pattern or shard names. They contain `{split}` if there are splits.
+        pattern: The shard pattern, with a placeholder for the split name.
         started: The start time, in seconds since 1970.
         dry: Whether to only plan the shards.
-        shuffle: The options of `reshard`, or None for `create`.
+        reshard_options: The options of `reshard`, or None for `create`.
         expected: The dataset that the new shards must equal, or None.
     """
 
     names: tuple[str, ...]
+    pattern: ShardPattern
     options: CreateOptions | ReshardOptions
     pool: Pool
     notes: Notes
@@ -67,7 +65,7 @@ class Run:
     dry: bool
     split_options: SplitOptions | None
     transform: Transform | None
-    shuffle: ReshardOptions | None
+    reshard_options: ReshardOptions | None
     exports: Mapping[str, ExportFormat]
     part: RunPart | None
     expected: DatasetFile | None
@@ -75,7 +73,7 @@ class Run:
     @property
     def verb(self) -> str:
         """`create` or `reshard`."""
-        return "create" if self.shuffle is None else "reshard"
+        return "create" if self.reshard_options is None else "reshard"
 
     @property
     def fetches(self) -> bool:
@@ -88,8 +86,8 @@ class Run:
         return self.transform is not None and bool(self.transform.function)
 
     @property
-    def appends(self) -> bool:
-        """Whether this run adds samples to an existing dataset."""
+    def may_append(self) -> bool:
+        """Whether this run may add samples to an existing dataset."""
         return self.options.append or self.options.update
 
     @property
@@ -100,7 +98,7 @@ class Run:
     @property
     def continue_option(self) -> str:
         """The option that continues an interrupted run."""
-        if self.updates or not self.appends:
+        if self.updates or not self.may_append:
             return flag_text("update" if self.updates else "resume")
         return flag_text("append", "resume")
 
@@ -110,15 +108,10 @@ class Run:
         return self.updates or (self.verb == "create" and self.options.on_duplicate == "first")
 
     @property
-    def format(self) -> str:
-        """The format of the shards."""
-        return parse_output_pattern(self.names).format
-
-    @property
     def dataset_file(self) -> str:
         """The path of the dataset file. It contains `{split}` if there are splits."""
-        pattern = parse_output_pattern(self.names)
-        return open_folder(pattern.folder).full_path(pattern.dataset_file).replace(_SPLIT_MARK, _SPLIT_FIELD)
+        path = open_folder(self.pattern.folder).full_path(self.pattern.dataset_file)
+        return path.replace(SPLIT_STAND_IN, SPLIT_FIELD)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -210,6 +203,7 @@ class Listed:
         dots: Whether the first or the last dot of a member name ends the key.
         identity: A string that identifies the transform, or "" without a transform.
         finished: Existing datasets for which the run has no new samples.
+        refusal: The error for existing output, or None. `list_source` raises the error after checking the source.
     """
 
     run: Run
@@ -221,6 +215,7 @@ class Listed:
     plan_file: PlanFile | None = None
     identity: str = ""
     finished: tuple[FinishedOutput, ...] = ()
+    refusal: OutputExists | None = None
 
     @property
     def entries(self) -> SampleTable:
@@ -302,24 +297,27 @@ def make_run(
     expected: DatasetFile | None = None,
 ) -> Run:
     """Create a run. Raise an error if its options and shard names contradict each other."""
-    shuffle, split_options = options if isinstance(options, ReshardOptions) else None, options.make_split_options()
-    if shuffle is None and options.on_duplicate != "error":
+    split_options = options.make_split_options()
+    reshard_options = options if isinstance(options, ReshardOptions) else None
+    if reshard_options is None and options.on_duplicate != "error":
         if options.if_exists == "update":
             options = replace(options, on_duplicate="error")
         else:
             options = _get_first_run_options(names, options, split_options)
     transform = options.make_transform()
-    has_split_field = [_SPLIT_FIELD in name for name in names]
+    has_split_field = [SPLIT_FIELD in name for name in names]
     if any(has_split_field) and split_options is None:
         by_column, by_folder = option_text("split_by", "COLUMN"), option_text("split_by", "folder")
-        alternatives = f", {by_column} or {by_folder}" if shuffle is None else f" or {by_column}"
+        alternatives = f", {by_column} or {by_folder}" if reshard_options is None else f" or {by_column}"
         options_for_splits = f"{option_text('split', 'train=0.8,val=0.2')}{alternatives}"
         raise InvalidRequest(names[0], "{split} without splits", expected=options_for_splits)
     if split_options is not None and not all(has_split_field):
         expected_pattern = "a pattern such as out-{split}-{000000..}.tar"
         raise InvalidRequest(names[0], "a pattern without {split}", expected=expected_pattern)
+    pattern = parse_output_pattern(names)
     return Run(
         names=names,
+        pattern=pattern,
         options=options,
         pool=pool,
         notes=notes,
@@ -327,8 +325,8 @@ def make_run(
         dry=options.dry_run or getattr(options, "plan_only", None) is not None,
         split_options=split_options,
         transform=transform,
-        shuffle=shuffle,
-        exports=select_exports(options.export, parse_output_pattern(names).format),
+        reshard_options=reshard_options,
+        exports=select_exports(options.export, pattern.format),
         part=None if options.part is None else parse_part(options.part),
         expected=expected,
     )
@@ -338,7 +336,7 @@ def _get_first_run_options(
     names: tuple[str, ...], options: CreateOptions | ReshardOptions, split_options: SplitOptions | None
 ) -> CreateOptions | ReshardOptions:
     resumes = options.if_exists == "append-resume"
-    splits = [name for name, _ in split_options.shares] if split_options else [_SPLIT_MARK]
+    splits = [name for name, _ in split_options.shares] if split_options else [SPLIT_STAND_IN]
     if not splits:
         return options
     for pattern in [parse_output_pattern(names, split) for split in splits]:
@@ -348,12 +346,12 @@ def _get_first_run_options(
     return replace(options, append=False, update=False, resume=resumes, on_duplicate="error")
 
 
-def parse_output_pattern(names: Sequence[str], split: str = _SPLIT_MARK) -> ShardPattern:
+def parse_output_pattern(names: Sequence[str], split: str = SPLIT_STAND_IN) -> ShardPattern:
     """Return the shard pattern of a split, by default with a placeholder for the split name."""
     try:
-        pattern = parse_pattern([name.replace(_SPLIT_FIELD, split) for name in names])
+        pattern = parse_pattern([name.replace(SPLIT_FIELD, split) for name in names])
     except InvalidRequest as error:
-        where, found = (text.replace(_SPLIT_MARK, _SPLIT_FIELD) for text in (error.where, error.found))
+        where, found = (text.replace(SPLIT_STAND_IN, SPLIT_FIELD) for text in (error.where, error.found))
         raise InvalidRequest(where, found, expected=error.expected, remedy=error.remedy) from None
     check_writable(pattern)
     return pattern

@@ -282,9 +282,9 @@ def get_spool(run: Run, outputs: Sequence[Output]) -> Spool | None:
 
     A run with `--part` has no spool, which would contain the samples of all parts.
     """
-    if run.shuffle is None or run.part is not None:
+    if run.reshard_options is None or run.part is not None:
         return None
-    temp, pattern, output_folder = run.shuffle.temp_dir, outputs[0].pattern, outputs[0].destination.folder
+    temp, pattern, output_folder = run.reshard_options.temp_dir, outputs[0].pattern, outputs[0].destination.folder
     folder = output_folder.temporary if temp is None else local_folder(temp)
     dataset_path = (
         os.path.realpath(os.path.join(pattern.folder, pattern.base))
@@ -298,14 +298,15 @@ def get_spool(run: Run, outputs: Sequence[Output]) -> Spool | None:
 def arrange_payloads(planned: Planned, spool: Spool | None) -> Planned:
     """Copy the payloads into `spool` in shard order, if the read strategy is `scatter`."""
     run, outputs, compressed = planned.run, planned.outputs, planned.listed.listing.compressed
-    if run.shuffle is None or spool is None or planned.listed.entries.known_spans.row_file is not None:
+    options = run.reshard_options
+    if options is None or spool is None or planned.listed.entries.known_spans.row_file is not None:
         return planned
     to_write = sum(sum_unwritten_sizes(planned.listed, output) for output in outputs)
     if not to_write and not compressed:
         return planned
     plans = [output.plan for output in outputs]
-    memory, workers = parse_size(run.shuffle.memory), run.pool.max_per_machine
-    method = choose_read_strategy(plans, workers=workers, is_compressed=compressed, requested=run.shuffle.method)
+    memory, workers = parse_size(options.memory), run.pool.max_per_machine
+    method = choose_read_strategy(plans, workers=workers, is_compressed=compressed, requested=options.method)
     if method.note:
         run.notes.observer.log(method.note)
     if method.name != "scatter":

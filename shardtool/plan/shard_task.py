@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardtool.entries.arrow import ipc_stream
 from shardtool.entries.record_sizes import STORES_NUMBERS, RecordColumns, head_and_tail_sizes
 from shardtool.fetch.options import redact_url_bytes
 from shardtool.names import to_bytes
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from shardtool.entries.sample_table import SampleTable
     from shardtool.plan.plan import Plan
+    from shardtool.transform.transform import ReadCondition
 
 
 PLAN_HASH_VERSION = 1
@@ -110,6 +112,14 @@ def _inline_payloads(entries: SampleTable) -> bytes:
         for row, owner in zip(rows.tolist(), entries.owners(rows).tolist(), strict=True):
             texts[row] = payloads[owner]
     return b"\0".join(texts) + b"\0"
+
+
+def encode_known_columns(plan: Plan, shard: int, where: ReadCondition | None) -> bytes:
+    """Return an Arrow stream of the shard's metadata columns that `where` needs, or b""."""
+    if where is None or (metadata := plan.metadata(shard)) is None:
+        return b""
+    names = [name for name in where.columns if name in metadata.column_names]
+    return bytes(ipc_stream(metadata.select(names))) if names else b""
 
 
 def hash_shard_plan(shard_format: str, samples: ShardSamples, work: str = "") -> str:

@@ -229,9 +229,9 @@ def merge_run_parts(folder: OutputFolder, pattern: ShardPattern) -> tuple[int, D
     if not any(shard.samples for shard in dataset.shards):
         problem = f"no part packed a sample: {count_reasons(skipped)}"
         raise SampleFailed(pattern.text, problem, remedy="No dataset file was written.")
-    output = Destination(folder, pattern, "resume", existing)
-    output.discard_staged()
-    finish_dataset(output.open_publication(), output, names, dataset, skipped)
+    destination = Destination(folder, pattern, "resume", existing)
+    destination.discard_staged()
+    finish_dataset(destination.open_publication(), destination, names, dataset, skipped)
     return len(finished), dataset
 
 

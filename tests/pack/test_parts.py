@@ -78,7 +78,7 @@ def _merge(place: Path, ending: str = "tar") -> None:
 def _no_merge(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Prevent parts in the block from merging."""
 
-    def never(output: Destination, notes: Notes) -> bool:  # noqa: ARG001
+    def never(destination: Destination, notes: Notes) -> bool:  # noqa: ARG001
         return False
 
     with monkeypatch.context() as patched:
