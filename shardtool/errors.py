@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import ClassVar
 
 PROCESS_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-_MACHINE_ERRNOS = PROCESS_ERRNOS | {  # not ESTALE, which means that the file was replaced during reading
+_MACHINE_ERRNOS = PROCESS_ERRNOS | {  # without ESTALE, because ESTALE means that the file was replaced
     errno.EIO, errno.EACCES, errno.EPERM, errno.ENODEV, errno.ENOSPC, errno.EDQUOT, errno.ENOTCONN,
     errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ECONNABORTED, errno.ESHUTDOWN,
 }  # fmt: skip
@@ -98,7 +98,7 @@ class PlainError(Exception):
         self.detail = "\n".join([*filter(None, [self.detail]), f"shardtool-error: {json.dumps(vars(self))}"])
 
     def to_json(self) -> dict[str, object]:
-        """Return the error as a dict, which `--json` prints."""
+        """Return the error as the dict that `--json` prints."""
         names = ("code", "exit_code", "where", "found", "expected", "remedy", *(["detail"] if self.detail else []))
         return {name: getattr(self, name) for name in names}
 

@@ -142,7 +142,7 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """Run the command line, and exit."""
-    # Replace closed standard streams, because an output file could get their descriptor numbers.
+    # Replace closed standard streams, because an output file could get the descriptor number of a closed stream.
     for fd in range(3):
         try:
             os.fstat(fd)
@@ -188,7 +188,7 @@ def _run(arguments: list[str], signals: SignalHandler) -> int:
         signals.end()
         signum = error.signum if isinstance(error, Interrupted) else signals.first
         failure = _describe_error(error, arguments) if signum is None else _describe_interrupt(signum, arguments)
-    # Print outside the `except` block, which keeps the frames of the failed code in memory.
+    # Print after the `except` block, because the block keeps the frames of the failed code in memory.
     return _print_error(failure, arguments)
 
 

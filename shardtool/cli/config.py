@@ -38,7 +38,7 @@ else:
 _MAX_CONFIG_BYTES = 2**20
 _EXAMPLE_NAME = "job.toml"
 _SECRET_KEYS = ("header",)
-_WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # numbers that TOML reads back with the same spelling
+_WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # a text that is unchanged after being stored as a number in TOML
 
 
 def read_config(path: str, ctx: click.Context) -> dict[str, Any]:

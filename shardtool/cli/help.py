@@ -72,7 +72,7 @@ class VerbOption(click.Option):
     common = False
     rare = False
     parent = ""
-    old: tuple[str, ...] = ()  # former names, which are accepted but not shown
+    old: tuple[str, ...] = ()  # former names: accepted, but not shown
 
     def get_error_hint(self, _ctx: click.Context | None) -> str:
         """Return the names of the option for error messages."""
@@ -394,7 +394,7 @@ _MARKUP = re.compile(r"\*\*|`|^[-|] | \|$", re.MULTILINE)
 
 
 class Passage(NamedTuple):
-    """A text to search, which `command` prints: a topic, an option, or a section of a page."""
+    """A text to search: a topic, an option, or a section of a page. `command` prints the text."""
 
     title: str
     text: str

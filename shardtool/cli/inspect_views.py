@@ -61,7 +61,7 @@ def print_keys(opened: list[StoredDataset], where: str | None, run_options: RunO
 
 
 def print_samples(opened: list[StoredDataset], options: InspectViewOptions, run_options: RunOptions) -> None:
-    """Print samples one by one, and write their fields with `--extract`."""
+    """Print samples one by one. With `--extract`, also write the fields to files."""
     from shardtool.verbs.inspect.samples import find_sample, first_samples, view_sample, write_fields
 
     brief, folder = not options.show, options.extract

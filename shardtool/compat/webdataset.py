@@ -1,8 +1,8 @@
 """Write shardtool datasets with the arguments of webdataset's `ShardWriter`.
 
-There are some differences. `maxsize` limits the finished file. Existing output needs `overwrite=True` or `resume=True`.
-Keys must be unique. After an exception in the `with` block, no dataset file is published. Tar headers have the same
-values as in other shardtool datasets.
+These are the differences from webdataset: `maxsize` limits the finished file. Existing output needs `overwrite=True` or
+`resume=True`. Keys must be unique. After an exception in the `with` block, no dataset file is published. Tar headers
+have the same values as in other shardtool datasets.
 
 Source: webdataset 1.0.2, `webdataset/writer.py`; for the encoders, `make_handlers` and `encode_based_on_extension1`.
 """

@@ -281,7 +281,7 @@ def _is_own_dataset_file(data: bytes) -> bool:
 
 
 def may_be_dataset_file(data: bytes) -> bool:
-    """Return whether a file may be a dataset file of shardtool, which may be damaged or empty."""
+    """Return whether a file may be a dataset file of shardtool, even a damaged or empty one."""
     return _WIDS_HEAD.startswith(data) or _is_own_dataset_file(data)
 
 
@@ -293,7 +293,7 @@ def _is_rewritten(data: bytes) -> bool:
 
 
 def has_appends(data: bytes) -> bool:
-    """Return whether a dataset file, which may be damaged, records appended samples."""
+    """Return whether a dataset file, even a damaged one, records appended samples."""
     return _APPENDS_MARK in data
 
 

@@ -1,6 +1,6 @@
 """Find the shards of one dataset that a user names by its dataset file, a pattern, a glob, a folder, or shards.
 
-A range or glob also matches the shard names in a dataset file of the same folder, which reveals missing shards. On the
+A range or glob also matches the shard names in a dataset file of the same folder. This reveals missing shards. On the
 web, a range needs an end, because web servers cannot list files. No dataset file can cause reads outside its folder.
 """
 
@@ -62,7 +62,7 @@ def open_dataset(dataset: DatasetLike, *, dots: Dots | None = None) -> StoredDat
 
 
 def find_dataset(dataset: DatasetLike, *, allow_missing: bool = False) -> StoredDataset:
-    """Find the shards of a dataset. Unless `allow_missing`, raise an error if shards of a range are missing."""
+    """Find the shards of a dataset. If shards of a range are missing and `allow_missing` is false, raise an error."""
     names = list_names("the dataset", dataset, EXPECTED_DATASET)
     stored = _find_shards(names)
     if stored.missing and not allow_missing:
@@ -317,7 +317,7 @@ def check_folders_inside(path: str, folders: set[str]) -> None:
 
 
 def is_dataset_file(path: str, *, listed: bool = False) -> bool:
-    """Return whether a file is a dataset file, which may be damaged.
+    """Return whether a file is a dataset file, even a damaged one.
 
     Set `listed` if the file exists, to raise `AccessRefused` if a store denies access.
     """
@@ -325,7 +325,7 @@ def is_dataset_file(path: str, *, listed: bool = False) -> bool:
 
 
 def names_listed_by(path: str) -> set[str]:
-    """Return the shard names in a dataset file, which may be damaged, or an empty set for other files."""
+    """Return the shard names in a dataset file, even a damaged one, or an empty set for other files."""
     return {*(parse_shard_names(_read_dataset_file(path) or b"") or ())}
 
 

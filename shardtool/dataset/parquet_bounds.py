@@ -44,7 +44,7 @@ _Struct = dict[int, tuple[int, Any]]  # maps field numbers to (type, value)
 
 
 class ParquetLeaf(NamedTuple):
-    """A leaf column, which may be nested in other columns.
+    """A leaf column, at the top level or nested in other columns.
 
     Attributes:
         path: Names from the top-level column `top` to the leaf, joined by dots.

@@ -1,4 +1,4 @@
-"""Read all headers of a shard, which any tool may have written, and return its samples and fields as columns.
+"""Read all headers of a shard from any tool, and return its samples and fields as columns.
 
 A sample is a TFRecord, or a sequence of tar members with the same key, as in WebDataset. A leading `./` of a name is
 ignored. Payloads are read only for checksums.
@@ -102,7 +102,7 @@ class UnrecognisedMember(NamedTuple):
 
 
 class FeatureConflict(NamedTuple):
-    """The first sample in which a feature has another type than before, several values, or no value."""
+    """The first sample in which a feature has several values, no value, or a type that differs from earlier samples."""
 
     sample: int
     kind: FeatureType
@@ -178,7 +178,7 @@ class ShardScan:
 
 
 def scan_shard(task: ShardScanTask) -> ShardScan:
-    """Scan a shard. Unless `task.salvage`, stop at the first damage and store it in `error`."""
+    """Scan a shard. If `task.salvage` is false, stop at the first damage, and store its error in `error`."""
     kind = detect_kind(task.path)
     file_class = ChecksummedFile if task.checksum and not task.salvage else ShardFile
     with CompressedFile(task.path, kind.compression) if kind.compression else file_class(task.path) as shard:

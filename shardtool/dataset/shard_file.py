@@ -1,4 +1,4 @@
-"""Read the bytes of one shard, which may be compressed, and detect its format."""
+"""Read the bytes of one shard, compressed or not, and detect its format."""
 
 from __future__ import annotations
 
@@ -293,7 +293,7 @@ def describe_missing(path: str) -> tuple[str, str]:
 
 
 def open_shard(path: str) -> OpenShard:
-    """Open a shard, which may be compressed."""
+    """Open a shard, compressed or not."""
     packing = detect_kind(path).compression
     return CompressedFile(path, packing) if packing else ShardFile(path)
 

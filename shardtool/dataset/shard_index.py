@@ -160,7 +160,7 @@ class ShardIndex:
         return pa.Table.from_arrays(table_columns, schema=pa.schema(schema))
 
     def keys_of(self, rows: NDArray[np.int64]) -> list[str]:
-        """Return the keys of the samples `rows`, which must be ascending."""
+        """Return the keys of the samples `rows` (ascending)."""
         starts, ends, keys = self.key_offsets[rows].tolist(), self.key_offsets[rows + 1].tolist(), self.keys
         if starts and rows[-1] - rows[0] < _MAX_DECODED_PER_KEY * len(rows):
             block_start = starts[0]
@@ -260,7 +260,7 @@ class ShardIndex:
         return columns if self.crcs is None else {**columns, "crcs": self.crcs}
 
     def packed(self) -> list[tuple[int, bytes | memoryview]]:
-        """Return the parts of the index to write to a memory block, with their offsets."""
+        """Return the parts of the index to write to a memory block, each with its offset in the block."""
         columns = self._columns()
         layout = {name: (column.dtype.str, len(column)) for name, column in columns.items()}
         header = json.dumps([self.names, self.kinds, layout]).encode()

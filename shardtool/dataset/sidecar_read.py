@@ -1,4 +1,4 @@
-"""Read sidecars, which are untrusted.
+"""Read untrusted sidecars.
 
 A sidecar is rejected before decoding if its pages need more memory than the sizes of sidecar and shard allow (see
 `parquet_bounds`).
@@ -251,7 +251,7 @@ def _open_parquet(data: bytes, **options: Any) -> Any:
 
 
 def parquet_schema(data: bytes) -> pa.Schema:
-    """Return the schema of a Parquet file without metadata. `data` may be only the end of the file."""
+    """Return the schema of a Parquet file without metadata. `data` is the whole file, or only its end."""
     return _stored_schema(_open_parquet(data))
 
 

@@ -153,7 +153,7 @@ def encode_sidecar_table(table: pa.Table, shard: ShardFacts, version: int = FORM
 
 
 def string_list_column(names: list[bytes], counts: NDArray[np.int64]) -> pa.Array:
-    """Return a column of lists of strings, whose lengths are `counts`."""
+    """Return a column of lists of strings. `counts` has the number of strings in each list."""
     values = bytes_array([quote_name(name).encode() for name in names])
     kind = pa.list_(pa.field("element", pa.string(), nullable=False))
     return pa.ListArray.from_arrays(number_array(part_offsets(counts).astype(np.int32)), values, type=kind)

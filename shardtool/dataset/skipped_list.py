@@ -62,7 +62,7 @@ def read_skipped_rows(file: DatasetFile, folder: str) -> list[Skipped]:
 
 
 def merge_skipped(old: Sequence[Skipped], new: Iterable[Skipped]) -> list[Skipped]:
-    """Merge new rows into an older list, whose rows keep their order."""
+    """Merge new rows into an older list, without changing the order of the older rows."""
     rows = [Skipped(printable(row.key), printable(row.path), row.code, printable(row.message)) for row in new]
     rows.sort(key=lambda row: (*_sort_key(row), row.code, row.message))
     return list(heapq.merge(old, rows, key=_sort_key))

@@ -59,7 +59,7 @@ class StoredShard:
 
     @property
     def sidecar(self) -> str:
-        """The sidecar's path, which may not exist."""
+        """The path of the sidecar, even if the sidecar does not exist."""
         return sidecar_path(self.path, self.index_folder)
 
     @property
@@ -122,9 +122,10 @@ class StoredDataset:
 
     Attributes:
         shards: The shards, in the order of their names. Some may not exist.
-        dataset_file: Path of the dataset file, which may also list other shards, or None.
+        dataset_file: Path of the dataset file, or None. The file may also list shards that are not in `shards`.
         folder: The folder of the dataset file, or "" for the current folder.
-        has_own_file: Whether shardtool wrote the dataset file, which may be damaged. Sidecars are then in `folder`.
+        has_own_file: Whether shardtool wrote the dataset file, even if the file is damaged. Sidecars are then in
+            `folder`.
         is_whole: Whether the caller named the whole dataset, by its file, folder or complete range. Unlisted shards are
             then ignored.
         missing: For a range, the first shards that do not exist and are not in the dataset file.

@@ -38,7 +38,7 @@ def bytes_array(texts: list[bytes]) -> pa.StringArray:
 
 
 def decode_strings(texts: list[bytes], codes: NDArray[Any]) -> Any:
-    """Return `texts[code]` for each code, without `Array.take`, which would import pyarrow.compute."""
+    """Return `texts[code]` for each code. `Array.take` is not used, because it would import pyarrow.compute."""
     lengths = np.array([len(text) for text in texts], np.int64)
     return string_array(b"".join(map(texts.__getitem__, codes.tolist())), lengths[codes])
 

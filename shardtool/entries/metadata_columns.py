@@ -1,4 +1,4 @@
-"""Add, replace and drop metadata columns, which sidecars store."""
+"""Add, replace and drop the metadata columns that sidecars store."""
 
 from __future__ import annotations
 

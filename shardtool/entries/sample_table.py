@@ -55,7 +55,7 @@ class FieldRows:
 
     @classmethod
     def concat(cls, parts: Sequence[FieldRows], codes: Sequence[NDArray[np.uint16]]) -> FieldRows:
-        """Concatenate the rows of several tables, but not their paths. `codes` replaces `code` in each table."""
+        """Concatenate the rows of several tables, without paths. `codes` replaces `code` in each table."""
         return cls(
             code=np.concatenate(codes),
             kind=concat_columns([part.kind for part in parts]),
@@ -96,7 +96,7 @@ class FieldSpans:
         return replace(self.take_rows(rows), file=take_values(self.file, samples))
 
     def take_rows(self, rows: NDArray[np.int64]) -> FieldSpans:
-        """Return the locations for `rows`. `file`, which has one item per sample, does not change."""
+        """Return the locations for `rows`. `file` does not change, because it has one item per sample."""
         is_list = None if self.is_list is None else self.is_list[rows]
         row_file, expected = None if self.row_file is None else self.row_file[rows], take_values(self.expected, rows)
         return replace(self, offset=self.offset[rows], expected=expected, is_list=is_list, row_file=row_file)
@@ -182,7 +182,7 @@ class SampleTable:
 
     @property
     def known_spans(self) -> FieldSpans:
-        """`spans`, which must not be None."""
+        """The value of `spans`. It must not be None."""
         if self.spans is None:
             raise Bug(to_text(self.root), "samples without locations in shards")
         return self.spans
@@ -268,7 +268,7 @@ class SampleTable:
         return self.take(np.delete(np.arange(len(self)), [*samples]))
 
     def take_rows(self, rows: NDArray[np.int64]) -> SampleTable:
-        """Return a table with only the given rows. The caller must replace `first`, which is not updated."""
+        """Return a table with only the given rows. `first` is not updated, so the caller must replace it."""
         spans = None if self.spans is None else self.spans.take_rows(rows)
         return replace(self, rows=self.rows.take(rows), spans=spans)
 
