@@ -37,7 +37,7 @@ _CONTROL_CHARS = re.compile("[\x00-\x1f\x7f-\x9f]")
 
 
 def to_text(name: bytes) -> str:
-    """Decode a name. Invalid UTF-8 becomes surrogates, which `to_bytes` converts back."""
+    """Decode a name. Invalid UTF-8 becomes surrogates. `to_bytes` restores the original bytes."""
     return name.decode("utf-8", "surrogateescape")
 
 
@@ -114,8 +114,8 @@ def quote_name(name: bytes) -> str:
 def split_name(name: bytes, dots: Dots) -> tuple[bytes, bytes] | None:
     """Split a file name without folder into (stem, field). Return None if the stem or the field would be empty.
 
-    With `dots="first"`, which is WebDataset's rule, the stem ends at the first dot. With `last`, the stem ends at the
-    last dot. A leading dot belongs to the stem.
+    With `dots="first"` (WebDataset's rule), the stem ends at the first dot. With `last`, the stem ends at the last dot.
+    A leading dot belongs to the stem.
 
     Source: webdataset/webdataset, `webdataset/tariterators.py`, `base_plus_ext`.
     """

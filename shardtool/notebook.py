@@ -20,7 +20,7 @@ _SIZE_NAMES = ("size", "field_bytes", "copied_size", "freed", "mean_size", "take
 
 
 class Displayed:
-    """A value with a short `repr`, which notebooks show as a table."""
+    """A value with a short `repr`. Notebooks show the value as a table."""
 
     __slots__ = ()
     _displayed: ClassVar[tuple[str, ...]] = ()  # attributes to show; if empty, all that differ from their defaults

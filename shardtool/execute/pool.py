@@ -1,4 +1,4 @@
-"""The base class of pools, which runs tasks in the calling process."""
+"""The base class of pools. It runs tasks in the calling process."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Pool:
             yield number, result
 
     def close(self) -> None:
-        """Kill the workers, and wait for their exit. The caller must delete their staged files."""
+        """Kill the workers, and wait until they have exited. The caller must delete the staged files of the workers."""
 
 
 def sample_paths(paths: Sequence[str | bytes]) -> Sequence[str | bytes]:

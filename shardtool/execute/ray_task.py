@@ -75,7 +75,7 @@ class TaskEnvironment(NamedTuple):
 def _function_sources(function: str) -> dict[str, str]:
     """Return the source code of a function's module, and of all loaded modules below the same folder.
 
-    Every node must have the installed packages, which are not included.
+    Installed packages are not included, so every node must have them.
     """
     import sysconfig
 
@@ -131,7 +131,7 @@ class _SentModules:
 
 
 class TaskResult(NamedTuple):
-    """The result of a task, or its error, which is not raised, because Ray would change its type."""
+    """The result or the error of a task. The error is not raised, because Ray would change its type."""
 
     result: object = None
     error: Exception | None = None

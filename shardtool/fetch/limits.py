@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shardtool.fetch.options import FetchOptions
 
 
-AHEAD_FACTOR = 4  # downloads per connection, because some wait for a slow host
+AHEAD_FACTOR = 4  # downloads to start per connection, because some of them wait for a slow host
 _MAX_HOSTS = 100_000
 
 
@@ -59,7 +59,7 @@ class HostTimes:
         self._remaining[number // (AHEAD_FACTOR * self._options.connections)][host] -= 1
 
     def estimate(self) -> tuple[float, str, int, int, float]:
-        """Return the last fields of `FetchProgress`: remaining seconds and the slowest host's progress. Thread-safe."""
+        """Return the fields `remaining_s` to `seconds_per_file` of `FetchProgress`. Thread-safe."""
         seconds_per_file, seconds = self._seconds_per_file(), defaultdict[str, float](float)
         for counts in self._remaining:
             busy = {host: count * seconds_per_file[host] for host, count in counts.items() if count}

@@ -65,7 +65,7 @@ class TarMember(NamedTuple):
 
     Attributes:
         name: The stored name, including a leading `./`.
-        offset: Offset of the member's first header, which may be an extended header.
+        offset: Offset of the member's first header: an extended header, if the member has one.
         data: Offset of the payload.
         end: Offset of the next member.
     """
@@ -212,7 +212,7 @@ def _parse_member(read: Read, block: bytes, offset: int, start: int, headers: _E
     size, kind = _parse_size(block, offset, where), block[156:157]
     _note_header(block, size, offset, headers.note)
     is_sparse = kind == _SPARSE_TYPE or any(keyword.startswith(_SPARSE_KEYWORDS) for keyword in headers.pax)
-    if is_sparse:  # the payload lists the parts of the file that are not zero, followed by their bytes
+    if is_sparse:  # the payload lists the parts of the file that are not zero, followed by the bytes of these parts
         headers.note(offset, "a sparse file; some readers expand it and others read its stored bytes")
     name = headers.pax.get(b"GNU.sparse.name", headers.name(start, b"path", b"L", _parse_name(block)))
     link = headers.name(start, b"linkpath", b"K", block[157:257].partition(b"\0")[0])
@@ -384,7 +384,7 @@ def _candidate_offsets(window: bytes, first: int) -> list[int]:
 
 
 def damaged_name(block: bytes) -> bytes:
-    """Return the name field of a header block, which may be damaged."""
+    """Return the name field of a header block, even a damaged one."""
     return block[:100].partition(b"\0")[0]
 
 

@@ -1,4 +1,4 @@
-"""Encode tar shards: the bytes around each payload, and their exact number.
+"""Encode tar shards: the bytes around each payload, and the exact number of these bytes.
 
     shard = { record } trailer
     record = [ pax ] header payload padding
@@ -120,7 +120,7 @@ def _header_block(name: bytes, size: int, kind: bytes, prefix: bytes) -> bytes:
 
 
 def _pax_length(keyword: bytes, value_length: int) -> int:
-    """Return the length of a pax record, which contains its own length: `<length> <keyword>=<value>\\n`."""
+    """Return the length of a pax record. The record, `<length> <keyword>=<value>\\n`, contains this length."""
     rest = len(keyword) + value_length + 3
     length = rest + len(str(rest))
     return length if rest + len(str(length)) == length else length + 1

@@ -70,7 +70,7 @@ class ExampleFeature(NamedTuple):
 
 
 def iter_records(read: Read, where: str, hold: Hold | None = None, offset: int = 0) -> Iterator[TFRecord]:
-    """Yield the records of a shard without checking their data (see `check_record_crc`).
+    """Yield the records of a shard without checking the data (see `check_record_crc`).
 
     Pass `hold` if `read` can only read forward. `hold(offset, size)` must keep the bytes of a large record, so that
     `read` can return them again until the next `hold`.

@@ -1,4 +1,4 @@
-"""Base-128 varints, which store an integer with seven bits per byte, least significant bits first.
+"""Base-128 varints: integers with seven bits per byte, least significant bits first.
 
 A negative integer is stored in 64-bit two's complement and takes ten bytes.
 
@@ -62,5 +62,5 @@ def to_signed(number: int) -> int:
 
 
 def count_varints(data: bytes | memoryview) -> int:
-    """Return the number of varints in `data`, which must consist of varints only."""
+    """Return the number of varints in `data`. `data` must consist of varints only."""
     return len(bytes(data).translate(None, _CONTINUATION_BYTES))

@@ -1,1 +1,1 @@
-"""Index formats and reading rules of other tools."""
+"""Index formats of other tools, and names that these tools misread."""

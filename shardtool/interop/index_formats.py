@@ -54,7 +54,7 @@ class ShardIndexFile(NamedTuple):
     def compare(self, data: bytes, shard: IndexedShard, *, has_hashes: bool) -> str:
         """Describe how the index `data` differs from its shard. Return "" if both are equivalent.
 
-        `has_hashes` means that `encode` needs the shard's hashes, which may be unknown.
+        If `has_hashes` is true, `encode` needs the hashes of the shard, but these may be unknown.
         """
         try:
             is_same = not has_hashes and self.encode(shard) == data
@@ -66,7 +66,7 @@ class ShardIndexFile(NamedTuple):
 
 
 class FolderIndexFiles(NamedTuple):
-    """Functions for the index files of a folder, which list all splits of a dataset.
+    """Functions for the index files of a folder. These files list all splits of a dataset.
 
     Attributes:
         encode: Returns a dict from the path of each file in the folder to its content, in publication order.
@@ -149,7 +149,7 @@ def _energon_folder_files(splits: Sequence[DatasetFile]) -> dict[str, bytes]:
     counts: dict[str, int] = {}
     parts: dict[str, list[str]] = {name: [] for name in STANDARD_SPLITS}
     for split in sorted(splits, key=split_order):
-        # skip empty shards, which energon rejects
+        # skip empty shards, because energon rejects them
         shard_counts = {shard.name: shard.samples for shard in split.shards if shard.samples}
         parts.setdefault(split.made.split or DEFAULT_SPLIT, []).extend(shard_counts)
         counts |= shard_counts

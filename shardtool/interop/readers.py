@@ -129,8 +129,8 @@ class ReaderProblems:
     def add_shard(self, index: ShardIndex, texts: bytes = b"", numbers: Mapping[str, NumberType] | None = None) -> None:
         """Check the names of a shard's samples.
 
-        `texts` contains a NUL-terminated string per field row, which is empty for fields without a text. If all texts
-        are unknown, `texts` is b"".
+        `texts` contains one NUL-terminated string per field row: the text of the field, or "" for a field without a
+        text. If all texts are unknown, `texts` is b"".
         """
         names, code_bytes = index.codes_by_name()
         codes, fields, rows = np.frombuffer(code_bytes, np.uint16), tuple(map(to_text, names)), texts[:-1].split(b"\0")

@@ -156,7 +156,7 @@ def _describe_example(plan: Plan, name: str, type_name: str) -> str:
 
 
 def append_notes(planned: Planned) -> Iterator[str]:
-    """Yield notes about outdated indexes, and fields, columns and classes that differ from the old samples."""
+    """Yield notes about outdated indexes, and about fields, columns and classes that old or new samples lack."""
     run, listed = planned.run, planned.listed
     destinations = planned.destinations
     for output in planned.outputs:

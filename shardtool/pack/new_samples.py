@@ -1,4 +1,4 @@
-"""Choose the samples to pack, without samples that earlier runs packed or skipped, or that `remove` deleted."""
+"""Choose the samples to pack. Exclude samples that earlier runs packed or skipped, or that `remove` deleted."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def find_existing_splits(run: Run) -> list[str]:
 
 
 def keep_class_numbers(run: Run, outputs: Sequence[Output]) -> CreateOptions | ReshardOptions:
-    """Return options with which existing classes keep their numbers."""
+    """Return options that keep the numbers of existing classes."""
     options, classes_from = run.options, run.options.classes_from
     if not (options.classes or options.field or getattr(options, "label_from_folder", False)):
         return options
