@@ -224,7 +224,7 @@ class Listed:
 
     @property
     def has_payloads_in_memory(self) -> bool:
-        """Whether the payloads are in the memory of this process, which workers cannot read."""
+        """Whether the payloads are in the memory of this process, where workers cannot read them."""
         return self.entries.spans is not None and not self.entries.spans.files
 
     @property

@@ -280,7 +280,7 @@ REMOTE_REQUEST_S, REMOTE_BYTE_S = 30e-3, 1 / 100e6
 def get_spool(run: Run, outputs: Sequence[Output]) -> Spool | None:
     """Return the spool of a `reshard`, or None.
 
-    A run with `--part` has no spool, which would contain the samples of all parts.
+    A run with `--part` has no spool, because a spool would contain the samples of all parts.
     """
     if run.reshard_options is None or run.part is not None:
         return None
@@ -385,7 +385,10 @@ def _choose_cheaper(
 
 
 def is_gathering_cheaper(samples: int, size: int, scatter_bytes: int, workers: int, cost: ReadCost) -> bool:
-    """Return whether `gather` is faster than `scatter`, which reads `scatter_bytes` including unused gaps."""
+    """Return whether `gather` is faster than `scatter`.
+
+    `size` is the total size of the payloads. `scatter` reads `scatter_bytes`, including the gaps between payloads.
+    """
     return samples * cost.sample_s / workers + size * cost.byte_s <= (scatter_bytes + 3 * size) * cost.byte_s
 
 

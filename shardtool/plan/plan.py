@@ -253,8 +253,9 @@ def make_plan(
     """Return the plan for `entries`.
 
     Args:
-        pattern: Pattern of the shard names. A fixed number of names is the number of shards. If `bounds` contains a
-            limit, or if there are fewer samples than names, the number of names is only the maximum.
+        pattern: Pattern of the shard names. If it has a fixed number of names, this is the number of shards. If
+            `bounds` contains a limit, or if there are fewer samples than names, the number of names is only the
+            maximum.
         samples: Numbers of the samples to pack. None for all.
         estimate: int64[samples], estimated bytes of each sample, if exact sizes are unknown.
     """

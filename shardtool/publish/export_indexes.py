@@ -307,7 +307,7 @@ def update_exports(
 ) -> None:
     """Update the existing indexes after an append. If an index cannot be updated, add a note.
 
-    Formats in `written`, which this run has already updated, and formats with hashes of payloads are skipped.
+    Skip formats with hashes of payloads, and the formats in `written`, because this run has already updated them.
     """
     for name in find_existing_exports(folder, old):
         export = exports.EXPORTS[name]

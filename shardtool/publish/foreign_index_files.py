@@ -1,7 +1,7 @@
 """Read the index files of other tools, copy valid ones with a dataset, and delete stale ones.
 
-Index files have no checksums, so they are compared with sidecars. Index files are not copied from web servers, which
-cannot list files. A file is deleted only if it has the name and format of an index.
+Index files have no checksums, so they are compared with sidecars. Index files are not copied from web servers, because
+web servers cannot list files. A file is deleted only if it has the name and format of an index.
 """
 
 from __future__ import annotations

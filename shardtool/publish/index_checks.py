@@ -135,7 +135,10 @@ def read_old_dataset(dataset: StoredDataset, path: str, data: bytes, *, overwrit
 def check_listed_shards(
     old: DatasetFile, dataset: StoredDataset, path: str, shards_folder: str, *, overwrite: bool
 ) -> None:
-    """Raise an error if the dataset file lists other existing shards or, unless `overwrite`, differs from `dataset`."""
+    """Raise an error if the dataset file lists other existing shards.
+
+    Without `overwrite`, also raise an error if the dataset file differs from `dataset`.
+    """
     listed, given_names = {entry.name for entry in old.shards}, {shard.name for shard in dataset.shards}
     others = sorted(listed - given_names)
     folder = join(folder_of(path), to_local_name(old.shards_folder))
@@ -160,7 +163,7 @@ def _check_replaceable(path: str, found: str, lost: str, *, overwrite: bool) -> 
 
 
 def check_not_interleaved(scan: ShardScan) -> None:
-    """Raise an error for interleaved fields, because readers would split their samples."""
+    """Raise an error for interleaved fields, because readers would split the samples."""
     repeated = scan.format == "tar" and len({*scan.keys}) < len(scan.keys)
     if interleaved := interleaved_samples(scan.keys, scan.fields()) if repeated else []:
         first, second = interleaved[0]

@@ -97,7 +97,8 @@ class _Indexer:
 
     @cached_property
     def totals(self) -> DatasetTotals:
-        # Use this property only after the workers have started: NumPy starts threads, which prevent forking.
+        # Use this property only after the workers have started: NumPy starts threads, and a process with threads cannot
+        # fork workers.
         from shardtool.entries.sample_table import FieldValues
 
         return DatasetTotals(FieldValues())

@@ -44,8 +44,8 @@ class Publication:
 
     - "keep": No listed file changes. The old dataset file exists until the new one replaces it.
     - "withdraw": The old dataset file is deleted before the first file changes.
-    - "replace": All files are staged first, so the old dataset stays complete until `finish`. In a store, which has no
-      staging, like "withdraw".
+    - "replace": All files are staged first, so the old dataset stays complete until `finish`. In a store, "replace"
+      works like "withdraw", because there is no staging.
     - "exchange": Like "replace", but once all files are staged, a list of them is published. If the run is then
       interrupted, the next run uses the list to finish the exchange.
 

@@ -54,7 +54,7 @@ class DatasetTotals:
     """The totals of the published shards of a dataset.
 
     Attributes:
-        shards: Entries for the dataset file, which are sorted at the end.
+        shards: Entries for the dataset file, unsorted until the end of the run.
         fields: The number of samples with each field.
     """
 

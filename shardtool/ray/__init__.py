@@ -51,7 +51,7 @@ def datasource(dataset: Dataset, *, fields: Collection[str] | None = None) -> An
         fields: Fields to read, or None for all.
 
     Returns:
-        A `ray.data.Datasource`, which connects to the cluster as Ray Data does.
+        A `ray.data.Datasource`. It connects to the cluster as Ray Data does.
 
     Raises:
         InvalidRequest: Ray Data or a field is missing, or `dataset` is not a dataset or has stages.

@@ -243,7 +243,7 @@ class BundleReader:
         return self.length_in(OrderOptions(shuffle=False))
 
     def length_in(self, options: OrderOptions) -> int:
-        """Return the number of bundles in an epoch. The first call divides the whole epoch, which is slow."""
+        """Return the number of bundles in an epoch. The first call is slow, because it divides the whole epoch."""
         return self.order(options).length
 
     def order(self, options: OrderOptions) -> BundleOrder:
@@ -258,7 +258,7 @@ class BundleReader:
         return order
 
     def bundle(self, number: int) -> Bundle:
-        """Return a bundle by its number, which is unique in this process."""
+        """Return the bundle with this number (unique in this process)."""
         return self._orders[number // _MAX_BUNDLES_IN_EPOCH].bundle(number % _MAX_BUNDLES_IN_EPOCH)
 
     def copy_ahead(self, numbers: Numbers, seen: set[str]) -> None:
@@ -415,7 +415,7 @@ def make_size_batch(aspects: Sequence[float], bundle: Bundle, samples: Samples) 
 
 
 class SizeBatches(Map):
-    """The stage of `batch(by=...)`, which runs the earlier stages on each sample of a batch, and collates the results.
+    """The stage of `batch(by=...)`. It runs the earlier stages on each sample of a batch, and collates the results.
 
     If these stages skip all samples of the batch, the stream reads another batch.
     """

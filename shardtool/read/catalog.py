@@ -66,7 +66,7 @@ class Catalog:
         split: Name of the split, or else of the dataset file or folder.
         listed: Whether shardtool dataset files list all shards.
         can_scan: Whether a shard may be scanned if its sidecar is missing or damaged.
-        appends: Index of the first shard of each appended run, which may have other sidecar columns.
+        appends: Index of the first shard of each appended run. The sidecars of each run may have different columns.
     """
 
     name: str
@@ -93,12 +93,12 @@ class Catalog:
         return int(self.firsts[-1])
 
     def locate(self, numbers: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the index of each sample's shard, and the row of the sample in this shard."""
+        """Return, for each sample number, the index of its shard, and its row in this shard."""
         shards = np.searchsorted(self.firsts, numbers, side="right") - 1
         return shards, numbers - self.firsts[shards]
 
     def group_by_shard(self, numbers: Numbers) -> Iterator[tuple[int, Numbers, Numbers]]:
-        """Yield each shard with samples in `numbers`, their rows in the shard (ascending), and indexes in `numbers`."""
+        """Yield each shard of `numbers`, with the rows of its samples (ascending) and their indexes in `numbers`."""
         order = np.argsort(numbers, kind="stable")
         shards, rows = self.locate(numbers[order])
         cuts = [0, *(np.flatnonzero(np.diff(shards)) + 1).tolist(), len(shards)]

@@ -52,7 +52,7 @@ def collate(samples: list[Any], lists: ListFields = ()) -> object:
 
     Raises:
         InvalidRequest: `lists` names an unknown field.
-        SampleFailed: The samples differ in their fields or structure.
+        SampleFailed: The samples have different fields or structures.
     """
     form, first = split_sample(samples[0])
     alike = len({*map(type, samples)}) == 1 and (form is object or len({*map(len, samples)}) == 1)

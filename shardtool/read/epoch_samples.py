@@ -178,7 +178,7 @@ class MixedSamples:
 
     @property
     def datasets(self) -> list[int]:
-        """Number of datasets in each source, which can be a mix."""
+        """Number of datasets in each source. A source can be a mix."""
         return [sum(source.datasets) if isinstance(source, MixedSamples) else 1 for source in self.sources]
 
     @property

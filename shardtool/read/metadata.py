@@ -34,8 +34,8 @@ VERIFY_FIX = "Run `shardtool verify`."
 def queryable_table(shard: StoredShard, part: ShardIndex, columns: Iterable[str], labels: Collection[str]) -> pa.Table:
     """Return a table with all columns of a shard that a query (`select.query`) can use.
 
-    Columns that the sidecar lacks are null. But a missing column in `labels` is omitted if the shard has a field of the
-    same name, because its values are then in the field, which a query does not read.
+    Columns that the sidecar lacks are null. Exception: a missing column in `labels` is omitted if the shard has a field
+    of the same name. The values are then in the field, and a query does not read fields.
     """
     existing = {name: part.metadata.column(name) for name in part.metadata.column_names}
     unknown = {*labels}.intersection(part.names)
