@@ -63,7 +63,7 @@ class OrderOptions:
 
     @property
     def round_size(self) -> int:
-        """Number of samples in one window from each part, which are read together."""
+        """Number of samples in one window from each part. These samples are read together."""
         return self.parts * self.window
 
 
@@ -121,7 +121,7 @@ def _shuffled_samples(options: OrderOptions, starts: Numbers, ends: Numbers, pos
         row_key = derive_state("row", options.seed, options.epoch)
         keys = random_at(row_key, (row * options.ranks + rank).astype(np.uint64))
         permuted_part = permute_positions(turn, options.parts // options.ranks, keys) * options.ranks + rank
-        # in the last row, which is not permuted, a rank may have fewer parts
+        # do not permute the last row, because a rank may have fewer parts there
         part = np.where(row < whole, permuted_part, part)
     start, count = part * whole + np.minimum(part, longer_parts), whole + (part < longer_parts)
     window, within = row // options.window, row % options.window

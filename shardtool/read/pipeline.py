@@ -209,7 +209,7 @@ class Pipeline:
         return first.required_fields if isinstance(first, _FieldStage) else None
 
     def then(self, stage: Stage | Batch) -> Pipeline:
-        """Return these stages and `stage`. A `Decode` directly before `Fields` or `Tuple` decodes only their fields."""
+        """Return these stages and `stage`. A `Decode` directly before `Fields` or `Tuple` decodes only named fields."""
         stages = self.stages
         if getattr(stage, "can_skip", False) and any(isinstance(earlier, Batch) for earlier in stages):
             raise InvalidRequest(
@@ -469,8 +469,8 @@ class PipelineMethods(Generic[SampleT]):
                 extension applies.
             images: `numpy` for upright RGB images, writable uint8 [height, width, 3], or `pil` for Pillow images of
                 mode RGB.
-            reduce: Sufficient width and height. A JPEG is decoded at 1/8, 1/4 or 1/2 of its size if it stays large
-                enough.
+            reduce: Sufficient width and height. A JPEG is decoded at 1/8, 1/4 or 1/2 of its size if the result is at
+                least this large.
             on_error: What to do with a sample that cannot be decoded: `raise` an error, or `skip` and count the sample.
                 The default is the value passed to `open`.
             max_bytes: Memory limit for decoding an image or audio.
@@ -513,7 +513,7 @@ class PipelineMethods(Generic[SampleT]):
     ) -> Any:
         """Make batches of `size` samples. See `read.collate.collate`.
 
-        `drop_last` skips a smaller last batch. `lists` are fields that always become a list, such as boxes.
+        `drop_last` skips a smaller last batch. `lists` names fields, such as boxes, that always become a list.
 
         Raises:
             InvalidRequest: The size is not a positive integer, or another option of `Dataset.batch` is given.

@@ -117,7 +117,7 @@ class SampleReader:
                     cache.expect(shard)
 
     def with_options(self, **changes: Any) -> SampleReader:
-        """Return a reader with changed `ReadOptions`, which shares the indexes and open shards of this reader."""
+        """Return a reader with changed `ReadOptions`. It shares the indexes and open shards of this reader."""
         reader = SampleReader.__new__(SampleReader)
         vars(reader).update(vars(self))
         reader.set_options(replace(self.options, **changes))
@@ -209,7 +209,7 @@ class SampleReader:
         return self._read_from_shard(shard, np.array([row]))[0]
 
     def open_shard(self, shard: int) -> ReadableShard:
-        """Return an open shard, which stays open until too many shards or indexes are in use."""
+        """Return an open shard. It stays open until too many shards or indexes are in use."""
         opened = self._open_shards.get(shard)
         if opened is None:
             if (error := self._broken.get(shard)) is not None:  # do not scan or copy a damaged shard again

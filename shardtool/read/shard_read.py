@@ -112,7 +112,7 @@ class ReadableShard:
         lists: TFRecord features that are lists in every sample. Only parsing whole TFRecords can read these.
         size: Bytes of the file, or 0 if unknown.
         crc: CRC-32C of the file, or -1 if unknown.
-        views: Columns of the index as memoryviews, which return single numbers faster than arrays do.
+        views: Columns of the index as memoryviews, because these return single numbers faster than arrays.
     """
 
     index: ShardIndex
@@ -184,7 +184,7 @@ class ReadableShard:
     def edges(self, rows: Numbers, selected: frozenset[str] | None) -> tuple[list[str], Numbers] | None:
         """Return the field names, and the start and end of each payload in the shard, int64 [samples, 2 * fields].
 
-        Return None if samples differ in their fields, or if the payloads of a sample are not in file order.
+        Return None if samples have different fields, or if the payloads of a sample are not in file order.
         """
         counts, codes, offsets, lengths, _ = self.layout(rows, selected)
         width = int(counts[0])

@@ -128,7 +128,7 @@ def read_ahead(
 
 
 _READ_BYTES = 2**23  # fits into a processor's cache
-_LARGE_READ_BYTES = 2**25  # for large samples, which are read on demand
+_LARGE_READ_BYTES = 2**25  # for large samples, because these are read on demand
 _MAX_SAMPLES_PER_READ = 2**12
 _STEPS_AHEAD = 2
 _CONCURRENT_ROUNDS = 2  # with a shuffle, maximum number of concurrent reads of remote shards
@@ -281,7 +281,7 @@ class Stream(SampleSource[SampleT]):
         return self.state_after(0)
 
     def load_state_dict(self, state: dict[str, object]) -> None:
-        """Continue from a state, which may come from another number of ranks and workers.
+        """Continue from a state, even from a state of a different number of ranks and workers.
 
         Raises:
             InvalidRequest: The state is invalid, or belongs to other samples.
@@ -386,7 +386,7 @@ class StreamPosition:
         self._remaining: Iterator[Sample] | None = None
 
     def rng(self, stage: int) -> np.random.Generator:
-        """Return the random generator of a stage, which a replacement shares with the replaced sample."""
+        """Return the random generator of a stage. A replacement uses the generator of the replaced sample."""
         return orders.rng_at(self._current.options, self.position, stage)
 
     def replace_skipped(self, error: ShardError) -> Sample | None:

@@ -1,4 +1,4 @@
-"""The base class of datasets and mixes, which makes streams, batches and packed blocks."""
+"""The base class of datasets and mixes. It makes streams, batches and packed blocks."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ class Streamable(SampleSource[SampleT]):
                 a cache, `pack` or `batch(by=...)`.
             ends: What to do if the number of samples is not a multiple of the number of ranks: `drop` the last samples,
                 `pad` with the first samples (marked with `__padding__`), or give ranks `uneven` numbers of samples. The
-                default is `drop` with a shuffle, else `pad`, or `uneven` for one rank. For skipped samples, see
-                `Stream`.
+                default is `drop` with a shuffle. Without a shuffle, the default is `uneven` for one rank, and `pad` for
+                several ranks. For skipped samples, see `Stream`.
             groups: Number of groups of adjacent ranks. All ranks of a group get the same samples, for tensor and
                 sequence parallelism.
             on_error: What to do with a sample that is damaged or cannot be decoded: `raise` an error, or `skip` and
@@ -138,8 +138,8 @@ class Streamable(SampleSource[SampleT]):
 
         Args:
             tokens: Tokens per block.
-            field: Name of the token field, which is a one-dimensional `.npy`, plain bytes, or a TFRecord list. Required
-                if samples have several fields.
+            field: Name of the field with the tokens: a one-dimensional `.npy`, plain bytes, or a TFRecord list.
+                Required if samples have several fields.
             by: `first-fit` splits only documents longer than a block. `concat` concatenates documents, and cuts the
                 result into blocks.
             dtype: Type of tokens stored as plain bytes, such as `uint16`.

@@ -1,4 +1,4 @@
-"""The base class of all options classes, which checks and normalises values."""
+"""The base class of all options classes. It checks and normalises values."""
 
 from __future__ import annotations
 

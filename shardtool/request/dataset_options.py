@@ -10,7 +10,7 @@ from shardtool.request.output_options import SEED_RANGE, WORKERS_RANGE, WorkerOp
 from shardtool.request.selecting_options import SelectingOptions
 from shardtool.values import Dots, Symlinks, Target, Trust
 
-# `verify` and `diff` do not read these options from a dataset file, which is not trusted.
+# `verify` and `diff` do not read these options from a dataset file, because dataset files are not trusted.
 SOURCE_OPTIONS = ("map", "root", "allow_outside", "symlinks")
 
 

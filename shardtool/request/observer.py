@@ -100,7 +100,7 @@ def _logger() -> Logger:
 
 
 class Notes:
-    """Passes notes to the observer, and adds them to `texts` for the result."""
+    """Passes notes to the observer, and collects them in `texts` for the result of the verb."""
 
     def __init__(self, observer: Observer) -> None:
         self.observer = observer

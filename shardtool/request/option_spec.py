@@ -1,7 +1,7 @@
 """Declare options as fields of an options class.
 
-Help and reference are generated from the class docstring, which describes each option under `Attributes`. Checks and
-command-line options are generated from the annotation and the `OptionSpec` of each field.
+The class docstring describes each option under `Attributes`. Help and reference are generated from this text. Checks
+and command-line options are generated from the annotation and the `OptionSpec` of each field.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 else:
 
     def dataclass_transform(**_: bool) -> Any:
-        """Replace typing.dataclass_transform, which Python 3.10 lacks."""
+        """Replace typing.dataclass_transform, because Python 3.10 lacks it."""
         return lambda kind: kind
 
 
@@ -114,9 +114,9 @@ class OptionSpec(NamedTuple):
     """Description of an option, in addition to its type, default and text.
 
     Attributes:
-        section: Section of `--help`, or "" for that of the previous option.
+        section: Section of `--help`, or "" for the section of the previous option.
         typed: Command-line names separated by slashes, or "" for the field name.
-        old: Former command-line name, which is accepted but not shown.
+        old: Former command-line name: accepted, but not shown.
         common: Show the first sentence of the text with `-h`.
         rare: Show the option only in the help of its topic.
         parent: The option whose value contains this option, and the notation: `fields -{}`. The default notation is
@@ -126,8 +126,8 @@ class OptionSpec(NamedTuple):
         shown: Text for the default in the help.
         form: How the value is written and parsed. `sample` is a share above 0.
         only_for: Kind of source to which the option applies, or "" for any.
-        requires: Rules about options that must also be given, or a function that returns them, which can name options
-            defined later.
+        requires: Rules about options that must also be given. To name options that are defined later, pass a function
+            that returns the rules.
         recorded: Whether the option affects the dataset.
         comma_separated: Whether the option can be repeated, and each value can be a list with commas.
         word: Whether the option has one value, a list with commas.

@@ -110,7 +110,7 @@ class CreateResult(Result):
         dataset_file: Path of the dataset file. With splits, it contains `{split}`.
         kept: Number of shards that an earlier run had finished.
         skipped: Number of skipped files and samples, listed in `out.skipped`.
-        fingerprint: The content fingerprint, which does not depend on order, shards or splits.
+        fingerprint: The content fingerprint. It does not depend on order, shards or splits.
         dropped: Number of samples that the function of `map` dropped.
         features: For TFRecord, the Python source of each feature's parser (`tf.io.FixedLenFeature(...)`), for
             `tf.io.parse_single_example`.
@@ -215,7 +215,7 @@ class ExtractResult(Result):
     """The result of `extract`.
 
     Attributes:
-        manifest: Path of the table with the key and path of each file, which `create` accepts as a source.
+        manifest: Path of the table with the key and path of each file. `create` accepts this table as a source.
         metadata: Path of the table with the metadata of each sample, for `join`, or "".
         kept: Number of files that already existed with the right bytes.
         create: Options with which `create` packs the files into the same samples.
@@ -358,7 +358,7 @@ class DiffResult(Displayed):
         fields: For each field, the number of samples in which it differs.
         classes: Fields in which a class number has different names in a and b.
         metadata_only: Number of changed samples that differ only in metadata.
-        uncompared: Fields that were not compared, because their table was not found.
+        uncompared: Fields that were not compared, because the table with their values was not found.
     """
 
     samples: tuple[int, int]
@@ -439,7 +439,7 @@ class DoctorResult(Displayed):
 
     @property
     def well(self) -> bool:
-        """Whether all checks passed."""
+        """Whether no check failed."""
         return all(check.state != "wrong" for check in self.checks)
 
     def to_json(self) -> dict[str, object]:

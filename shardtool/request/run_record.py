@@ -30,7 +30,7 @@ def to_recorded_name(name: str) -> str:
 
 
 def to_recorded_value(name: str, value: object) -> object:
-    """Convert an option's value for dataset files, which record renamed fields as OLD=NEW."""
+    """Convert an option's value to the form in dataset files. Renamed fields become OLD=NEW."""
     if isinstance(value, tuple) and name == _RENAMES:
         return [f"{old}={new}" for new, _, old in (text.partition("=") for text in value)]
     return list(value) if isinstance(value, tuple) else value
@@ -114,12 +114,12 @@ class RunRecord:
         return tuple(map(RunRecord, runs)) if isinstance(runs, list) else ()
 
     def as_append_to(self, first: RunRecord) -> RunRecord:
-        """Return this record as an item of `first.appended`, without split names that `first` records."""
+        """Return this record for `first.appended`: omit `splits`, and omit `split` if it equals `first.split`."""
         skipped = {"splits", "split"} if self.split == first.split else {"splits"}
         return RunRecord({name: value for name, value in self.document.items() if name not in skipped})
 
     def with_append(self, run: RunRecord) -> RunRecord:
-        """Return this record with `run` added to `appended`, and its splits to `splits`."""
+        """Return this record with `run` added to `appended`, and the splits of `run` to `splits`."""
         runs = [record.document for record in (*self.appended, run.as_append_to(self))]
         splits = {"splits": sorted({*self.splits, *run.splits})} if self.splits else {}
         return RunRecord({**self.document, **splits, "appended": runs})

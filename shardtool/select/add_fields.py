@@ -37,7 +37,7 @@ class NewField(NamedTuple):
         texts: The value for each sample as text (see `decode_inline_payload`).
         has_value: bool[samples], whether the sample gets the field.
         labels: The class names, if the values are class numbers.
-        column: The values, if they are numbers, which `add_fields` also adds to the metadata.
+        column: The values, if they are numbers. `add_fields` also adds these values to the metadata.
     """
 
     name: str
@@ -121,7 +121,7 @@ def match_samples(entries: SampleTable, other: SampleTable, where: str) -> NDArr
 
 
 def merge_fields(entries: SampleTable, other: SampleTable) -> SampleTable:
-    """Add the fields and the new metadata columns of `other`, which must have the same samples in the same order."""
+    """Add the fields and the new metadata columns of `other`. Both must have the same samples in the same order."""
     names = sorted({*entries.used_fields(), *other.used_fields()}, key=to_bytes)
     check_field_count(option_text("add"), names)
     codes, columns = [field_codes(table, names) for table in (entries, other)], entries.metadata

@@ -1,4 +1,4 @@
-"""Sort, merge and check the rows of a `SampleTable`, which has one row per field of each sample."""
+"""Sort, merge and check the rows of a `SampleTable`: one row per field of each sample."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ def calculate_pair(function: Callable[[Any, Any], Any], left: Any, right: Any) -
 
 
 def _to_unsigned(column: Any, value: Any) -> Any:
-    # NumPy would convert a uint64 and an int64 column to float64, which is inexact.
+    # NumPy would convert a uint64 and an int64 column to float64 and lose digits.
     if not isinstance(column, Numbers) or column.values.dtype != np.uint64:
         return value
     is_signed = isinstance(value, Numbers) and value.values.dtype == np.int64

@@ -51,7 +51,8 @@ def rename_keys(
     Args:
         rename: `s/PATTERN/REPLACEMENT/`, or the name of a column with the new keys.
         column_of: Function that returns a column by name.
-        has_paths: Whether fields are files. The table then stores their paths, which the new keys lack.
+        has_paths: Whether fields are files. The returned table then stores the paths, because the new keys do not
+            contain them.
     """
     keys = entries.keys
     if not is_utf8(keys.data):

@@ -45,8 +45,8 @@ def select_fields(
 
     Args:
         select: The fields to keep. If empty, all fields.
-        rename: Pairs of new and old names, which change at the same time. Two fields can get the same name if no sample
-            has both fields.
+        rename: Pairs of new and old names. All names change at the same time. Two fields can get the same name if no
+            sample has both fields.
         to_format: The output format. For TFRecords, a number field and a text field must not get the same name.
     """
     if not (select or drop or rename):

@@ -257,7 +257,7 @@ def sample_by_key(keys: PackedStrings, share: float | str) -> NDArray[np.int64]:
 
 
 def sample_with_notes(keys: PackedStrings, share: float | str) -> tuple[NDArray[np.int64], list[str]]:
-    """Return the samples of `sample_by_key`, and a note if their share is far from `share`.
+    """Return the samples of `sample_by_key`, and a note if the selected share is far from `share`.
 
     Raise an error if no sample is selected.
     """
