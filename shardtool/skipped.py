@@ -148,7 +148,7 @@ def count_reasons(rows: Iterable[Skipped], dropped: int = 0) -> str:
 
 
 def failed_rows(rows: Iterable[Skipped]) -> list[Skipped]:
-    """Return the rows of samples that failed, without samples that the user asked to skip."""
+    """Return the rows of samples that failed, but not of samples that the user asked to skip."""
     return [row for row in rows if row.code not in INTENDED_CODES]
 
 

@@ -163,7 +163,7 @@ def make_portable(entries: SampleTable, *, by_key: bool = True) -> SampleTable:
         source_paths=True,
     )
     check_case(renamed)
-    # New names may have another order than the original names.
+    # The new names may sort differently than the original names.
     if np.any(np.diff(new_code.astype(np.int64)) < 0):
         by_field = np.lexsort((renamed.rows.code, np.repeat(np.arange(len(renamed)), renamed.counts())))
         renamed = renamed.take_rows(by_field)

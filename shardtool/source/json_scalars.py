@@ -75,8 +75,8 @@ def parse_scalars(field: str, payloads: Iterable[bytes | _ReadProblem]) -> JsonS
 
 
 def _parse_payload(field: str, payload: bytes, long: Counter[str]) -> tuple[bytes, dict[str, Scalar]]:
-    # If the field name does not end in json, a payload that is not an object is one number or string, named after
-    # the field. NaN and infinity become null.
+    # A payload must be an object if it starts with `{`, or if the field name ends in json. Any other payload is one
+    # number or string, named after the field. NaN and infinity become null.
     is_json = payload.lstrip()[:1] == b"{" or field.rpartition(".")[2].lower() == "json"
     values = json.loads(payload) if is_json else {field: _parse_plain(payload)}
     if not isinstance(values, dict):

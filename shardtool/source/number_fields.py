@@ -76,7 +76,7 @@ def _spread_texts(name: str, part: SourceShard, texts: Mapping[str, NumberTexts]
 def find_number_fields(
     parts: Sequence[SourceShard], is_wanted: Callable[[str], bool], to_format: str, run: _Run, *, salvage: bool = False
 ) -> NumberFields:
-    """Find the fields that contain numbers, and read the numbers as strings with `run`, which is `Pool.map`.
+    """Find the fields that contain numbers, and read the numbers as strings. `run` is `Pool.map`.
 
     Args:
         is_wanted: Returns whether to inspect a field.

@@ -1,4 +1,4 @@
-"""Plan files, which store the listed samples of a source, so that other runs can skip the listing.
+"""Plan files: the listed samples of a source, stored so that other runs can skip the listing.
 
 A plan file is a Parquet file with one row per sample, and is untrusted: its source and options must match the run, its
 size limits the memory, and paths must stay inside the source. Strings are stored as bytes, because some file names are

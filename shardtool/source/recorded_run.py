@@ -211,7 +211,7 @@ def _build_run(
         if name := next((name for name in SOURCE_OPTIONS if getattr(user_options, name, None)), ""):
             problem = "the dataset was created by reshard"
             raise InvalidRequest(option_text(name), problem, expected="a dataset of `create`")
-        recorded.pop("dots", None)  # `reshard` detects this value and has no such option
+        recorded.pop("dots", None)  # `reshard` detects the value of `dots`, and has no option for it
     kind = ReshardOptions if verb == "reshard" else CreateOptions
     if table is None:
         found, table_state = _without_table(recorded, kind)

@@ -61,7 +61,7 @@ class ScanTask(NamedTuple):
 
 
 def scan_items(task: ScanTask) -> ScanPart:
-    """List the items of a task with all their subfolders."""
+    """List the items of a task, including all subfolders."""
     part = ScanPart()
     stack = task.items[::-1]
     while stack:
@@ -74,9 +74,9 @@ def scan_items(task: ScanTask) -> ScanPart:
 
 
 def make_scan_tasks(root: bytes, rules: ScanRules, parts: int, top: ScanPart) -> Iterator[ScanTask]:
-    """List the top of the tree until there are about `parts` items. Then yield tasks in key order.
+    """List folders from the top of the tree down, until there are about `parts` items for tasks. Then yield the tasks.
 
-    Add skipped files at the top of the tree to `top`.
+    The tasks are in key order. Files that are skipped at the top of the tree are added to `top`.
     """
     changed = max(os.lstat(root.rstrip(b"/") or b"/").st_ctime_ns, os.stat(root).st_ctime_ns)
     items = [ScanItem(b"", None, changed)]

@@ -158,7 +158,7 @@ _SORT_CHUNK_FILES = 2**16
 def resolve_folder(
     known: dict[bytes, Property], folder: bytes, derive: Callable[[Property, bytes], Property]
 ) -> Property:
-    """Return a property of a folder, which `derive` computes from the parent's property and the path.
+    """Return a property of a folder. `derive` computes it from the parent's property and the path.
 
     `known` caches properties. A folder path is empty or ends in a slash.
     """

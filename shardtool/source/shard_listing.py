@@ -332,7 +332,7 @@ def _list_shards(
     for index in to_scan:
         shard, continues = shards[index], salvage and index not in with_index
         tasks.append(ShardScanTask(shard.path, shard.format == "tfrecord", shard.stored.dots, continues))
-    # Check access even without a scan, because workers later read numbers.
+    # Check access even if no shard is scanned, because workers later read numbers from the shards.
     pool.check([shard.path for shard in shards])
     for number, scan in pool.map(scan_shard, tasks):
         index = to_scan[number]

@@ -35,7 +35,7 @@ _MAX_PROBED_SHARDS = 8
 def shards_note(entries: SampleTable, *, named: bool) -> str:
     """Return a note if a folder contains shards, or "".
 
-    Unless the user selected the shards (`named`), raise an error if they belong to a dataset or are the only files.
+    Raise an error if the shards belong to a dataset or are the only files, but not if the user selected them (`named`).
     """
     counts = entries.code_counts()
     codes = [code for code, field in enumerate(entries.fields) if counts[code] and is_shard_name(f"x.{field}")]

@@ -69,7 +69,8 @@ class SourceShard:
     Attributes:
         kinds: The type of each field that is not bytes; in a tar, the type that the strings represent. None if only a
             scan can find the types.
-        conflicts: For each field, the first scanned sample with a list, or with another type than earlier samples.
+        conflicts: For each field, the first scanned sample with a list, or with a type that differs from earlier
+            samples.
         is_list: For each row, whether the payload is a whole TFRecord list. None without lists.
         regrouped: The number of samples whose fields were not adjacent.
     """
@@ -160,7 +161,7 @@ def needs_scan(shard: SourceShard) -> bool:
 
 
 def apply_scan(shard: SourceShard, scan: ShardScan, *, has_index: bool) -> SourceShard:
-    """Return the shard with the results of a scan, which must match the sidecar if `has_index`."""
+    """Return the shard with the results of a scan. If `has_index`, the results must match the sidecar."""
     if (error := scan.error) is not None:
         if has_index:
             raise error

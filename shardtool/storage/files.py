@@ -5,8 +5,8 @@
 Opening a local FIFO or device never blocks. Symbolic links are followed, because Hugging Face's cache, DVC and
 git-annex store shards behind links.
 
-Functions and methods raise `OSError` if a file is missing, unreadable or not regular, or if an object has changed,
-unless they say otherwise. They raise `ShardError` if the machine, a store or a server fails.
+By default, functions and methods raise `OSError` if a file is missing, unreadable or not regular, or if an object has
+changed. They raise `ShardError` if the machine, a store or a server fails.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def absolute_path(path: str) -> str:
 def source_root(folder: str, *, needed: bool = False) -> bytes:
     """Return the root of a source folder. Raise `InvalidRequest` if `needed` is true and a local folder does not exist.
 
-    A root ends with a slash, or with `#` for a web address, which may have a query.
+    A root ends with a slash. The root of a web address ends with `#` instead, because the address may have a query.
     """
     if needed and not is_url(folder) and not os.path.isdir(folder):
         found = "not a folder" if os.path.exists(folder) else "no such file or folder"
@@ -93,7 +93,7 @@ def similar_path(path: str) -> str:
 
 
 def source_identity(root: bytes) -> str:
-    """Return text that identifies a source: its address, or a folder's device and inode, which survive a rename."""
+    """Return text that identifies a source, even after a rename: its address, or the folder's device and inode."""
     if is_address(root):
         return to_text(root)
     info = os.stat(root)

@@ -158,7 +158,7 @@ def check_keys(rows: TableRows, column: str | None, bad: NDArray[np.int64]) -> N
 def check_fields_differ(
     rows: TableRows, column: str | None, row_keys: PackedStrings, fields: NDArray[np.int64]
 ) -> None:
-    """Refuse rows with the same key and field, which the numbers in `fields` identify."""
+    """Refuse rows with the same key and field. `fields` identifies the field of each row by a number."""
     order = np.argsort(fields, kind="stable")
     repeated = np.flatnonzero(np.diff(fields[order]) == 0)
     if len(repeated):

@@ -78,7 +78,7 @@ class ColumnRoles:
 
 
 def requested_columns(options: CreateOptions) -> list[tuple[str, str]]:
-    """Return each column that the user names, with its option."""
+    """Return a pair for each column that an option names: the option as text, and the column."""
     columns = [(name, getattr(options, name)) for name in ("key", "path", "size_column")]
     for name in PAIR_OPTIONS:
         columns += [(name, column) for _, column in parse_pairs(name, getattr(options, name))]

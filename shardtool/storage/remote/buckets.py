@@ -25,7 +25,7 @@ _requesting_process: dict[str, int] = {}
 
 
 class BucketEntry(NamedTuple):
-    """An object, or a folder, which is a prefix of several keys.
+    """An object, or a folder (a prefix of several keys).
 
     Attributes:
         size: Size in bytes, or -1 for a folder.
@@ -67,7 +67,8 @@ def list_objects(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
 def _list_below(address: str, store: Any, prefix: str) -> Iterator[BucketEntry]:
     """Yield all objects below a prefix. After a failure, continue after the last object that is not empty.
 
-    The key of an empty object may end with a slash, which obstore strips. A listing cannot continue after such a key.
+    The key of an empty object may end with a slash, but obstore strips the slash. A listing cannot continue after such
+    a key.
     """
     attempts, last_key, yielded = RetryState(address), "", set[str]()
     while True:

@@ -1,6 +1,6 @@
 """Find the proxy, certificates and HTTP headers for a server, by the same rules for obstore and urllib3.
 
-`NO_PROXY` follows the rules of reqwest, which obstore uses.
+`NO_PROXY` follows the rules of reqwest, the HTTP library of obstore.
 """
 
 from __future__ import annotations
