@@ -1,8 +1,8 @@
 """An output folder in an object store.
 
 A shard is written with one PUT request, and is visible once the request has succeeded. Small files stay in memory until
-they are published. With `has_staging`, each file is first written as the object `.NAME.part`, which the store then
-copies.
+they are published. With `has_staging`, each file is first written as the object `.NAME.part`, and the store then copies
+this object.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def _put_verified(address: str, data: bytes) -> None:
 
 
 class StagedObject(StagedFile):
-    """A new object of unknown size, which is first written to an unnamed local file."""
+    """A new object of unknown size. Its bytes are first written to an unnamed local file."""
 
     def __init__(self, folder: RemoteFolder, name: str) -> None:
         from tempfile import TemporaryFile

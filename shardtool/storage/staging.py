@@ -87,7 +87,7 @@ class StagedFile(AbstractContextManager["StagedFile"]):
         return os.fstat(self._fd).st_size
 
     def fileno(self) -> int:
-        """Return the descriptor, which is open for reading and writing."""
+        """Return the descriptor, open for reading and writing."""
         return self._fd
 
     def sync(self) -> None:
@@ -116,7 +116,7 @@ class StagedFile(AbstractContextManager["StagedFile"]):
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A local output folder, which can be pickled.
+    """A local output folder. It can be pickled.
 
     Attributes:
         path: The user's path, or "" for the current folder.
@@ -278,7 +278,7 @@ class Folder:
         """Hold the lock of the dataset `base` during the `with` block.
 
         Args:
-            shared: Allow other shared locks, and keep the lock file, which other runs may still use.
+            shared: Allow other shared locks, and keep the lock file, because other runs may still use it.
             continues_replacement: Whether this run continues an interrupted replacement of shards.
 
         Raises:
@@ -320,7 +320,7 @@ def local_folder(path: str | os.PathLike[str], remedy: str = "") -> Folder:
 
 
 def named_local_folder(path: str | os.PathLike[str]) -> Folder:
-    """Return the folder at the user's path. Raise `InvalidRequest` for "", which may be an unset variable."""
+    """Return the folder at the user's path. Raise `InvalidRequest` for "": a variable may be unset."""
     if path == "":
         raise InvalidRequest("the folder", "''", expected="a local folder (`.` is the current one)")
     return local_folder(path)

@@ -40,7 +40,7 @@ class Table:
 
     Attributes:
         folder: The folder to which relative paths in the table refer.
-        classes: Class names of each column with class numbers or lists of class numbers.
+        classes: Names of the classes, for each column that contains class numbers or lists of class numbers.
         key_column: The column that identifies samples, or "" if the table's format defines none.
     """
 
@@ -54,7 +54,7 @@ class Table:
         self.notes: tuple[str, ...] = ()
 
     def read(self, columns: list[str], text: Collection[str], /) -> pa.Table:
-        """Read `columns`, which must be in the order of `schema`. If `columns` is empty, the result may have no rows.
+        """Read `columns`. They must be in the order of `schema`. If `columns` is empty, the result may have no rows.
 
         Formats without types, such as CSV, return the columns in `text` as text.
         """

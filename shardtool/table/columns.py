@@ -41,7 +41,7 @@ def is_bytes_type(kind: pa.DataType) -> bool:
 
 
 def is_empty_struct(kind: pa.DataType) -> bool:
-    """Return whether a type contains a struct without fields, which Arrow infers for `{}`."""
+    """Return whether a type contains a struct without fields. Arrow infers such a type for `{}`."""
     return any(pa.types.is_struct(nested) and not nested.num_fields for nested, _ in _nested_types(kind))
 
 
@@ -123,7 +123,7 @@ def check_field_names(location: str, names: Sequence[str], *, remedy: str = RENA
 
 
 def check_labels(classes: Sequence[str], fields: Sequence[tuple[str, str]]) -> None:
-    """Raise an error if a field in `classes` is not in `fields`, which are pairs of field and column."""
+    """Raise an error if a field in `classes` is not in `fields`. `fields` contains pairs of field and column."""
     unknown = [name for name in classes if name not in dict(fields)]
     if unknown:
         remedy = f"Choose its column with {option_text('field', {unknown[0]: 'COLUMN'})}."

@@ -176,7 +176,7 @@ def _read_standard_input(data: bytes, named: Collection[str], form: DelimitedFor
 
 
 def check_column(location: str, name: str, column: pa.ChunkedArray) -> None:
-    """Raise an error for invalid values, which pyarrow reads without a check, and times that Parquet cannot store."""
+    """Raise an error for invalid values, because pyarrow does not, and for times that Parquet cannot store."""
     try:
         column.validate(full=True)
     except pa.ArrowInvalid as error:

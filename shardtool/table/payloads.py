@@ -181,7 +181,8 @@ def check_payload(
 ) -> None:
     """Raise an error if a column contains values that no field can store.
 
-    `refuse` is like `TableRows.refuse`. `class_names` are set if the column contains class numbers.
+    `refuse` is like `TableRows.refuse`. If the column contains class numbers, `class_names` lists the class names.
+    Otherwise, it is None.
     """
     refuse(nul_positions(column), f"column {name!r}: a NUL in the text", expected="text without NUL")
     too_large = f"column {name!r}: a number over 2^63"
@@ -203,7 +204,7 @@ def _unknown_class_positions(column: pa.ChunkedArray, classes: Sequence[str]) ->
 
 
 def check_list_field(name: str, column: str, kind: pa.DataType) -> None:
-    """Raise an error if a field for lists of class numbers does not end in json."""
+    """Raise an error if the field name for a column of lists of class numbers does not end in json."""
     if pa.types.is_nested(kind) and name.rpartition(".")[2].lower() != "json":
         found = f"column {column!r} (field {name}) holds lists of class numbers"
         remedy = f"Use {option_text('field', {f'{column}.json': column})}."
@@ -227,7 +228,7 @@ def renumber_columns(
     """Renumber classes to match existing class lists. Yield each changed column with its new values.
 
     Args:
-        classes: Class names by column, which this function updates.
+        classes: Class names by column. Updated in place.
         fields: Pairs of field and column.
         requested_fields: The fields to renumber. If empty, or if `class_lists` grows, all fields.
         class_lists: Existing class lists. If None, no column changes.

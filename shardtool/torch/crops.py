@@ -120,7 +120,7 @@ class RandomResizedCrop(_Crop):
 
     Area and aspect ratio are random, as in torchvision. If ten random boxes do not fit into the image, the crop is the
     largest centred part with an allowed ratio. Resizing is bilinear, with antialiasing. In a stream, all fields of a
-    sample get the same crop, which depends only on the seed, the epoch and the position.
+    sample get the same crop. The crop depends only on the seed, the epoch and the position.
 
     Attributes:
         scale: Minimum and maximum share of the area.

@@ -49,8 +49,8 @@ _DIVIDING_CALLERS = {"IterableDatasetShard", "DataLoaderDispatcher"}
 class _ErrorFromText(type):
     """Metaclass of the error classes that `_picklable_errors` creates.
 
-    PyTorch recreates a worker's error in the parent process by calling its class with a string, which these classes
-    accept. They cannot be pickled by name, so the metaclass is registered with copyreg.
+    PyTorch recreates a worker's error in the parent process by calling its class with a string. These classes accept a
+    string. They cannot be pickled by name, so the metaclass is registered with copyreg.
     """
 
     @classmethod
@@ -179,7 +179,7 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
 
     A pass is one iteration over the `DataLoader`, and reads the current epoch. A complete pass moves to the next epoch.
     Workers read ahead, so a pass that you stop during its last batches may count as complete. `set_epoch` also works
-    with persistent workers. You can load a state with another number of ranks and workers.
+    with persistent workers. You can load a state with a different number of ranks and workers.
     """
 
     _tallies: SharedBlocks = field(init=False, repr=False, default_factory=SharedBlocks)
@@ -231,7 +231,7 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
 
     @property
     def skipped(self) -> SkippedSamples:
-        """Counts of skipped samples, which can be too low by up to 1/16 while workers run."""
+        """Counts of skipped samples. While workers run, the counts can be too low by up to 1/16."""
         total = SkipCounter.total(self._tallies)
         return max(total, self._reading.skipped if self._reading else total, key=lambda counter: counter.samples)
 

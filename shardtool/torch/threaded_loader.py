@@ -1,8 +1,8 @@
 """Read, decode and collate batches in threads, in order.
 
-One thread reads shards ahead. Another thread passes chunks of samples to decoder threads, which run the stages, write
-the results into the rows of a batch (`BatchRows`), and collate full batches. Each batch has its own memory. PyTorch
-reuses pinned memory only after all copies from it have finished.
+One thread reads shards ahead. Another thread passes chunks of samples to decoder threads. The decoder threads run the
+stages, write the results into the rows of a batch (`BatchRows`), and collate full batches. Each batch has its own
+memory. PyTorch reuses pinned memory only after all copies from it have finished.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Loader(StreamOptions):
     Attributes:
         threads: Number of decoder threads, by default one per usable core.
         drop_last: Whether to skip a smaller last batch.
-        lists: Fields, or tuple positions, whose values always become a list of tensors, such as boxes.
+        lists: Fields (such as boxes) or tuple positions whose values always become a list of tensors.
         collate: Function that makes a batch from a list of samples.
         pin_memory: Whether to use pinned memory, by default if there is a GPU.
         depth: Number of batches prepared ahead.
@@ -348,7 +348,7 @@ def collate(samples: list[Any], lists: ListFields = ()) -> Any:
 
     Raises:
         InvalidRequest: `lists` names an unknown field.
-        SampleFailed: The samples differ in their fields or structure.
+        SampleFailed: The samples have different fields or structures.
     """
     rows = BatchRows(len(samples), pin=False, lists=lists)
     for row, sample in enumerate(samples):

@@ -11,7 +11,7 @@
 - Images with several frames or pages are refused (`animated-image`).
 - The same build of Pillow and its codecs always returns the same bytes.
 
-`change_image` changes Python's warning filters, which is not thread-safe. libtiff may print to stderr.
+`change_image` is not thread-safe, because it changes Python's warning filters. libtiff may print to stderr.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class ImageOptions:
             than its target keeps its length.
         encode: Output format. For `jpg`, CMYK JPEGs are re-encoded as RGB.
         fields: Image fields. If empty, all fields with an image suffix.
-        masks: Fields with labels, which are resampled with NEAREST and never encoded as jpg or webp.
+        masks: Fields with labels. They are resampled with NEAREST, and never encoded as jpg or webp.
         max_pixels: Maximum pixels to read or write. Pillow's own limit also applies.
     """
 

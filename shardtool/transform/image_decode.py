@@ -91,10 +91,11 @@ def decode_image(
 ) -> Image.Image:  # fmt: skip
     """Return an image's pixels (first frame) in their own mode and in display orientation.
 
-    16-bit grey is rounded to 8 bits, unless `exact`. Thread-safe.
+    If `exact` is false, 16-bit grey is rounded to 8 bits. Thread-safe.
 
     Args:
-        min_size: Width and height. A JPEG is decoded at 1/8, 1/4 or 1/2 if it is then at least this large.
+        min_size: Width and height. A JPEG is decoded at 1/8, 1/4 or 1/2 of its size if the result is at least this
+            large.
         exact: Whether to return stored values. Raises `BadImage` if Pillow does not preserve them.
         max_bytes: Memory limit for decoding, rotation and conversion to RGB.
         on_loss: Function that is called if the result has fewer bits or pages than the image.
@@ -137,7 +138,7 @@ class OpenedImage:
         image: Pillow's image. A PNG whose EXIF may follow the pixels is already decoded.
         turn: EXIF orientation to apply after decoding; Pillow itself applies the orientation of a TIFF.
         deep: Whether Pillow keeps only the upper eight bits of each value.
-        white: The largest possible value, which is white, or 0 if white is not defined.
+        white: The value of white (the largest possible value), or 0 if white is not defined.
     """
 
     def __init__(self, data: bytes | memoryview, max_pixels: int, max_bytes: int | None = None) -> None:
@@ -276,7 +277,7 @@ def decode_pixels(picture: OpenedImage, goal: tuple[int, int] | None) -> tuple[I
     if missing_part := _missing_part(picture, strips):
         raise BadImage("truncated-image", f"the image ends too early: {missing_part}")
     if picture.kind == "TIFF":
-        image = image.copy()  # drop the TIFF tags, which Pillow would write again
+        image = image.copy()  # drop the TIFF tags, because Pillow would write them again
     return image, extent or image.size
 
 
@@ -401,7 +402,7 @@ def image_errors(data: bytes | memoryview) -> Iterator[None]:
 def _image_error(error: Exception, data: bytes | memoryview) -> BadImage:
     if isinstance(error, Image.DecompressionBombError):
         return BadImage("image-too-large", f"too many pixels to decode: {error}")
-    if isinstance(error, UnidentifiedImageError):  # replace the message, which contains a memory address
+    if isinstance(error, UnidentifiedImageError):  # replace the message, because it contains a memory address
         return BadImage("bad-image", "not a JPEG, PNG, WebP, BMP, GIF, TIFF or PNM, or the header is damaged")
     text = str(error) or type(error).__name__
     riff = bytes(data[:4]) == b"RIFF" and int.from_bytes(data[4:8], "little") + 8 > len(data)

@@ -1,4 +1,4 @@
-"""Decode JPEGs with libjpeg-turbo (simplejpeg), which returns the same pixels as Pillow in three quarters of the time.
+"""Decode JPEGs with libjpeg-turbo (simplejpeg). It returns the same pixels as Pillow in three quarters of the time.
 
 `decode_jpeg_fast` returns None in the following cases, and the caller decodes the image with Pillow:
 
@@ -121,7 +121,7 @@ def decode_jpeg_fast(
     scale = min(width // min_size[0], height // min_size[1]) if min_size else 1
     if scale > 1:
         if min(width, height) < _BLOCK_PIXELS:
-            return None  # several fractions give the same size; simplejpeg may choose another than Pillow
+            return None  # several fractions give the same size, and simplejpeg may choose differently
         fraction = next(divisor for divisor in _SCALE_FRACTIONS if scale >= divisor)
         width, height = -(-width // fraction), -(-height // fraction)
     pixels = np.empty((height, width, 3), np.uint8)

@@ -1,4 +1,4 @@
-"""Descriptions of transforms, which can be sent to workers."""
+"""Describe transforms by objects that can be sent to workers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Transform(NamedTuple):
     """How to transform each sample.
 
     Attributes:
-        function: `package.module:function`, which is called with each sample, or "".
+        function: The function to call with each sample, as `package.module:function`, or "".
         measured_columns: Names and types of columns to measure while reading samples.
     """
 

@@ -107,7 +107,7 @@ def ordered_results(
 
 
 class ReadAheadStream(io.RawIOBase):
-    """A stream of an object's bytes, which a thread downloads in advance with one request."""
+    """A stream of an object's bytes. A thread downloads the bytes in advance with one request."""
 
     def __init__(self, read_pieces: Callable[[], Iterable[bytes]]) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class ReadAheadStream(io.RawIOBase):
 
     def close(self) -> None:
         self._stopped = True
-        self._free_slots.release()  # wake the thread, which may be waiting for a slot
+        self._free_slots.release()  # wake the thread, because it may be waiting for a slot
         if self._thread is not None:
             self._thread.join(_CLOSE_TIMEOUT_S)
         super().close()

@@ -59,7 +59,7 @@ _servers_that_responded: set[str] = set()
 _is_worker = threading.Event()
 _notice_lock = threading.Lock()
 _thread_state = threading.local()
-_deadlines: list[float] = []  # times when all requests must have stopped, added by `end_requests`
+_deadlines: list[float] = []  # `end_requests` adds the time by which all requests must stop
 
 
 class TransientError(Exception):

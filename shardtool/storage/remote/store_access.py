@@ -84,8 +84,9 @@ def is_anonymous(scheme: str, environment: Mapping[str, str] = os.environ) -> bo
 def source_address_for(address: str, endpoint: str | None) -> str:
     """Return the address of a source, with a marker if the source has its own server or credentials.
 
-    For such a source, variables with the prefix `SHARDTOOL_SOURCE_` replace the variables without the prefix. The
-    endpoint of other stores is ignored, and so are their credentials if the source has its own.
+    For such a source, variables with the prefix `SHARDTOOL_SOURCE_` replace the variables without the prefix. Variables
+    without the prefix never set the endpoint of such a source, and set its credentials only if no variable with the
+    prefix does.
     """
     prefixed = [name for name, value in os.environ.items() if name.startswith(SOURCE_PREFIX) and value]
     source_variables = {name.removeprefix(SOURCE_PREFIX) for name in prefixed}
@@ -120,7 +121,7 @@ def _environment_with(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def environment_for(address: str) -> Mapping[str, str]:
-    """Return the environment variables that apply to an address."""
+    """Return the environment variables with which to access an address. A marker in the address can change them."""
     parts = parse_address(address)
     if parts.marker.startswith(SOURCE_MARKER):
         return _source_environment(unquote(parts.marker.removeprefix(SOURCE_MARKER)))

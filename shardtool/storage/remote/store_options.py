@@ -1,6 +1,6 @@
 """Options for stores and servers: for all calls (`--store-option KEY=VALUE`) or for one call (`storage_options=`).
 
-Options for objects are not supported for Google, which accepts them only in signed headers. obstore signs only URLs.
+Options for objects are not supported for Google, because Google requires signed headers, and obstore signs only URLs.
 
 Each process keeps the options of calls in a dict. An address refers to its options with a marker, as in
 `s3://options=KEY@bucket/key`. Messages and results show addresses without markers.
@@ -137,7 +137,7 @@ _RESERVED_HEADERS = {
 }  # fmt: skip
 StorageOptions = Mapping[str, Any]  # options by name, or a dict of options for each address prefix
 
-SPAWN_VARIABLE = "SHARDTOOL_CALL_OPTIONS"  # set only for spawned workers, which delete it when they start
+SPAWN_VARIABLE = "SHARDTOOL_CALL_OPTIONS"  # set only for spawned workers; a worker deletes it when it starts
 VARIABLES = {  # environment variables, by scheme and storage option
     "s3": {
         "endpoint": ENDPOINT_VARIABLE, "region": "AWS_REGION", "profile": "AWS_PROFILE",
@@ -323,7 +323,7 @@ def _check_fsspec_options(scheme: str, options: Mapping[str, Any]) -> dict[str, 
 
 
 def parse_headers(lines: Iterable[str], where: str = HEADERS_VARIABLE) -> dict[str, str]:
-    """Parse lines such as `Name: value`. Errors do not show values, which may be secret."""
+    """Parse lines such as `Name: value`. Errors do not show values, because values may be secret."""
     headers = {}
     for line in lines:
         match = _HEADER.fullmatch(line.strip())

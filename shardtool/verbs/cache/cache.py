@@ -340,7 +340,8 @@ class Cache:
         The shards are kept until the next `refresh`, or until the result is closed.
 
         Args:
-            max_bytes: Total size of the newest shards to return, which leaves space for writers. None returns all.
+            max_bytes: Maximum total size of the shards to return, newest first, to leave space for writers. None
+                returns all.
 
         Raises:
             OutputFailed: The folder cannot be locked, or there are more shards than the process may open.
