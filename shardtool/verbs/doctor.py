@@ -165,7 +165,7 @@ def _check_store(place: str, steps: _Steps) -> None:
     _list_and_read(place, steps)
     if steps.writes:
         remove = partial(delete_objects, place, [parse_address(probe).key])
-        # Test deletion first, because an object that cannot be deleted would remain.
+        # Test deletion before writing the probe, because without permission to delete, the probe would remain.
         steps.require("delete", partial(_run_step, remove))
         _write_then_remove(probe, partial(_check_write, probe, steps), remove, steps)
 

@@ -72,7 +72,7 @@ def remove(dataset: DatasetLike | Sequence[DatasetLike], options: RemoveOptions,
     """Remove the samples whose keys are in `keys` or `keys_from`, or that match `where`, from existing datasets.
 
     Args:
-        dataset: One or several datasets with a dataset file, such as splits, which are processed separately.
+        dataset: One or several datasets (such as splits) with a dataset file. Each dataset is processed separately.
 
     Raises:
         InvalidRequest: A dataset or sample does not exist, or no sample would remain. Nothing was changed.

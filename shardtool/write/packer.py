@@ -1,7 +1,7 @@
 """Base class of the packers. A packer writes the samples of a planned shard.
 
-Payloads are read into a buffer, which is written when full. A sample larger than the buffer is written in blocks. If it
-must be skipped after its first block, the shard is packed from scratch.
+Payloads are read into a buffer. A full buffer is written to the shard. A sample larger than the buffer is written in
+blocks. If it must be skipped after its first block, the shard is packed from scratch.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ class Packer:
                     yield PlannedFile(self.root + path, flags, self.sizes[field_row], self.mtimes[field_row])
 
     def skip(self, sample: int, failed: SourceFailed, *, streamed: bool) -> None:
-        """Skip a failed sample, which is partly written if `streamed`, or raise its error."""
+        """Skip a failed sample, or raise its error. If `streamed`, the sample is partly written."""
         path, key = to_text(failed.path), to_text(self.keys[sample])
         skip_advice = f"or skip such samples with {option_text('on_error', 'skip')}."
         stops = self.task.on_error == "raise" and failed.code not in INTENDED_CODES

@@ -1,4 +1,4 @@
-"""Read spans, which are byte ranges in shards, archives and the temporary file of a shuffle (the spool).
+"""Read spans: byte ranges in shards, archives and the temporary file of a shuffle (the spool).
 
 One system call reads many consecutive spans, or a whole region of a spool.
 """
@@ -73,7 +73,7 @@ class SpanReader:
     """Reads spans of `files`. Files stay open until `close`, or until too many are open.
 
     Args:
-        regions: Start and end of each region of the spool, which is the first file, as ascending int64 pairs.
+        regions: Start and end of each region of the spool (`files[0]`), as ascending int64 pairs.
         has_crcs: Whether the caller verifies a checksum of every payload. Ctimes are then not compared.
     """
 
@@ -89,7 +89,7 @@ class SpanReader:
         self._end = self._ahead = 0  # end offset of the last span, and size of the last read ahead
 
     def read(self, file: int, offset: int, into: memoryview) -> None:
-        """Fill `into` with the bytes at `offset` of `files[file]`, and read their whole region if they are in one."""
+        """Fill `into` with the bytes at `offset` of `files[file]`. Read the whole region that contains them, if any."""
         if self._regions and not file:
             end = offset + len(into)
             start, stop = self._region

@@ -188,7 +188,7 @@ class CacheSpace(NamedTuple):
         return max(contents.size + contents.reserved + size - self.max_bytes, size - Folder(self.folder).free_bytes())
 
     def evict(self, shards: Iterable[layout.CachedFile], excess: int) -> int | None:
-        """Evict shards in order to free `excess` bytes, and return their number. The folder's lock must be held.
+        """Evict shards to free `excess` bytes, and return the number of evicted shards. The folder's lock must be held.
 
         If too many shards are in use, evict none and return None.
         """

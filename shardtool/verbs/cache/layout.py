@@ -166,9 +166,9 @@ def file_facts(entry: os.DirEntry[str]) -> os.stat_result | None:
 def add_reservation(
     folder: str, owner: str, contents: CacheContents, ignored_path: str, unfinished: Iterable[str]
 ) -> None:
-    """Add the reservation of a copy or writer, `owner`, to `contents`, except the reservation at `ignored_path`.
+    """Add to `contents` the bytes that `owner`, a copy or a writer, has reserved. Ignore the file `ignored_path`.
 
-    If the process that made the reservation has exited, delete `unfinished` instead, which includes the reservation.
+    If the process of `owner` has exited, delete its files `unfinished`, including the reservation, instead.
     """
     path = os.path.join(folder, f"{RESERVATION_PREFIX}{owner}")
     if path == ignored_path:

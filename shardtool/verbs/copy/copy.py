@@ -52,7 +52,7 @@ def copy(dataset: DatasetLike, where: str | os.PathLike[str], options: CopyOptio
 
     Args:
         dataset: One or several datasets with a dataset file, as for `verify`.
-        where: The destination folder, which is created if missing.
+        where: The destination folder, created if missing.
 
     Raises:
         InvalidRequest: The dataset does not exist, or the request is invalid.

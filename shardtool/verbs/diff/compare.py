@@ -80,8 +80,8 @@ class Uncompared(NamedTuple):
 
     Attributes:
         fields: Fields created from a table that is not found.
-        added: Whether samples that only the source has are ignored.
-        keys: Keys (or hashes of keys) of skipped samples, which are ignored if only the source has them.
+        added: Whether to ignore samples that only the source has.
+        keys: Keys (or hashes of keys) of skipped samples. Such a sample is ignored if only the source has it.
         as_numbers: Whether the dataset stores numbers in TFRecord features.
     """
 
@@ -203,7 +203,7 @@ class SideComparison:
         moved = np.flatnonzero((before != "") & (now != "") & (before != now))
         metadata_ids, columns = self._changed_metadata(moved)
         ids = np.sort(np.concatenate((self._changed_fields(), metadata_ids)))
-        ids = ids[np.diff(ids, prepend=-1) > 0]  # ten times faster than `np.unique`, which hashes
+        ids = ids[np.diff(ids, prepend=-1) > 0]  # ten times faster than `np.unique`, because that hashes
         samples, firsts = np.unique(ids // self._width, return_index=True)
         ends = np.append(firsts[1:], len(ids))
         metadata_only = np.count_nonzero((ends - firsts == 1) & (ids[firsts] % self._width == len(self._names)))

@@ -30,7 +30,7 @@ def inspect_html(
 
     Args:
         dataset: One or several datasets, as for `verify`.
-        output: The file name, which ends in `.html`.
+        output: The file name, ending in `.html`.
         seed: Seed for choosing samples.
 
     Raises:
@@ -75,7 +75,7 @@ def inspect_table(
 
     Args:
         dataset: One or several datasets, as for `verify`.
-        output: The file name, which ends in `.parquet` or `.csv`. In CSV, nested values are JSON.
+        output: The file name, ending in `.parquet` or `.csv`. In CSV, nested values are JSON.
         where: Query that selects samples.
 
     Raises:

@@ -267,7 +267,7 @@ def _recognize(
 
 
 def decode_text(data: bytes, *, is_complete: bool) -> str | None:
-    """Decode UTF-8, or return None if not text. Unless `is_complete`, ignore an incomplete last character."""
+    """Decode UTF-8, or return None if not text. If `is_complete` is false, ignore an incomplete last character."""
     try:
         text = getincrementaldecoder("utf-8")().decode(data, final=is_complete)
     except UnicodeDecodeError:

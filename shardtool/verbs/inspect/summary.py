@@ -340,7 +340,7 @@ class StatisticsScope:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Summary(Displayed):
-    """The content of a dataset. docs/json.md describes the attributes, which `--json` prints with the same names.
+    """The content of a dataset. `--json` prints the attributes under the same names. docs/json.md describes them.
 
     Attributes:
         field_bytes: Bytes of all payloads, or None if some sidecars were not read and there is no dataset file.

@@ -51,7 +51,7 @@ class ShardExamination:
         further_counts: Number of further findings by code.
         undecoded: Number of payloads too large to decode.
         error: Why the shard cannot be opened, or None.
-        damage: The first damage, which ended the scan, or None.
+        damage: The damage that ended the scan, or None.
         crc: The checksum of the shard, or None if unknown.
         digest: The content fingerprint, or None if unknown.
     """
@@ -115,7 +115,7 @@ def content_ids(scan: ShardScan, labels: frozenset[str]) -> bytes:
 
 
 class DigestTask(NamedTuple):
-    """Samples of a shard to compare by content, which excludes the fields `labels`."""
+    """Samples of a shard to compare by content. The content excludes the fields `labels`."""
 
     shard: StoredShard
     labels: frozenset[str]

@@ -88,7 +88,7 @@ def repair(dataset: DatasetLike, options: VerifyOptions, observer: Observer) -> 
 def _open_pool(options: VerifyOptions, observer: Observer, dataset: DatasetLike) -> Pool:
     workers = usable_cores() if options.workers is None else options.workers
     is_serial = options.quick or (workers == 1 and options.source is None and options.executor == "local")
-    # With stores, fork the workers before requests start threads, which make forking unsafe.
+    # With stores, fork the workers before requests start threads, because threads make forking unsafe.
     lazy = options.source is None and is_local(dataset)
     return Pool() if is_serial else start_pool(options, observer=observer, lazy=lazy)
 

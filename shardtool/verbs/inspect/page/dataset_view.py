@@ -1,4 +1,4 @@
-"""Prepare a dataset for the templates of the page."""
+"""Prepare the data of a dataset for the templates of the HTML page."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def set_dataset_labels(views: Sequence[DatasetView]) -> None:
 
 
 def set_rows(views: Sequence[DatasetView]) -> None:
-    """Set each sample's row in the table of the page."""
+    """Set the row of each sample in the page's table of metadata."""
     first = 0
     for view in views:
         view.rows.set_rows(view.samples, view.overview)

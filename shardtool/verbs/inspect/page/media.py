@@ -11,9 +11,9 @@ from shardtool.dataset.payload import content_type
 
 _WAVEFORM_BARS = 80
 _WAVEFORM_HEIGHT = 100
-_EXTENSIBLE = 0xFFFE  # the header's extension contains the format
-_AUDIO_FRAME_BYTES = 4  # audio of 8 or 16 bits is cut at a multiple of this
-_MIN_CLIP_BYTES = 64_000  # include at least this much of long audio, or nothing
+_EXTENSIBLE = 0xFFFE  # the extension of the header contains the actual format
+_AUDIO_FRAME_BYTES = 4  # cut 8-bit and 16-bit audio at a multiple of this many bytes
+_MIN_CLIP_BYTES = 64_000  # the start of a long clip is included only if at least this many bytes fit
 _MAX_MEDIA_BYTES = 1_500_000
 _MEDIA_SIGNATURES = (
     (b"fLaC", "audio/flac"), (b"OggS", "audio/ogg"), (b"ID3", "audio/mpeg"), (b"\xff\xf1", "audio/aac"),
@@ -25,7 +25,7 @@ _MAGIC_AUDIO = 3  # the first three signatures are recognised in fields of any n
 
 
 class MediaClip(NamedTuple):
-    """Audio or video of a sample. `data` contains all bytes of the payload, only the start, or nothing."""
+    """Audio or video of a sample. `data` is the whole payload, only its start, or empty."""
 
     field: str
     type: str

@@ -57,7 +57,7 @@ _TEMPLATE_PACKAGE = "shardtool.verbs.inspect"
 
 
 def render_page(views: Sequence[DatasetView]) -> str:
-    """Return the HTML of the page about one or several datasets."""
+    """Return an HTML page about one or several datasets."""
     files = resources.files(_TEMPLATE_PACKAGE) / "templates"
     style, rows_script, page_script = ((files / name).read_text("utf-8") for name in _FILES)
     script = rows_script + page_script
@@ -261,7 +261,7 @@ _MAX_SAMPLES_WITHOUT_UNUSUAL = 20  # in so small a dataset, no sample is shown a
 def write_page(
     datasets: StoredDataset | Sequence[StoredDataset], path: str, *, seed: int = 0, overwrite: bool = False
 ) -> None:
-    """Write a page about one or several datasets, which also reports damage.
+    """Write an HTML page about one or several datasets. The page also reports damage.
 
     The page shows 200 samples or, if a label has more values, one sample per value, at most 2,000.
     """

@@ -1,4 +1,4 @@
-"""Embed the metadata of samples in the page, for filters, sorting and the selection of keys."""
+"""Embed the metadata of samples in the HTML page, for filters, sorting and the selection of keys."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shardtool.verbs.inspect.page.samples import ShownSample
 
 MAX_ROWS = 100_000
-MAX_ROW_BYTES = 10_000_000  # as Arrow columns, which take about as many bytes as JSON
+MAX_ROW_BYTES = 10_000_000  # as Arrow columns; JSON takes about as many bytes
 _MAX_VALUE_CHARS = 200
 _MAX_LIST_VALUES = 20
 _MAX_EXACT_INTEGER = 2**53  # exact in JavaScript
