@@ -157,12 +157,12 @@ _arena = memoryview(b"")
 
 @cache
 def get_buffer(use: Literal["shard", "window", "gap"]) -> memoryview:
-    """Return the buffer for `use`, which is the same in each call."""
+    """Return the buffer for `use`: the same buffer in each call."""
     return memoryview(bytearray(MAX_GAP_BYTES if use == "gap" else BUFFER_SIZE))
 
 
 def get_arena(size: int) -> memoryview:
-    """Return `size` bytes of memory for the payloads of a shuffle, which the next call reuses."""
+    """Return `size` bytes of memory for the payloads of a shuffle. The next call reuses the memory."""
     global _arena  # noqa: PLW0603 - one arena takes all memory of the worker
     if len(_arena) < size:
         _arena = memoryview(b"")

@@ -2,7 +2,7 @@
 
 A payload is verified, then written under its final name by one system call. A payload larger than the buffer is written
 in blocks, and its file is deleted if the checksum is wrong. A killed process therefore leaves at most one incomplete
-file, which the next run recognises.
+file, and the next run recognises this file.
 """
 
 from __future__ import annotations

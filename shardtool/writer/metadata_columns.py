@@ -1,4 +1,4 @@
-"""Collect the metadata of samples in Arrow columns, which get wider types if later samples require these."""
+"""Collect the metadata of samples in Arrow columns. A column gets a wider type if later samples require it."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ class ShardWriter(SampleWriter):
 
     @property
     def dataset_file(self) -> str:
-        """Path of the dataset file, which exists once the writer is closed."""
+        """Path of the dataset file. The file exists once the writer is closed."""
         return str(without_markers(self._output.destination.dataset_file))
 
     @property
