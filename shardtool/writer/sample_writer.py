@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from shardtool.dataset.shard_index import ShardIndex
+    from shardtool.skipped import Skipped
     from shardtool.storage.folders import OutputFolder
     from shardtool.storage.staging import DurableFile, StagedFile
 
@@ -173,13 +174,19 @@ _SYNC_STEP_BYTES = 2**25
 
 
 class ShardBuilder:
-    """A shard that is being written."""
+    """A shard that is being written.
+
+    Attributes:
+        rows: The metadata of each sample.
+        skipped: The samples that were skipped before the last sample of the shard, and after the previous shard.
+    """
 
     def __init__(self, folder: OutputFolder, name: str, shard_format: str) -> None:
         self.name, self._format = name, shard_format
         self.file = _ChecksummedFile(folder.stage(name))
         self._records = ShardRecords(self.file.write)
         self.rows: list[Mapping[str, object]] = []
+        self.skipped: list[Skipped] = []
 
     def __len__(self) -> int:
         return len(self._records)

@@ -114,7 +114,8 @@ class ShardWriter(SampleWriter):
     @property
     def skipped(self) -> int:
         """Number of skipped samples, which `out.skipped` lists."""
-        return len(self._output.totals.skipped) + len(self._skipped)
+        in_shard = [] if self._shard is None else self._shard.skipped
+        return len(self._output.totals.skipped) + len(in_shard) + len(self._skipped)
 
     @property
     def last_key(self) -> str | None:
@@ -213,9 +214,16 @@ class ShardWriter(SampleWriter):
             self._last_shard_bytes = None
         return ShardBuilder(self._output.folder, self._pattern.shard(number), self._pattern.format)
 
+    def _add(self, sample: EncodedSample, row: Mapping[str, object]) -> None:
+        super()._add(sample, row)
+        if self._shard is not None and self._skipped:
+            self._shard.skipped += self._skipped
+            self._skipped = []
+
     def _publish(self, shard: ShardBuilder) -> None:
-        self._output.add(shard, self._encoder, self._skipped)
-        self._shard, self._skipped = None, []
+        # samples skipped after the shard's last sample are not included, because a resumed program writes them again
+        self._output.add(shard, self._encoder, shard.skipped)
+        self._shard = None
 
     @reporting_memory_errors("the dataset file")
     def _finish(self) -> None:

@@ -446,6 +446,25 @@ def test_an_exception_leaves_only_complete_shards(tmp_path: Path) -> None:
     assert {name: data for name, data in read_tree(tmp_path).items() if "/" not in name} == whole
 
 
+def test_a_resumed_writer_lists_each_skipped_sample_once(tmp_path: Path) -> None:
+    """Samples skipped after the last sample of a shard are listed once, because the program writes them again."""
+    bad = [f"a/{n:02}" for n in (1, 6, 7, 13)]
+    samples = [({**sample, "txt": object()} if sample["__key__"] in bad else sample, row) for sample, row in _BYTES]
+    options: Any = {"max_count": 5, "on_error": "skip"}
+    pattern = tmp_path / "out-{000000..}.tar"
+    with pytest.raises(KeyboardInterrupt):
+        _write(pattern, _then_raise(samples[:15], KeyboardInterrupt), **options)
+    with ShardWriter(pattern, resume=True, **options) as writer:
+        assert (writer.samples, writer.skipped, writer.last_key) == (10, 3, "a/12")
+        for sample, row in samples[13:]:
+            writer.write(sample, row)
+        assert writer.skipped == len(bad)
+    _write(tmp_path / "whole/out-{000000..}.tar", samples, **options)
+    whole = read_tree(tmp_path / "whole")
+    assert {name: data for name, data in read_tree(tmp_path).items() if "/" not in name} == whole
+    assert [json.loads(row)["key"] for row in whole["out.skipped"].splitlines()] == bad
+
+
 def _write_or_die(pattern: Path, kill_at: int) -> None:
     """Continue a dataset of 60 samples, and kill this process before one of them."""
     with ShardWriter(pattern, max_size=20_000, resume=True) as writer:
