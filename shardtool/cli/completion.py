@@ -68,7 +68,7 @@ class _ShellCompletion(ShellComplete):
 
 @add_completion_class
 class _BashCompletion(_ShellCompletion):
-    """Completion for bash, which splits words at = and : and inserts completions unchanged."""
+    """Completion for bash. bash splits words at = and :, and inserts completions unchanged."""
 
     name = "bash"
 

@@ -1,6 +1,6 @@
 """Find all datasets that one argument names: a folder of splits, a pattern with `{split}`, a glob, or a list.
 
-Unlisted shards are a separate dataset, because their run may be unfinished.
+Unlisted shards are a separate dataset, because the run that wrote them may be unfinished.
 """
 
 from __future__ import annotations

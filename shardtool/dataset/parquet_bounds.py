@@ -2,8 +2,8 @@
 
 A small file can expand to terabytes, for example if many dictionary indices refer to one long text.
 
-Headers in which a number has a wrong type or a struct repeats a field are rejected, because pyarrow could read other
-pages than those checked here.
+Headers in which a number has a wrong type or a struct repeats a field are rejected, because pyarrow could read pages
+that are not checked here.
 
 Source: apache/parquet-format, parquet.thrift; apache/thrift, "Thrift Compact protocol encoding".
 """

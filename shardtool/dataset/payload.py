@@ -77,7 +77,7 @@ def parse_value(data: bytes, kind: str = "bytes") -> int | float | str | list[in
 def feature_numbers(data: bytes, kind: str, count: int | None = None) -> list[int] | list[float]:
     """Return the numbers, packed or not, in a TFRecord feature whose `kind` is `int64` or `float`.
 
-    If their `count` is unknown, `data` is read as packed if possible.
+    If the `count` of numbers is unknown, `data` is read as packed if possible.
 
     Raises:
         ValueError: `data` does not contain such numbers.

@@ -143,7 +143,7 @@ class Exporter:
         return dataset
 
     def write(self, target: OutputFolder, pool: Pool | None = None, *, overwrite: bool) -> tuple[tuple[str, ...], int]:
-        """Publish all index files. Return their names, and the number of kept files.
+        """Publish all index files. Return the names of the index files, and the number of kept files.
 
         Only indexes with hashes of payloads need `pool`.
         """

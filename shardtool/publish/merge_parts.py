@@ -201,7 +201,7 @@ def contains_part(dataset: DatasetFile, record: PartRecord) -> bool:
 
 
 def merge_run_parts(folder: OutputFolder, pattern: ShardPattern) -> tuple[int, DatasetFile]:
-    """Publish a dataset file for the parts of a run. Return their number. The caller must hold the lock."""
+    """Publish a dataset file for the parts of a run. Return the number of parts. The caller must hold the lock."""
     finished, started = parts.find_run_parts(pattern, folder.names())
     if (existing_dataset := listed_files.read_existing_dataset(folder, pattern.dataset_file)) is not None:
         return _finish_earlier_merge(folder, pattern, finished, existing_dataset)

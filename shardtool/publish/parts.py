@@ -124,7 +124,7 @@ def _parse_record(data: bytes, pattern: ShardPattern, part: RunPart | str, where
         raise TypeError("invalid list of skipped samples")
     if not isinstance(dataset, str):
         raise TypeError("invalid dataset file")
-    # keys and paths stay encoded, because the list of skipped samples is sorted by their encoded form
+    # keys and paths stay encoded, because the list of skipped samples is sorted by the encoded form
     skipped = tuple(Skipped(*row) for row in rows)
     file = parse_dataset(dataset.encode(), where) if dataset else None
     if file is not None:

@@ -272,7 +272,7 @@ class Audio(NamedTuple):
 
 _AUDIO_COPIES = 2  # decoding needs the audio and a transposed copy
 _UNKNOWN_FRAMES = 2**62  # a FLAC from a pipe claims at least this many frames
-_STREAMED_WAV_BYTES = 2**31 - 2**16  # a WAV from a pipe claims 0 bytes, or at least this many
+_STREAMED_WAV_BYTES = 2**31 - 2**16  # a WAV from a pipe claims to have no bytes, or at least this many bytes
 
 
 def _import_soundfile(where: str) -> Any:

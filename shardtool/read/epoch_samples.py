@@ -1,7 +1,7 @@
 """The samples of an epoch: all samples of a catalog, some of them, or a weighted mix of several datasets.
 
-Among the first t positions of a mix, the first dataset has its rounded share of t, the second its rounded share of the
-remaining positions, and so on. Within blocks of positions, the datasets are then shuffled.
+Among the first t positions of a mix, the first dataset has its rounded share of t. The second dataset has its rounded
+share of the remaining positions, and so on. Within blocks of positions, the datasets are then shuffled.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class IndexStore(LruCache[int, ShardIndex]):
         return IndexStore, (self.catalog,)
 
     def index(self, shard: int) -> ShardIndex:
-        """Return the index of a shard. If this process maps more than 32 MB of shared indexes, release their pages."""
+        """Return the index of a shard. Release mapped pages if this process maps more than 32 MB of indexes."""
         index = self.get(shard, lambda: self._read(shard))
         with self._lock:
             if index.is_shared and shard not in self._mapped:

@@ -138,8 +138,8 @@ def _shuffled_samples(options: OrderOptions, starts: Numbers, ends: Numbers, pos
 def permute_windows(start: int, windows: Numbers, within: Numbers, sizes: Numbers, window: int) -> Numbers:
     """Permute items within their windows. Return the new index of each item in its window, int64 [n].
 
-    For each item, `windows` contains the number of its window, `within` its index in the window, and `sizes` the size
-    of the window, at most `window`. Indexes beyond the end of a window stay unchanged.
+    For each item, `windows` contains the number of the item's window, `within` the index of the item in the window, and
+    `sizes` the size of the window, at most `window`. Indexes beyond the end of a window stay unchanged.
     """
     keys = random_at(start, windows.astype(np.uint64))
     if (sizes == window).all():

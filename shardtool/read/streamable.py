@@ -62,7 +62,7 @@ class Streamable(SampleSource[SampleT]):
 
     @property
     def fingerprint(self) -> str:
-        """A hash that changes if the samples, their order or the weights of a mix change."""
+        """A hash that changes if the samples, the order of samples or the weights of a mix change."""
         return self.source.fingerprint
 
     @with_dataloader_hints

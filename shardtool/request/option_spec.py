@@ -191,7 +191,7 @@ option = DeclareOption(OptionSpec)
 
 
 def to_cli_text(text: str) -> str:
-    """Replace option names in backticks, such as `max_size`, by their command-line form."""
+    """Replace each option name in backticks, such as `max_size`, by its command-line form."""
     return _OPTION_REFERENCE.sub(lambda match: cli_option(match[1], match[2]), text)
 
 

@@ -59,7 +59,7 @@ class WorkerOptions(BaseOptions):
 
 
 def noted_readers(targets: Sequence[str], exports: Texts = ()) -> tuple[str, ...]:
-    """Return the readers to print compatibility notes for: `targets` (webdataset if empty) and those of `exports`."""
+    """Return the readers for compatibility notes: `targets` (webdataset if empty), and the readers of `exports`."""
     exported = {name.partition("-")[0] for name in exports}
     selected = targets or ("webdataset",)
     return tuple(reader for reader in get_args(Target) if reader in selected or reader in exported)

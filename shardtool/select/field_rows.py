@@ -72,8 +72,8 @@ def order_rows(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Merge the rows of several tables that contain the same samples, and sort the rows by sample and field.
 
-    Return the merged rows, as indexes into the concatenated tables, and their `SampleTable.first`. If several tables
-    have the same field of a sample, keep only the rows of the first of these tables.
+    Return the merged rows, as indexes into the concatenated tables, and `SampleTable.first` of the merged table. If
+    several tables have the same field of a sample, keep only the rows of the first of these tables.
 
     Args:
         firsts: `SampleTable.first` of each table.
@@ -99,7 +99,7 @@ def order_rows(
 
 
 def group_sorted(keys: PackedStrings) -> RowGroups:
-    """Group the samples with the same key. The groups are sorted by key, unlike those of `group_rows`."""
+    """Group the samples with the same key. Unlike in `group_rows`, the groups are sorted by key."""
     import pyarrow.compute as pc
 
     from shardtool.entries.arrow import true_positions

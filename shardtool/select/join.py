@@ -75,8 +75,8 @@ def join_table(
     """Add the columns of a table to the metadata of samples.
 
     A row matches a sample if the row's value in the column `on` is the key of the sample. If no row matches, the values
-    are compared with the paths of the samples' files, and finally, without their extensions, with the keys. If the
-    samples have a metadata column `on`, the values are compared only with this column.
+    are compared with the paths of the samples' files. If no path matches, the values without extensions are compared
+    with the keys. If the samples have a metadata column `on`, the values are compared only with this column.
 
     New columns replace existing columns of the same name for samples with a matching row.
 
