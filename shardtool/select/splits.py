@@ -140,7 +140,7 @@ def _assign_by_label(keys: PackedStrings, values: pa.ChunkedArray, options: Spli
 def sample_per_class(
     keys: PackedStrings, values: pa.ChunkedArray, max_count: int, *, column: str, seed: int
 ) -> NDArray[np.int64]:
-    """Select the `max_count` samples of each label with the smallest key hashes. Return their sorted indexes."""
+    """Select the `max_count` samples of each label with the smallest key hashes. Return their indexes, sorted."""
     labels_column = _simplify(values, option_text("of"), column)
     _check_nulls(keys, labels_column, option_text("of"), column)
     label, labels = _number_labels(labels_column, _MAX_LABELS, option_text("of"), column)
@@ -247,7 +247,7 @@ def _small_notes(names: tuple[str, ...], labels: list[bytes], counts: NDArray[np
 
 
 def sample_by_key(keys: PackedStrings, share: float | str) -> NDArray[np.int64]:
-    """Select a random share of the samples by key hash. Return their sorted indexes.
+    """Select a random share of the samples by key hash. Return the sorted indexes of the selected samples.
 
     A sample is selected if its hash (see `hash_strings`) is below share * 2^64, so a larger share includes a smaller
     one. `share` is a number above 0 and at most 1, or a string such as `0.01` or `1%`.

@@ -138,7 +138,7 @@ _HASH_LENGTH = 16
 
 
 def make_portable(entries: SampleTable, *, by_key: bool = True) -> SampleTable:
-    """Rename keys and fields to names that all readers accept. If `by_key`, sort the samples by their new keys.
+    """Rename keys and fields to names that all readers accept. If `by_key`, sort the samples by the new keys.
 
     Bytes of a key other than ASCII letters, digits, `_`, `-` and `/` are percent-encoded. Field names become lower
     case. A hash replaces the end of a key that does not fit into a tar header. The sidecar records the original names.

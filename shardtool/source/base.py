@@ -43,7 +43,8 @@ class Listing:
         stored: The dataset and the shard for each name in `shards`.
         compressed: Whether some shards are compressed, and can only be read from start to end.
         condition: The conditions of `--where` on the content of files. Workers evaluate these conditions.
-        dropped: Fields that are not packed. Their numbers stay in metadata columns until splits are chosen.
+        dropped: Fields that are not packed. The numbers in these fields stay in metadata columns until splits are
+            chosen.
         classes: Class names by field, including fields that are not packed.
         kept: Positions of the samples among all samples that the source chose, or None if no duplicate was dropped.
     """

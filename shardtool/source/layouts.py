@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from shardtool.entries.sample_table import SampleTable
     from shardtool.source.table_head import Match
 
-# Inspect this many keys, in runs, because adjacent files often belong to one sample.
+# Number of keys to inspect, in runs, because adjacent files often belong to one sample.
 SAMPLED_KEYS, _RUN_LENGTH = 512, 16
 _TESTED_KEYS = 64
 _MIN_PARTNER_SHARE = 0.8
@@ -489,7 +489,7 @@ _FINDERS = (_find_packed, _find_suffixes, _find_siblings, _find_transcripts, _fi
 
 
 def find_classes(entries: SampleTable, source: str) -> Advice | None:
-    """Return advice if there are only images, and their folders are probably classes or splits."""
+    """Return advice if there are only images, and the folders are probably classes or splits."""
     tree = _Tree(entries, source, _spread(len(entries)))
     if tree.kinds(tree.sampled) != {"image"}:
         return None

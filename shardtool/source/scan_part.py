@@ -209,7 +209,7 @@ class FileCollector:
         self._numbers.extend((size, second, third))
 
     def in_order(self, where: str) -> NDArray[np.int64]:
-        """Sort the added files by key, and add their keys and fields to `part`.
+        """Sort the added files by key, and add the keys and fields to `part`.
 
         Return the three numbers of each file as int64[3, files]. Empty objects that represent folders are ignored.
         """

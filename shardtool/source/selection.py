@@ -149,7 +149,7 @@ def rename_listed_keys(
     *,
     by_key: bool = False,
 ) -> Listing:
-    """Rename keys with `rename_keys`. If `by_key`, sort the samples by their new keys.
+    """Rename keys with `rename_keys`. If `by_key`, sort the samples by the new keys.
 
     `column_of` returns the column of new keys, by default a metadata column.
     """

@@ -1,4 +1,4 @@
-"""Find the shards of datasets, merge their classes and metadata, and list the samples in the order of the shards.
+"""Find the shards of datasets, merge classes and metadata, and list the samples in the order of the shards.
 
 A listing contains the offset of each payload, and each number in a TFRecord as a string. Offsets come from sidecars, or
 from a scan of shards without a sidecar.
@@ -222,7 +222,7 @@ def _metadata_conflict(
 
 
 def merge_fingerprints(datasets: Sequence[StoredDataset]) -> int | None:
-    """Return the fingerprint of all samples, or None if those of the datasets do not determine it."""
+    """Return the fingerprint of all samples, or None if the fingerprints of the datasets do not determine it."""
     files = [dataset.file for dataset in datasets if dataset.file is not None and not dataset.file.part_of]
     for file in files:
         kinds = {*number_features(file.features).values()}

@@ -97,7 +97,7 @@ class TableRows(NamedTuple):
     def refuse_repeated_keys(
         self, keys: PackedStrings, positions: NDArray[np.int64] | None = None, *, expected: str, remedy: str
     ) -> None:
-        """Raise `InvalidRequest` if a key (of those at `positions`, if given) occurs more than once."""
+        """Raise `InvalidRequest` if a key (one at `positions`, if given) occurs more than once."""
         if repeated := find_repeated(keys if positions is None else keys.take(positions)):
             position_lists = [np.array(at, np.int64) for at in islice(repeated.values(), _MAX_EXAMPLES)]
             rows = [self._format_positions(at if positions is None else positions[at]) for at in position_lists]

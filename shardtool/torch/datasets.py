@@ -160,7 +160,7 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {name: value for name, value in vars(self).items() if name != "targets"}
-        # pickle the stages first, because their error names the function that cannot be pickled
+        # pickle the stages first, because this error names the function that cannot be pickled
         return {"_stages": self._stages, **kept}
 
     @_picklable_errors()

@@ -1,8 +1,8 @@
 """The options of `Loader` and `StreamDataset`, and the state that workers and their parent share during a pass.
 
-Workers read ahead, so their positions are later than the position of the training loop. The state of a stream is
-therefore computed from two values: the start of the pass, in the state of each worker, and the number of batches that
-the training loop has received.
+Workers read ahead, so the position of a worker is later than the position of the training loop. The state of a stream
+is therefore computed from two values: the start of the pass, in the state of each worker, and the number of batches
+that the training loop has received.
 """
 
 from __future__ import annotations

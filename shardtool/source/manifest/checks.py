@@ -173,7 +173,7 @@ def _key_advice() -> str:
 def check_unique(
     rows: TableRows, column: str | None, row_keys: PackedStrings, positions: NDArray[np.int64] | None = None
 ) -> None:
-    """Refuse keys that occur more than once, among all rows or those at `positions`."""
+    """Refuse keys that occur more than once, among all rows or among the rows at `positions`."""
     expected, remedy = "a unique key for each row", _key_advice()
     if column:
         expected += f", from column {column!r}"

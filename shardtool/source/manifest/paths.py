@@ -103,7 +103,7 @@ def find_upward(paths: pa.Array) -> NDArray[np.int64]:
 
 
 def use_common_folder(columns: Mapping[str, pa.Array], root: bytes) -> tuple[dict[str, pa.Array], bytes] | None:
-    """If a path leaves `root`, return absolute paths and their common folder. Otherwise, return None."""
+    """If a path leaves `root`, return absolute paths, and the common folder of all paths. Otherwise, return None."""
     relative = {name: relative_to_root(paths, root) for name, paths in columns.items()}
     leaving = {name: find_upward(paths) for name, paths in relative.items()}
     if not any(len(leaving[name]) or len(find_absolute(paths)) for name, paths in relative.items()):

@@ -183,8 +183,8 @@ class Cache:
         max_bytes: Maximum total size, in bytes or such as `50GB`. Each process applies its own limit when it adds a
             shard.
         policy: Which shards to evict first: the least recently used (`least-used`), or those added first (`oldest`).
-            `keep` evicts none, and reads shards that do not fit from their original location. Use `keep` for whole
-            epochs of a dataset that is larger than the cache.
+            `keep` evicts none, and reads shards that do not fit from the original location. Use `keep` for whole epochs
+            of a dataset that is larger than the cache.
         observer: Receives notes. By default, notes are warnings.
 
     Raises:

@@ -31,7 +31,7 @@ class CacheCounts:
     Attributes:
         hits: Opened shards that were already in the cache.
         copies: Opened shards that were copied first.
-        passed: Shards read from their original location, because they did not fit or the cache failed.
+        passed: Shards read from the original location, because the shard did not fit or the cache failed.
     """
 
     hits: int = 0

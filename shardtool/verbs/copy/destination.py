@@ -92,7 +92,7 @@ class CopySource(NamedTuple):
 
     @property
     def names(self) -> tuple[list[str], list[str]]:
-        """The names of all files except shards, and of the shards."""
+        """The names of all files except shards, and the names of the shards."""
         names = [self.name, self.old_list, self.file.skipped_file, *(pair.sidecar.name for pair in self.pairs)]
         return names, [pair.shard.name for pair in self.pairs]
 

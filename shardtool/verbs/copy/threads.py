@@ -1,4 +1,4 @@
-"""Run copy tasks in threads, and limit their total rate in bytes per second."""
+"""Run copy tasks in threads, and limit the total rate of all threads in bytes per second."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MAX_SILENT_S = 10  # maximum time between blocks of a thread; S3 closes connect
 
 
 class ByteMeter:
-    """Count the bytes that all threads copy, limit their total rate, and stop the threads.
+    """Count the bytes that all threads copy, limit the total rate, and stop the threads.
 
     Args:
         limit: Maximum total rate in bytes per second, or None for no limit.
