@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 ResultT = TypeVar("ResultT")
 _RETRY_POLICY = retry.DEFAULT_POLICY._replace(tries=2, max_total_s=5.0, first_answer_s=5.0, speed_window_s=10.0)
-_MAX_LISTED_OBJECTS = 100  # objects to list at most, to find one that is not empty
+_MAX_LISTED_OBJECTS = 100  # maximum number of objects to list, to find an object that is not empty
 _NOT_CHECKED = Check("", "unknown", "")
 _EXACT_S = 2  # the header `Date` has whole seconds
 _SKEW_S = 300  # stores reject requests if clocks differ by more than 5 minutes (some: 15)

@@ -1,7 +1,8 @@
 """`remove`: remove samples from a dataset, and rewrite only the shards that contain them.
 
-Afterwards, no file of the dataset contains a byte of the removed samples. Hashes of their keys are added to the list of
-skipped samples, so that `create --resume` and `--append` do not add them again. Shards keep their names, even if empty.
+Afterwards, no file of the dataset contains a byte of the removed samples. Hashes of the removed keys are added to the
+list of skipped samples, so that `create --resume` and `--append` do not add the samples again. Shards keep their names,
+even if empty.
 
 Either all files are replaced or none. The next run finishes an interrupted replacement. Until then, no other run can
 lock the dataset (docs/decisions/024-removing-and-extracting.md).

@@ -44,7 +44,7 @@ MAX_READ_SAMPLES = 4_000_000  # if there are more, only `full` reads all sidecar
 _MAX_FIELDS = 1000
 MAX_LABEL_BYTES = 64
 _MAX_UNPACKED_BYTES = 2**26
-_MAX_LABEL_READS = 20_000  # labels to read at most, to compute missing checksums
+_MAX_LABEL_READS = 20_000  # maximum number of labels to read, to compute missing checksums
 _INDEX_COLUMNS = ("__key__", "__offset__", "__size__", FIELDS_COLUMN)
 NON_LABEL_COLUMNS = ("split", "mode", "width", "height")
 
@@ -89,7 +89,7 @@ class StoredSample:
 def stored_samples(
     shard: StoredShard, index: ShardIndex, rows: NDArray[np.int64], names: Sequence[str] | None = None, first: int = 0
 ) -> list[StoredSample]:
-    """Return the samples in `rows` of a shard, with all metadata columns or those in `names`.
+    """Return the samples in `rows` of a shard, with all metadata columns, or only the columns `names`.
 
     `first` is the number of the shard's first sample.
     """

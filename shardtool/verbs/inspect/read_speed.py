@@ -32,7 +32,7 @@ _MAX_OPENING_SHARE = 0.1
 
 
 class Speed(NamedTuple):
-    """Number of samples, their bytes before decoding, and the seconds for reading and decoding."""
+    """Number of samples, bytes of these samples before decoding, and seconds for reading and decoding."""
 
     samples: int
     bytes: int

@@ -231,7 +231,7 @@ def _candidates(
     starts = np.flatnonzero(np.diff(codes[order], prepend=-2))
     rank = np.arange(len(codes)) - np.repeat(starts, np.diff(np.append(starts, len(codes))))
     best = order[np.lexsort((priority[order], rank))][:max_samples]
-    if 0 < max_samples <= len(pool):  # drop most candidates before their samples are read
+    if 0 < max_samples <= len(pool):  # drop most candidates before any sample is read
         priorities_by_stratum = {
             stratum: [candidate[1] for candidate in members]
             for stratum, members in groupby(sorted(pool, key=_CANDIDATE_ORDER), itemgetter(0))

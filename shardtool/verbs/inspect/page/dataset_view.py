@@ -34,7 +34,7 @@ _MAX_FIELDS = 60
 # without a dataset file, the example program lists up to this many shards, because a glob could match other files
 _MAX_LISTED_SHARDS = 9
 _MAX_EXAMPLE_FIELDS = 4
-_MAX_AREA_IMAGES = 4  # up to this many images, the dot's area is proportional to their number
+_MAX_AREA_IMAGES = 4  # up to this many images, the area of a dot is proportional to the number of images
 _MAX_ANCHOR_CHARS = 120
 _DATASET_LABEL = "dataset"
 
