@@ -117,6 +117,9 @@ class _Steps:
     def is_open(self, name: str) -> bool:
         return self._checks[name].state == "unknown"
 
+    def has_failed(self, name: str) -> bool:
+        return self._checks[name].state == "wrong"
+
     def checks(self) -> tuple[Check, ...]:
         why = f"not checked: {self._failed_step} failed"
         skipped = {name: Check(name, "unknown", why) for name, check in self._checks.items() if check is _NOT_CHECKED}
@@ -294,6 +297,8 @@ def _check_folder(path: str, steps: _Steps) -> None:
         folder.remove([file_name for file_name in folder.names() if file_name == name])
 
     _write_then_remove(folder.full_path(name), write, remove, steps)
+    if steps.has_failed("write") and not steps.has_failed("delete"):
+        steps.skip("delete", "not checked: write failed")
 
 
 def _check_locks(path: str) -> str:

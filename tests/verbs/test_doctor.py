@@ -468,6 +468,8 @@ def test_missing_parent_folders_are_reported(tmp_path: Path) -> None:
 def test_a_folder_without_write_access_fails() -> None:
     """If writing fails, that step fails, and the dependent steps are unknown."""
     assert [*_wrong("/proc/self")] == ["write"]
+    states = {check.name: check.state for check in shardtool.doctor("/proc/self").checks}
+    assert [name for name, state in states.items() if state == "unknown"] == ["rename", "locks", "delete"]
 
 
 @pytest.mark.parametrize(
