@@ -27,8 +27,14 @@ _MAX_VALUE_LINES = 200
 
 def write_pictures(dataset: Sequence[str], options: InspectViewOptions, run_options: RunOptions) -> None:
     """Write the HTML report and the contact sheet."""
+    from shardtool.dataset.expand import expand_datasets
+    from shardtool.dataset.find import open_dataset
     from shardtool.verbs.inspect.reports import inspect_contact_sheet, inspect_html
+    from shardtool.verbs.inspect.samples import check_report_path
 
+    if options.contact_sheet is not None and options.html is not None:  # check both before one is written
+        for path in expand_datasets(dataset):
+            check_report_path(open_dataset(path), options.html, overwrite=options.overwrite, ending=".html")
     if options.contact_sheet is not None:
         inspect_contact_sheet(dataset, options.contact_sheet, seed=options.seed, overwrite=options.overwrite)
     if options.html is not None:
@@ -65,7 +71,7 @@ def print_samples(opened: list[StoredDataset], options: InspectViewOptions, run_
     from shardtool.verbs.inspect.samples import find_sample, first_samples, view_sample, write_fields
 
     brief, folder = not options.show, options.extract
-    requested = (find_sample(opened, key) for key in options.show)
+    requested = [find_sample(opened, key) for key in options.show]
 
     def views() -> Iterator[tuple[SampleView, tuple[str, ...]]]:
         for sample in first_samples(opened, options.head, options.where) if brief else requested:

@@ -8,7 +8,7 @@ import pytest
 
 import shardtool
 from shardtool import InvalidRequest, OutputExists
-from tests.helpers import typed, write_tree
+from tests.helpers import read_tree, typed, write_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,6 +40,17 @@ def test_a_contact_sheet_shows_one_dataset(dataset: Path, tmp_path: Path) -> Non
     shardtool.create(tmp_path / "in", tmp_path / "more-{0..}.tar", workers=0)
     with pytest.raises(InvalidRequest, match="2 datasets; expected one dataset, or `inspect_html` for several"):
         shardtool.inspect_contact_sheet([dataset, tmp_path / "more.json"], tmp_path / "sheet.png")
+
+
+def test_a_refused_report_or_sample_writes_nothing(dataset: Path, tmp_path: Path) -> None:
+    """Both reports and all samples are checked before the first file is written."""
+    page = tmp_path / "page.html"
+    page.write_bytes(b"mine")
+    before = read_tree(tmp_path)
+    assert typed("inspect", dataset, "--html", page, "--contact-sheet", tmp_path / "sheet.png").code == 5
+    ran = typed("inspect", dataset, "--show", "a/0", "--show", "unknown", "--extract", tmp_path / "files")
+    assert (ran.code, ran.out) == (2, "")
+    assert read_tree(tmp_path) == before
 
 
 def test_duplicates_and_repair(dataset: Path) -> None:
