@@ -140,9 +140,13 @@ class BodyDecoder:
             self._decompressor = zlib.decompressobj(zlib.MAX_WBITS if is_wrapped else -zlib.MAX_WBITS)
         self._started = self._started or bool(data)
         try:
-            while data and not self._decompressor.eof:
+            while data:
+                if self._decompressor.eof:
+                    if self._coding == "deflate":
+                        return
+                    self._decompressor = zlib.decompressobj(_GZIP_WBITS)  # a gzip body may have several members
                 yield self._decompressor.decompress(data, _DECOMPRESS_STEP_BYTES)
-                data = self._decompressor.unconsumed_tail
+                data = self._decompressor.unconsumed_tail or self._decompressor.unused_data
         except zlib.error:
             raise FetchFailed("bad-response", f"a damaged {self._coding} body") from None
 

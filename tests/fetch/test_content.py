@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import zlib
 
@@ -50,6 +51,17 @@ def test_both_kinds_of_deflate(wbits: int) -> None:
         b"".join(piece for at in range(len(packed)) for piece in unpacker.pieces(packed[at : at + 1])) == b"text" * 99
     )
     unpacker.end()
+
+
+@pytest.mark.parametrize("step", [1, 7, 1000])
+def test_all_members_of_a_gzip_body_are_decoded(step: int) -> None:
+    """A gzip body of several members is decoded completely, and data after the last member is an error."""
+    packed, decoder = gzip.compress(b"one ") + gzip.compress(b"") + gzip.compress(b"two"), BodyDecoder("gzip")
+    pieces = [piece for at in range(0, len(packed), step) for piece in decoder.pieces(packed[at : at + step])]
+    assert b"".join(pieces) == b"one two"
+    decoder.end()
+    with pytest.raises(FetchFailed, match="damaged gzip body"):
+        assert not b"".join(decoder.pieces(b"other data"))
 
 
 def test_an_unknown_coding_is_refused() -> None:
