@@ -55,7 +55,7 @@ SKIP_CODES: dict[SkipCode, str] = {  # docs/errors.md has the same strings
     "animated-image": "an image with several frames or pages; changing it would keep only one",
     "image-depth": "an image whose values do not fit into the requested format",
     "map-failed": "the function of --map raised, or returned no sample",
-    "field-clash": "two images of a sample would get the same name with --encode",
+    "field-clash": "two fields of a sample would get the same name with --encode, or names that differ only in case",
     "no-number": "--map returned another type for a number field of a TFRecord",
     "bad-json": "a field of --columns-from is not a JSON object, number or short text, or has a value that does not "
     "fit into a column",

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import sys
 from array import array
+from collections import Counter
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardtool.dataset.payload import content_type
-from shardtool.errors import SampleFailed
+from shardtool.errors import SampleFailed, format_list
 from shardtool.fetch.options import FetchFailed, FetchOptions, redact_url_bytes
 from shardtool.fingerprint import crc32c
 from shardtool.format import tar_write, tfrecord_write
@@ -203,7 +204,7 @@ class _TransformPacker(Packer):
         if sample.rejection is not None:
             raise sample.rejection
         changed = self._change.call_function(self.keys[sample.sample_index], sample.fields)
-        self._check_dots(changed)
+        self._check_names(changed)
         return changed, [self._encode(transformed) for transformed in changed]
 
     def _pack_sample(self, sample: ReadSample) -> bool:
@@ -254,17 +255,22 @@ class _TransformPacker(Packer):
             self.check_crc(row, crc32c(payload))
         return payload
 
-    def _check_dots(self, changed: list[TransformedSample]) -> None:
+    def _check_names(self, changed: list[TransformedSample]) -> None:
         if self.task.format != "tar":
             return
         last_option = cli_option("dots", "last")
         for sample in changed:
-            dotted_fields = [name for name, _ in sample.fields if b"." in name] if self._work.dots == "last" else []
+            fields = [to_text(name) for name, _ in sample.fields]
+            lower = Counter(name.lower() for name in fields)
+            if len(lower) < len(fields):
+                clashing = [name for name in fields if lower[name.lower()] > 1]
+                raise BadSample("field-clash", f"fields that differ only in case: {format_list(clashing)}")
+            dotted_fields = [name for name in fields if "." in name] if self._work.dots == "last" else []
             if self._work.dots == "first" and has_early_dot(sample.key):
                 rule = f"readers end a key at its first dot (with {last_option}: the last)"
                 found = f"key '{to_text(sample.key)}': {rule}"
             elif dotted_fields:
-                found = f"field '{to_text(dotted_fields[0])}': with {last_option}, a field name cannot contain a dot"
+                found = f"field '{dotted_fields[0]}': with {last_option}, a field name cannot contain a dot"
             else:
                 continue
             raise BadSample("map-failed", f"the function of {cli_option('map')} returned the {found}")

@@ -762,6 +762,20 @@ def test_what_no_function_may_return_is_skipped(texts: list[str], ending: str, t
     assert (result.samples, result.skipped) == (1, len(texts))
 
 
+def test_fields_that_differ_only_in_case(tmp_path: Path) -> None:
+    """In a tar, results of `--map` and `--encode` whose fields differ only in case are refused, as in a source."""
+    texts = ["{'txt': b'', 'TXT': b'', 'a': b''}", "{'txt': b''}"]
+    source = _expressions(tmp_path / "in", texts)
+    with pytest.raises(SampleFailed, match=r"^00: fields that differ only in case: TXT, txt"):
+        _pack(source, tmp_path / "out", map=EVALUATED)
+    _pack(source, tmp_path / "skip", map=EVALUATED, on_error="skip")
+    assert [(row["key"], row["code"]) for row in skipped(tmp_path / "skip" / "out.json")] == [("00", "field-clash")]
+    assert _pack(source, tmp_path / "records", ending="tfrecord", map=EVALUATED).samples == 2
+    images = write_tree(tmp_path / "images", {"a.png": _picture(8, 1), "a.JPG": _picture(8, 2, "JPEG")})
+    with pytest.raises(SampleFailed, match=r"^a: fields that differ only in case: JPG, jpg"):
+        _pack(images, tmp_path / "encoded", encode="jpg")
+
+
 def test_a_key_that_readers_tear(tmp_path: Path) -> None:
     """A key with a dot, which readers of tars would end there, is refused, or the user is told."""
     source = write_tree(tmp_path / "in", {f"{n}.py": b"{'__key__': f'scan.{key}', 'a': b''}" for n in range(2)})
