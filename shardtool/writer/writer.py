@@ -114,6 +114,8 @@ class ShardWriter(SampleWriter):
     @property
     def skipped(self) -> int:
         """Number of skipped samples, which `out.skipped` lists."""
+        if self._finished_dataset is not None:
+            return self._finished_dataset.skipped
         in_shard = [] if self._shard is None else self._shard.skipped
         return len(self._output.totals.skipped) + len(in_shard) + len(self._skipped)
 

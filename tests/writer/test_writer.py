@@ -346,7 +346,7 @@ def test_no_image_is_clipped(tmp_path: Path, mode: str, ending: str) -> None:
         ({"__key__": "a/../b", "jpg": b""}, "not a valid name"),
         ({"__key__": "a\n", "jpg": b""}, "control characters"),
         ({"__key__": "b", "j/pg": b""}, "not a valid field name"),
-        ({"__key__": "b", "jpg": b"", "JPG": b""}, "differ only in case"),
+        ({"__key__": "b", "jpg": b"", "JPG": b"", "a": b"1"}, "differ only in case: JPG, jpg"),
         ({"__key__": "first", "jpg": b"", "n": 1}, "a duplicate key"),
         ({"__key__": "b", "jpg": None, "n": 1}, "None"),
         ({"__key__": "b", "jpg": b"", "n": "text"}, "expected an integer, as in earlier samples"),
@@ -459,6 +459,8 @@ def test_a_resumed_writer_lists_each_skipped_sample_once(tmp_path: Path) -> None
         for sample, row in samples[13:]:
             writer.write(sample, row)
         assert writer.skipped == len(bad)
+    with ShardWriter(pattern, resume=True, **options) as writer:  # the dataset is finished
+        assert (writer.samples, writer.skipped) == (26, len(bad))
     _write(tmp_path / "whole/out-{000000..}.tar", samples, **options)
     whole = read_tree(tmp_path / "whole")
     assert {name: data for name, data in read_tree(tmp_path).items() if "/" not in name} == whole
