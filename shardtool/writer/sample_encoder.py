@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import date, datetime, time
@@ -373,8 +374,10 @@ class SampleEncoder:
         fields = sorted(encoded_names, key=lambda field: field[1])
         if not fields:
             raise make_refusal("a sample", "no field", "no-field", expected="at least one field in addition to the key")
-        if self._is_tar and len({name.lower() for name, _ in fields}) < len(fields):
-            found = f"fields that differ only in case: {format_list([name for name, _ in fields])}"
+        lower = Counter(name.lower() for name, _ in fields)
+        if self._is_tar and len(lower) < len(fields):
+            clashing = [name for name, _ in fields if lower[name.lower()] > 1]
+            found = f"fields that differ only in case: {format_list(clashing)}"
             expected = "field names that differ without regard to case"
             raise make_refusal("a sample", found, "field-clash", expected=expected)
         if len({*self.kinds, *field_names}) > names.MAX_FIELDS:
