@@ -54,10 +54,13 @@ def read_config(path: str, ctx: click.Context) -> dict[str, Any]:
             if options[key].name not in ctx.meta.get(REVOKED_OPTIONS, ()):
                 params[options[key].name or ""] = _to_option_value(where, value, options[key], path)
         else:
-            suggestion = suggest_option(f"--{key}", ctx).replace("--", "")
-            remedy = suggestion or f"`{ctx.command_path} --help` lists all options."
+            suggestion = suggest_option(f"--{key}", ctx)
+            is_key = "--" in suggestion and key.replace("-", "_") not in CONFIG_OPTIONS  # -f and --config are no keys
+            remedy = suggestion.replace("--", "") if is_key else f"`{ctx.command_path} --help` lists all options."
             raise InvalidRequest(where, f"not an option of {ctx.info_name}", remedy=remedy)
-    words = [text for key in is_path_argument for text in arguments.get(key, ())]
+    # without the first argument, the others would take its place
+    is_complete = bool(arguments.get(next(iter(is_path_argument), "")))
+    words = [text for key in is_path_argument for text in arguments.get(key, ()) if is_complete]
     names = [param.name or "" for param in ctx.command.params if isinstance(param, click.Argument)]
     if words:
         params.update({names[0]: words} if len(names) == 1 else zip(names, words, strict=False))

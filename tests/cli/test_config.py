@@ -143,7 +143,8 @@ def test_a_job_file_can_be_written_by_hand(tmp_path: Path) -> None:
             "{path}: select-field: not an option of create. `shardtool create --help` lists all options.",
         ),
         ("where-not = 1", "{path}: where-not: not an option of create. `shardtool create --help` lists all options."),
-        ('config = "other.toml"', "{path}: config: not an option of create"),
+        ('config = "other.toml"', "{path}: config: not an option of create. `shardtool create --help` lists"),
+        ("f = true", "{path}: f: not an option of create. `shardtool create --help` lists all options."),
         ('shuffle = "yes"', "{path}: shuffle: 'yes'; expected true or false"),
         ("max-size = true", "{path}: max-size: true; expected a string or a number"),
         ("max-size = 1979-05-27", "{path}: max-size: a value of the type date; expected a string or a number"),
@@ -171,6 +172,24 @@ def test_invalid_job_files_are_refused(text: str, message: str, source: Path, tm
     assert run.code == 2
     assert run.err.startswith(f"shardtool: {message.format(path=path)}"), run.err
     assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize(
+    ("verb", "text", "problem"),
+    [
+        ("create", 'output = "x-{0..}.tar"', "create: no SOURCE... OUTPUT"),
+        ("create", 'source = []\noutput = "x-{0..}.tar"', "create: no SOURCE... OUTPUT"),
+        ("create", 'source = "x"', "OUTPUT: not given"),
+        ("copy", 'dest = "x"', "copy: no DATASET... DEST"),
+        ("cache", 'folder = "x"', "cache: no argument"),
+    ],
+)
+def test_a_missing_argument_is_named(verb: str, text: str, problem: str, tmp_path: Path) -> None:
+    """If a job file lacks the first argument, the other arguments do not take its place."""
+    (tmp_path / "job.toml").write_text(text)
+    run = typed(verb, "--config", tmp_path / "job.toml")
+    assert run.code == 2
+    assert run.err.startswith(f"shardtool: {problem}"), run.err
 
 
 def test_an_unreadable_job_file_is_an_error(tmp_path: Path) -> None:
