@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardtool import CorruptShard, CreateOptions, Observer, Report, ShardError, VerifyOptions, create, verify
+from shardtool import CorruptShard, CreateOptions, Observer, Report, ShardError, VerifyOptions, create, index, verify
 from shardtool.dataset.dataset_file import parse_dataset
 from shardtool.dataset.sidecar_read import parse_facts, parse_sidecar
 from shardtool.dataset.sidecar_schema import ShardFacts
@@ -298,6 +298,19 @@ def test_quick_checks_shards_that_share_a_sidecar(tmp_path: Path) -> None:
         report = _verify(given_, quick=True)
         assert [finding.code for finding in report.findings] == ["shard-size"]
         assert report.unchecked[0].startswith("the bytes of 2 shards, ")
+
+
+@pytest.mark.parametrize("names", ["out-{0..4..2}", ["out-1", "out-5", "out-10"]])
+def test_gaps_in_requested_names_are_valid(names: str | list[str], tmp_path: Path, ending: str) -> None:
+    """`create` accepts names with gaps, so `verify` accepts them, too."""
+    source = write_tree(tmp_path / "in", {f"{number}.txt": b"x" for number in range(6)})
+    output = [f"{tmp_path}/{name}.{ending}" for name in ([names] if isinstance(names, str) else names)]
+    create(source, output, CreateOptions(max_count=2))
+    assert _codes(tmp_path / "out.json") == set()
+    assert _codes(tmp_path / "out.json", source=source) == set()
+    (tmp_path / "out.json").unlink()
+    index(tmp_path)
+    assert _codes(tmp_path / "out.json") == {"numbering-gap"}
 
 
 def test_gaps_in_the_numbering_are_found(dataset: Path, ending: str) -> None:

@@ -140,7 +140,9 @@ def _find_gaps(subject: VerifiedDataset) -> Iterator[Finding]:
     for name in subject.dataset.missing:
         yield Finding("shard-missing", to_output_name(name), "missing, although the pattern includes it")
     if subject.file is not None:
-        names = [shard.name for shard in subject.file.shards] if subject.is_all else []
+        # Only `index` does not know the original names. The output of the other verbs may have been any list of names.
+        is_complete = not subject.is_all or subject.file.made.verb != "index"
+        names = [] if is_complete else [shard.name for shard in subject.file.shards]
     elif subject.dataset.missing or not isinstance(subject.dataset.argument, (str, os.PathLike)):
         return
     yield from islice(_missing_numbers(names), _MAX_GAPS)
