@@ -70,7 +70,7 @@ def original_file(shard: StoredShard) -> OriginalFile:
 
 
 def writer_name(name: str) -> str | None:
-    """Return the name of the writer of a file in `written/`, or None for a foreign file."""
+    """Return the name of the writer that created a file in `written/`, or None for a foreign file."""
     prefix = RESERVATION_PREFIX if name.startswith(RESERVATION_PREFIX) else "."
     match = WRITER_FILE_NAME.fullmatch(name.removeprefix(prefix))
     return match[1] if match else None
@@ -108,7 +108,7 @@ class CachedFile(NamedTuple):
 
     @property
     def facts(self) -> tuple[int, int | None] | None:
-        """Size and CRC-32C from the name of a copy, or None for a written shard."""
+        """Size and CRC-32C (None if unknown) from the name of a shard in `copied/`. None for a shard in `written/`."""
         match = COPY_NAME.fullmatch(self.name)
         return (int(match[1]), None if match[2] == "unknown" else int(match[2], 16)) if match else None
 

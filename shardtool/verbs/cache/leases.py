@@ -36,7 +36,7 @@ class LeasedShard(AbstractContextManager["LeasedShard"]):
         self.close()
 
     def close(self) -> None:
-        """Release the lease, if any."""
+        """Release the lease if this object still holds it."""
         if self.lock is not None:
             self.lock.close()
 
@@ -72,7 +72,8 @@ def copy_and_lease(space: CacheSpace, original: OriginalFile) -> tuple[FileLock,
     """Copy a shard, or wait while another process copies it.
 
     Returns:
-        A lease on the copy, and the number of shards evicted for it, or None if another process made the copy.
+        A lease on the copy, and the number of shards evicted for the copy. The number is None if another process made
+        the copy.
 
     Raises:
         NotCopiedWarning: There is no space, or the copying process makes no progress.

@@ -82,7 +82,7 @@ class CacheChange(Result):
 
     Attributes:
         removed: The damage of each deleted shard by path, or "" if none was found.
-        held: The same for each shard that was not deleted, because it is in use.
+        held: The damage of each shard that was kept because a process uses it, by path.
         size: Bytes of the deleted shards.
     """
 
@@ -142,8 +142,8 @@ def _remove_shards(
 ) -> CacheChange:
     """Delete shards that are not in use. The folder's lock must be held.
 
-    `shards` maps each shard to its damage, or "", and the inode of the damaged file, or None. A file with another inode
-    is kept, because it has replaced the damaged file.
+    `shards` maps each shard to a pair: its damage (or "") and the inode of the damaged file (or None). A file with
+    another inode is kept, because it has replaced the damaged file.
     """
     removed, held, size = {}, {}, 0
     for shard, (reason, inode) in shards.items():

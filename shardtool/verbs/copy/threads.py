@@ -39,7 +39,7 @@ class ByteMeter:
     def __init__(self, limit: int | None, report: Callable[[int], object] = lambda _: None) -> None:
         self._lock, self._bytes, self.stopped = threading.Lock(), 0, threading.Event()
         self._report = report
-        # `_free_at` is the time from which more bytes can be copied without exceeding the limit.
+        # After the time `_free_at`, more bytes can be copied without exceeding the limit.
         self._limit, self._free_at = limit, 0.0
 
     def add(self, size: int) -> None:

@@ -231,7 +231,7 @@ class SideComparison:
         )
 
     def _classes_differ(self, name: str) -> bool:
-        # `zip` ignores classes added at the end of a list, which do not change the other numbers.
+        # Classes added at the end of a list do not change the other numbers, so `zip` can ignore them.
         pairs = zip(self._a.classes[name] or (), self._b.classes[name] or (), strict=False)
         return any(before != now for before, now in pairs)
 

@@ -319,7 +319,7 @@ class DatasetOverview:
                 self.fields[name].labels[label] += 1
 
     def labels(self, name: str, max_values: int) -> tuple[Label, ...]:
-        """Return a field's most frequent values, with names from payloads, or `?` if reading fails."""
+        """Return a field's most frequent values. Read the name of each value from a payload. If this fails, use `?`."""
         tally = self.fields[name]
         kind, classes = self.kinds.get(name, "bytes"), self.classes.get(name)
         items = (tally.counts.values or {}).items()

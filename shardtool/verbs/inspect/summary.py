@@ -161,7 +161,7 @@ class ValueCounts(Generic[Value]):
 
 @dataclass(frozen=True, slots=True)
 class ColumnValue:
-    """A value of a column, and its number of samples."""
+    """A value of a column, and the number of samples with this value."""
 
     value: str
     samples: int
@@ -203,11 +203,11 @@ class ColumnTally:
         self._kinds: set[str] = set()
 
     def add_type(self, kind: str) -> None:
-        """Add the type of the column in another shard."""
+        """Merge the column's type in another shard into `type`."""
         self.type = _join_types(self.type, kind)
 
     def add(self, values: pa.ChunkedArray) -> None:
-        """Add the values of one shard."""
+        """Add one shard's values of a column with a type that is not nested."""
         values = values.combine_chunks()
         kind = values.type
         self.filled += len(values) - values.null_count
@@ -226,7 +226,7 @@ class ColumnTally:
             self.counts.add_array(values)
 
     def add_nested(self, values: pa.ChunkedArray) -> None:
-        """Add the values of one shard, of a nested type."""
+        """Add one shard's values of a column with a nested type."""
         import pyarrow.compute as pc
 
         kind, count = values.type, len(values) - values.null_count
@@ -310,7 +310,7 @@ class ImageSummary:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A label value, its class number if any, and its number of samples."""
+    """A label value, its class number or None, and the number of samples with this label."""
 
     name: str
     number: int | float | None

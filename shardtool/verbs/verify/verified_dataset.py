@@ -132,7 +132,7 @@ class VerifiedDataset:
         return 0 < len(self.read) < sum(case.size is not None for case in self.cases)
 
     def labels(self) -> frozenset[str]:
-        """Return the fields that do not count as content, because they contain labels or numbers."""
+        """Return the fields that contain labels or numbers. These fields do not count as content."""
         from shardtool.dataset.duplicates import recorded_labels
 
         return recorded_labels(self.file)

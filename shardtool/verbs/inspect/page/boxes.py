@@ -34,7 +34,13 @@ _Point = tuple[float, float]
 
 
 class Outline(NamedTuple):
-    """A box or polygon. `path` (SVG), `x` and `y` (its upper left corner) are in the coordinates of `drawing_size`."""
+    """A box or polygon to draw over an image. Coordinates are in pixels of a drawing of size `drawing_size`.
+
+    Attributes:
+        path: An SVG path.
+        x: Left edge of the outline.
+        y: Upper edge of the outline.
+    """
 
     path: str
     x: int

@@ -185,7 +185,7 @@ class DatasetView(ChosenSamples):
 
     @property
     def splits(self) -> LabelSet | None:
-        """The splits of the dataset, if any."""
+        """The splits of the dataset, or None if there are no splits."""
         values = [*self.summary.splits.items()]
         filled = self.overview.columns["split"].filled if values else 0
         return LabelSet("split", values, len(values), filled, "sample", is_label=False) if values else None
@@ -201,7 +201,7 @@ class DatasetView(ChosenSamples):
 
     @property
     def tallies(self) -> list[list[tuple[str, int]]]:
-        """Counts of the most frequent formats, and of modes, of the shown samples' first images."""
+        """The most frequent formats and modes of the shown samples' first images, with their counts."""
         counts = [Counter(map(attrgetter(name), self._first_images)) for name in ("kind", "mode")]
         return [sorted(counter.items(), key=lambda item: (-item[1], item[0]))[:6] for counter in counts]
 
