@@ -66,7 +66,7 @@ class _Worker:
         return self.tasks, self.results, self.lifeline
 
     def kill(self) -> None:
-        """Kill the process, except after `wait`, because another process may now have this pid."""
+        """Kill the process. After `wait`, do nothing: another process may now have this pid."""
         if self.status is None:
             with suppress(OSError):
                 os.kill(self.pid, signal.SIGKILL)

@@ -175,7 +175,7 @@ def check_same_options(listed: Listed) -> None:
 
 
 def find_lost_splits(outputs: Sequence[Output]) -> list[str]:
-    """Return the existing splits for which this run has no samples."""
+    """Return the existing splits that get no samples from this run."""
     destination = outputs[0].destination
     file = _read_dataset_file(destination)
     if file is None:

@@ -130,7 +130,7 @@ class Packing:
         return PackedOutput(self.output, self.publication, totals, self.kept, self.dropped)
 
     def _pack_shards(self, shards: Iterable[int], *, write: bool = False) -> list[int]:
-        """Pack and publish shards. Return the shards that a second call must `write`, because they exist but differ."""
+        """Pack and publish shards. Return the existing shards that differ. A second call must `write` these shards."""
         to_write, tasks = [], self._make_tasks(shards, write=write)
         for task_number, result in self.run.pool.map(pack_shard, tasks, self._advance):
             if result.wrong:

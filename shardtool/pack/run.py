@@ -165,7 +165,7 @@ class PackedOutput(NamedTuple):
 
     Attributes:
         kept: Number of shards that an earlier run wrote.
-        dropped: Number of samples for which the user's function returned nothing.
+        dropped: Number of samples that the user's function dropped by returning no sample.
     """
 
     planned: PlannedOutput
@@ -202,7 +202,7 @@ class Listed:
         transform: The transform, whose `where` is the part of the query that workers evaluate.
         dots: Whether the first or the last dot of a member name ends the key.
         identity: A string that identifies the transform, or "" without a transform.
-        finished: Existing datasets for which the run has no new samples.
+        finished: Existing datasets that get no new samples from this run.
         refusal: The error for existing output, or None. `list_source` raises the error after checking the source.
     """
 

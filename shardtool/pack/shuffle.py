@@ -334,7 +334,7 @@ def choose_read_strategy(
 ) -> ReadStrategy:
     """Choose how to read the samples of `plans`.
 
-    Time some reads of local files. For stores, whose request times vary, assume typical times.
+    Time some reads of local files. Request times of stores vary, so assume typical times for stores.
     """
     entries = plans[0].entries
     positions = SpanPositions(entries)

@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from shardtool.storage.folders import OutputFolder
 
 
-# path, content, whether to replace an existing file that differs, whether to keep any existing file
+# path; content; whether to replace an existing file with other content (otherwise `Exporter.write` needs `overwrite`);
+# whether to keep an existing file, even with other content
 IndexFile = tuple[str, bytes, bool, bool]
 
 

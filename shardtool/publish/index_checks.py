@@ -163,7 +163,7 @@ def _check_replaceable(path: str, found: str, lost: str, *, overwrite: bool) -> 
 
 
 def check_not_interleaved(scan: ShardScan) -> None:
-    """Raise an error for interleaved fields, because readers would split the samples."""
+    """Raise an error for interleaved fields. Readers would split the samples."""
     repeated = scan.format == "tar" and len({*scan.keys}) < len(scan.keys)
     if interleaved := interleaved_samples(scan.keys, scan.fields()) if repeated else []:
         first, second = interleaved[0]
@@ -180,7 +180,7 @@ def is_same_shard(old: ShardEntry, new: ShardEntry) -> bool:
 
 
 class DifferingSidecar(NamedTuple):
-    """How a sidecar differs from its shard, and the metadata columns that its replacement would lose."""
+    """How a sidecar differs from its shard, and the metadata columns that a new sidecar would lose."""
 
     found: str
     lost: frozenset[str] = frozenset()

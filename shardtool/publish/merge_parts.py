@@ -271,7 +271,10 @@ def get_part_plan(record: PartRecord) -> _PartPlan:
 
 
 def describe_other_plan(parts: Sequence[_PartPlan]) -> tuple[str, str]:
-    """Describe the parts whose plan differs from the most common plan, and that plan. Return "", "" if none differs."""
+    """Describe the most common plan and the parts that have another plan.
+
+    Return what was found (the parts) and what was expected (the most common plan), or "", "" if all plans are equal.
+    """
     ((plan, count),) = Counter(plan for _, plan, _ in parts).most_common(1)
     others = [part_plan for part_plan in parts if part_plan[1] != plan]
     if not others:

@@ -120,7 +120,7 @@ def open_plain(path: str, flags: int = READ_FOLLOWING) -> tuple[int, os.stat_res
 
 
 class LocalFiles:
-    """Reads local files and folders, with the methods of `RemoteFiles`."""
+    """Reads local files and folders. Has the same methods as `RemoteFiles`."""
 
     def open(self, path: str, flags: int = READ_FOLLOWING) -> LocalFile:
         """Open a regular file for random access."""

@@ -34,7 +34,7 @@ _NS_PER_SECOND = 10**9
 
 @dataclass(frozen=True, slots=True)
 class RemoteFolder:
-    """An output folder in an object store, with the methods of `Folder`.
+    """An output folder in an object store. Has the same methods as `Folder`.
 
     The process that publishes must hold the dataset's lock.
 

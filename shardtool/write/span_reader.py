@@ -89,7 +89,10 @@ class SpanReader:
         self._end = self._ahead = 0  # end offset of the last span, and size of the last read ahead
 
     def read(self, file: int, offset: int, into: memoryview) -> None:
-        """Fill `into` with the bytes at `offset` of `files[file]`. Read the whole region that contains them, if any."""
+        """Fill `into` with the bytes at `offset` of `files[file]`.
+
+        If a region contains the bytes, read the whole region.
+        """
         if self._regions and not file:
             end = offset + len(into)
             start, stop = self._region

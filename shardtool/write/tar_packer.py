@@ -131,7 +131,8 @@ class TarPacker(packer.Packer):
 class SpanTarPacker(TarPacker):
     """Writes samples whose payloads are all in shards, archives or the plan.
 
-    One call reads many payloads and the bytes between them, where the headers of the new tar are then written.
+    One call reads many payloads and the bytes between them. The headers of the new tar then overwrite the bytes between
+    the payloads.
     """
 
     def run(self) -> None:

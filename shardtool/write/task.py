@@ -57,7 +57,7 @@ class TransformedSamples(NamedTuple):
         content: The written samples. Its `inline` contains only numbers, as text.
         sources: int64, the index of the source sample of each written sample.
         consumed: Number of processed source samples. The others do not fit in this shard.
-        dropped: Number of source samples for which the user's function returned no sample.
+        dropped: Number of source samples that the user's function dropped by returning no sample.
         found: The measured values of each written sample (see `ReadSample`).
     """
 

@@ -1,4 +1,4 @@
-"""Pack transformed samples, whose sizes are known only after the transform.
+"""Pack transformed samples. Their sizes are known only after the transform.
 
 The parent plans another shard for the first sample that does not fit, and all later samples.
 """

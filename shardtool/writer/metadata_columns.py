@@ -106,7 +106,7 @@ class MetadataColumns:
         self._types.update(self._row_types)
 
     def state(self) -> dict[str, object]:
-        """Return the column types for the journal, because Parquet does not preserve all types."""
+        """Return the column types for the journal. Sidecars do not preserve all types."""
         return {"schema": b64encode(self.schema.serialize()).decode(), "forms": dict(self._number_forms)}
 
     def restore(self, state: Mapping[str, Any]) -> bool:

@@ -113,7 +113,7 @@ class ShardWriter(SampleWriter):
 
     @property
     def skipped(self) -> int:
-        """Number of skipped samples, which `out.skipped` lists."""
+        """Number of skipped samples. `out.skipped` lists these samples."""
         if self._finished_dataset is not None:
             return self._finished_dataset.skipped
         in_shard = [] if self._shard is None else self._shard.skipped

@@ -54,7 +54,7 @@ class Address(NamedTuple):
         return f"{self.scheme}://{marker}{self.host}{'/' if self.key or self.query else ''}{self.key}{self.query}"
 
     def plain_text(self) -> str:
-        """Return the address without marker, for servers and other libraries."""
+        """Return the address without its marker. Servers and other libraries do not understand markers."""
         return self._replace(marker="").text()
 
 

@@ -237,7 +237,7 @@ def sign_headers(
 
 
 _SAS_VERSION = "2022-11-02"
-_CLOCK_SLACK = timedelta(minutes=15)  # seconds by which this machine's clock may be ahead
+_CLOCK_SLACK = timedelta(minutes=15)  # how far this machine's clock may be ahead
 SIGNATURE_LIFETIME = timedelta(hours=1)
 _SAS_PERMISSIONS = {"GET": "r", "PUT": "cwt"}  # r: read; c, w: create and write; t: write tags
 

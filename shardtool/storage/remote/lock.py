@@ -139,7 +139,7 @@ class Lease:
             raise self.lost
 
     def abandon(self) -> None:
-        """Stop renewing the lock, because the store denies access."""
+        """Stop renewing the lock. Call this if the store denies access."""
         self._ended.set()
 
     def release(self) -> None:

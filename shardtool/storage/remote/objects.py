@@ -62,7 +62,7 @@ _MIN_READ_AHEAD_BYTES, _MAX_READ_AHEAD_BYTES = 2**16, 2**21
 
 
 class RemoteObject(AbstractContextManager["RemoteObject"]):
-    """One version of an object in a store or on a web server, with the methods of `LocalFile`.
+    """One version of an object in a store or on a web server. Has the same methods as `LocalFile`.
 
     If `size` is given, no request is sent before the first read. `read` can be used in several threads. Sequential
     calls of `read_into` request the next bytes in advance.
@@ -147,7 +147,7 @@ class RemoteObject(AbstractContextManager["RemoteObject"]):
         return io.BufferedReader(ReadAheadStream(self.pieces), self.sequential_read_bytes)
 
     def expect_random_reads(self) -> None:
-        """Do nothing, because only sequential reads are read ahead."""
+        """Do nothing. An object is read ahead only while reads are sequential."""
 
     def close(self) -> None:
         if self._next_request is not None:
@@ -236,7 +236,7 @@ class RemoteObject(AbstractContextManager["RemoteObject"]):
 
 
 class ObjectInfo(NamedTuple):
-    """The size and version of an object, with the attribute names of `os.stat_result`.
+    """The size and version of an object. The attributes have the same names as in `os.stat_result`.
 
     `st_mtime_ns` is a number derived from the version.
     """
@@ -397,7 +397,7 @@ def open_object(address: str) -> BinaryIO:
 
 
 class RemoteFiles:
-    """Reads objects and lists folders, with the methods of `LocalFiles`."""
+    """Reads objects and lists folders. Has the same methods as `LocalFiles`."""
 
     def open(self, address: str, _flags: int = 0) -> RemoteObject:
         return open_remote(address)
