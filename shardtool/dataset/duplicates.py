@@ -56,7 +56,7 @@ class Content(NamedTuple):
     ranks: NDArray[np.uint8]
 
     def select(self, is_chosen: NDArray[np.bool_]) -> Content:
-        """Return the content of the samples for which `is_chosen` is true."""
+        """Return the content of the chosen samples (`is_chosen` is true)."""
         chosen = is_chosen[self.owners]
         return Content(self.rows[chosen], self.owners[chosen], self.ranks)
 

@@ -369,7 +369,7 @@ def _find_dataset_file(
     folder: str, existing: set[str], default_names: Iterable[str], select: Callable[[Iterable[str]], list[str]]
 ) -> tuple[str | None, list[str], str]:
     # The best dataset file lists all existing shards. Otherwise, use a file with a default name that lists some of
-    # them, or whose list is unreadable.
+    # them, or that cannot be read.
     default_names, candidates = [*default_names], list[tuple[str, list[str], str]]()
     other_names = [] if is_url(folder) else list_folder_names(folder)
     for name in dict.fromkeys((*default_names, *(name for name in other_names if name.endswith(DATASET_SUFFIX)))):

@@ -215,7 +215,10 @@ class CompressedFile:
                 self._held.close()
 
     def hold(self, offset: int, length: int) -> IO[bytes]:
-        """Copy bytes to a temporary file, from which `read` returns them until the next `hold`. Return the file."""
+        """Copy bytes to a temporary file, and return the file.
+
+        Until the next `hold`, `read` returns these bytes from the temporary file.
+        """
         from tempfile import TemporaryFile, gettempdir
 
         position, end = offset, offset + length

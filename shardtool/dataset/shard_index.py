@@ -69,7 +69,7 @@ class ShardIndex:
         crcs: CRC-32C of each field's payload, or None if unknown.
         kinds: From the scan of a TFRecord shard, the type of each of `names`.
         metadata: The metadata columns of the sidecar, each in one chunk. Text may be dictionary-encoded.
-        scan: The scan from which the index was created, or None.
+        scan: The scan that the index was created from, or None.
         damage: The error in the sidecar that made a scan necessary.
     """
 
@@ -332,8 +332,8 @@ class IndexDifference(NamedTuple):
 
     Attributes:
         what: What differs, such as `samples` (the number of samples) or `checksum`.
-        sample: Number of the sample, from 0, or -1 if `what` is `samples`.
-        row: Number of the field, from 0 in the shard, or -1 if the difference is not in a field.
+        sample: Index of the sample in the shard, or -1 if `what` is `samples`.
+        row: Index of the field among all fields of the shard, or -1 if the difference is not in a field.
     """
 
     what: str

@@ -1,6 +1,6 @@
 """Detect shards of an unfinished run. The sidecars record how many shards the run planned.
 
-Otherwise, `index` could write a dataset file in which shards are missing.
+This check prevents `index` from writing a dataset file that lacks shards.
 """
 
 from __future__ import annotations

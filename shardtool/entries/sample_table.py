@@ -92,7 +92,7 @@ class FieldSpans:
     row_file: NDArray[np.uint32] | None = None
 
     def take(self, samples: NDArray[np.int64], rows: NDArray[np.int64]) -> FieldSpans:
-        """Return the locations for `samples`. `rows` are the rows of these samples."""
+        """Return the locations for `samples`. `rows` contains the rows of all fields of these samples."""
         return replace(self.take_rows(rows), file=take_values(self.file, samples))
 
     def take_rows(self, rows: NDArray[np.int64]) -> FieldSpans:
@@ -274,7 +274,7 @@ class SampleTable:
 
 
 def concat_columns(columns: Sequence[NDArray[_Number]]) -> NDArray[_Number]:
-    """Concatenate columns. Broadcasts of the same scalar give a broadcast."""
+    """Concatenate columns. If all columns are broadcasts of the same scalar, return a broadcast, too."""
     filled = [column for column in columns if len(column)]
     if not any(any(column.strides) for column in columns) and len({column[0].item() for column in filled}) == 1:
         return np.broadcast_to(filled[0][0], sum(map(len, columns)))
@@ -282,7 +282,7 @@ def concat_columns(columns: Sequence[NDArray[_Number]]) -> NDArray[_Number]:
 
 
 def take_values(values: NDArray[_Number], positions: NDArray[np.int64]) -> NDArray[_Number]:
-    """Return `values[positions]`. A broadcast scalar gives a broadcast."""
+    """Return `values[positions]`. If `values` is a broadcast scalar, return a broadcast, too."""
     if len(values) and not any(values.strides):
         return np.broadcast_to(values[0], len(positions))
     return values[positions]
@@ -317,8 +317,8 @@ def field_ids(
 def match_ids(ours: Rows, theirs: Rows) -> tuple[Rows, Rows, Rows, Rows]:
     """Find the common ids of two arrays. Ignore the id -1.
 
-    Return four arrays of positions: of the common ids in `ours` and in `theirs` (both sorted by id), of the other ids
-    in `ours`, and of the other ids in `theirs`.
+    Return four arrays of positions: the common ids in `ours`, the common ids in `theirs` (both sorted by id), the ids
+    only in `ours`, and the ids only in `theirs`.
     """
     # `np.intersect1d` and `np.setdiff1d` take ten times as long.
     our_rows, their_rows = _first_positions(ours), _first_positions(theirs)

@@ -1,4 +1,4 @@
-"""Columns of byte strings without NULs, stored in one buffer or computed on demand."""
+"""Columns of byte strings that contain no NUL bytes. The strings are stored in one buffer or computed on demand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAX_SLICED_STRINGS = 2**8  # for so few positions, a loop is faster
 
 
 class StringColumn(Protocol):
-    """A column of byte strings without NULs, such as `PackedStrings`."""
+    """A column of byte strings that contain no NUL bytes, such as `PackedStrings`."""
 
     def __len__(self) -> int:
         """Return the number of strings."""
@@ -39,7 +39,7 @@ class StringColumn(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PackedStrings:
-    """Byte strings without NULs in one buffer.
+    """Byte strings that contain no NUL bytes, in one buffer.
 
     Attributes:
         starts: int64[strings + 1]. String i is `data[starts[i] : starts[i + 1] - 1]`.

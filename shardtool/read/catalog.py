@@ -93,12 +93,16 @@ class Catalog:
         return int(self.firsts[-1])
 
     def locate(self, numbers: Numbers) -> tuple[Numbers, Numbers]:
-        """Return, for each sample number, the index of its shard, and its row in this shard."""
+        """Return the shard index and the row in this shard for each sample number."""
         shards = np.searchsorted(self.firsts, numbers, side="right") - 1
         return shards, numbers - self.firsts[shards]
 
     def group_by_shard(self, numbers: Numbers) -> Iterator[tuple[int, Numbers, Numbers]]:
-        """Yield each shard of `numbers`, with the rows of its samples (ascending) and their indexes in `numbers`."""
+        """Group sample numbers by shard.
+
+        Yield the index of each shard, the rows of its samples (ascending), and the indexes of these samples in
+        `numbers`.
+        """
         order = np.argsort(numbers, kind="stable")
         shards, rows = self.locate(numbers[order])
         cuts = [0, *(np.flatnonzero(np.diff(shards)) + 1).tolist(), len(shards)]

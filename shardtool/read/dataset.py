@@ -130,7 +130,10 @@ class Dataset(Streamable[SampleT]):
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the samples. For one whole dataset, this is the content fingerprint in its dataset file, if any."""
+        """A hash of the samples.
+
+        For a whole dataset, this is the content fingerprint in the dataset file, if the file has a fingerprint.
+        """
         recorded = self.reader.catalog.fingerprint if self.source.chosen is None else ""
         return recorded or self.source.fingerprint
 

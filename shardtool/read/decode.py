@@ -70,7 +70,7 @@ class DecodedField(NamedTuple):
 
 @dataclass(frozen=True)
 class Decode:
-    """Decodes the fields of a sample, with the options of `PipelineMethods.decode`. See also docs/training.md.
+    """Decodes the fields of a sample. For the options, see `PipelineMethods.decode` and docs/training.md.
 
     Images (JPEG, PNG, WebP, BMP, GIF, TIFF, PNM) become upright 8-bit RGB:
 
@@ -287,7 +287,7 @@ def _import_soundfile(where: str) -> Any:
 def _decode_audio(data: bytes, max_bytes: int) -> Audio:
     library = _import_soundfile("audio")
     claim = int.from_bytes(data[4:8], "little") if data[:4] == b"RIFF" else 0
-    if claim and len(data) - 7 < claim < _STREAMED_WAV_BYTES:  # a file may lack the padding byte that it claims
+    if claim and len(data) - 7 < claim < _STREAMED_WAV_BYTES:  # the claimed size may include a missing padding byte
         raise ValueError(f"the audio ends too early: {len(data):,} bytes of {claim + 8:,}")
     try:
         with library.SoundFile(BytesIO(data)) as file:

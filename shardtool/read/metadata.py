@@ -201,7 +201,7 @@ class SelectedShard(NamedTuple):
     rows: NDArray[np.int64]
 
     def raise_damage(self) -> None:
-        """Raise the error that stopped the scan of the shard, if any, because later samples are unknown."""
+        """Raise an error if damage stopped the scan of the shard. The samples after the damage are unknown."""
         if self.shard_index.problems:
             raise self.shard_index.problems[-1]
 

@@ -27,7 +27,7 @@ class TokenField(NamedTuple):
     """The field with the tokens of a document, and how samples store it.
 
     Attributes:
-        form: `npy`, plain `bytes`, or `values` for a TFRecord list, whose size does not determine its length.
+        form: `npy`, plain `bytes`, or `values` for a TFRecord list (the size in bytes does not determine the length).
         head: For `npy`, the header before the shape.
         header: For `npy`, the bytes of the whole header.
         row: Bytes per value, or per row of an array.

@@ -72,7 +72,7 @@ class Map:
         object.__setattr__(self, "draws", has_rng_parameter(self.function))
 
     def __call__(self, sample: object, rng: NewRng = seeded_rng) -> object:
-        """Call the function, with the generator that `rng` creates if the function has a parameter `rng`."""
+        """Call the function. If the function has a parameter `rng`, pass the generator that `rng` creates."""
         return self.function(sample, rng=rng()) if self.draws else self.function(sample)
 
 

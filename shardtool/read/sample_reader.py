@@ -264,7 +264,7 @@ class MixedReader:
         self.readers, self._source = readers, source
         spans = [part.span for part in source.sources]
         self._ends, self._firsts = np.cumsum(spans), np.cumsum(spans) - spans
-        self._datasets = [0, *accumulate(source.datasets)]  # number of the first dataset of each source
+        self._datasets = [0, *accumulate(source.datasets)]  # for each source, the index of its first dataset
         sizes = (weight * reader.mean_size for weight, reader in zip(source.weights, readers, strict=True))
         self.mean_size = sum(sizes) // sum(source.weights)
         self.copies = any(reader.copies for reader in readers)

@@ -217,7 +217,7 @@ class Stream(SampleSource[SampleT]):
             self._go_to(replace(self._options, epoch=self.next_epoch(self.stages)), 0)
 
     def next_epoch(self, stages: Pipeline) -> int:
-        """Return the current epoch, or the next one if `stages` yield nothing more in the current epoch."""
+        """Return the current epoch, or the next epoch if `stages` yield no more samples in the current epoch."""
         remaining = -(-(self.end - self._position - self.share.rank) // self.world_size)
         return self._options.epoch + (self._is_started and stages.count(max(0, remaining)) == 0)
 
@@ -420,8 +420,9 @@ class EpochPass:
     """The progress of one iteration over a stream.
 
     Attributes:
-        start: Position that all ranks had reached before the current read.
-        taken: Number of samples of the current read that were yielded.
+        start: Position that all ranks had reached before the samples at `positions`.
+        taken: Number of the samples at `positions` that were yielded.
+        positions: Positions of the samples that were read together.
     """
 
     order: StreamOrder

@@ -54,7 +54,7 @@ class Streamable(SampleSource[SampleT]):
         if not self.source.length:
             return iter(())
         in_order = self.stream(shuffle=False, rank=0, world_size=1, ends="uneven")
-        in_order.skipped.has_warned = True  # suppress the warning, because loops over a dataset often filter
+        in_order.skipped.has_warned = True  # no warning about skipped samples: such loops often filter
         return iter(in_order)
 
     def count_dropped(self, error: ShardError) -> None:

@@ -67,7 +67,7 @@ copyreg.pickle(_ErrorFromText, lambda kind: (_ErrorFromText.of, kind.__bases__))
 
 @contextmanager
 def _picklable_errors() -> Iterator[None]:
-    """Preserve a worker's errors, of which PyTorch sends only the class and text to the parent process."""
+    """Make a worker's errors restorable. PyTorch sends only the class and text of an error to the parent process."""
     try:
         yield
     except PlainError as error:
@@ -95,7 +95,7 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
     """Samples by number, for a `DataLoader` with any sampler. A batch is read in file order.
 
     Attributes:
-        dataset: A dataset or mix, whose stages run first. The numbers of a mix are positions in an unshuffled epoch.
+        dataset: A dataset or mix. Its stages run first. The numbers of a mix are positions in an unshuffled epoch.
         decode: True to decode all fields by name, decoders by field, or None to decode nothing.
         transform: Function to call with each sample after all other stages.
         labels: Labels by sample key, added as the field `label`.

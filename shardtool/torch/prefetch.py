@@ -35,7 +35,7 @@ _MAX_PIXEL_VALUE = 255.0
 
 @dataclass
 class Normalize:
-    """Normalises images on their device, with the options of `Prefetcher`.
+    """Normalises images on their device. For the options, see `Prefetcher`.
 
     The result is computed in 32 bits and rounded once to `dtype`. `images` counts the normalised tensors.
     """
@@ -154,7 +154,7 @@ class DirectTransfer:
 
 
 class StreamTransfer:
-    """Copies batches on a separate CUDA stream, with the methods of `DirectTransfer`."""
+    """Copies batches on a separate CUDA stream. Has the same methods as `DirectTransfer`."""
 
     def __init__(self, device: torch.device, change: TensorFunction) -> None:
         self._device, self._change = device, change
