@@ -89,7 +89,7 @@ class PlainError(Exception):
         return _rebuild_error, (type(self), vars(self))
 
     def embed_in_text(self) -> None:
-        """Append the attributes to the message as JSON, from which the constructor restores the error.
+        """Append the attributes to the message as JSON. The constructor restores the error from this JSON.
 
         A worker of a PyTorch `DataLoader` sends only the text of an error to the main process.
         """

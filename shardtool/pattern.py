@@ -155,8 +155,8 @@ class ShardPattern:
     def closed_pattern(self, count: int) -> str:
         """Return the pattern of the first `count` shards, for example `out/x-{000000..000041}.tar`.
 
-        Return "" if the names are not numbered consecutively, or if only some numbers have leading zeros, because a
-        shell would add zeros to all numbers.
+        Return "" if the names are not numbered consecutively, or if only some numbers have leading zeros. In the second
+        case, a shell would add zeros to all numbers.
         """
         if count == 1:
             return os.path.join(self.folder, self.shard(0))

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
     from shardtool.values import FeatureType, NumberType
 
-# Where a payload is: in a file, behind a link, as text in the plan, in a shard, archive or temporary file, or at a URL.
+# Where a payload is. FILE: in a file. LINK: behind a link. INLINE: as text in the plan. SPAN: in a range of a shard,
+# archive or temporary file. URL: at a URL.
 FILE, LINK, INLINE, SPAN, URL = 0, 1, 2, 3, 4
 ENCODED_PAYLOAD_MARK = b"\xff"
 

@@ -102,7 +102,7 @@ def read_row(key: str, path: str, code: str, message: str) -> Skipped:
 
 
 def drop_keys(rows: Iterable[Skipped], keys: Collection[str]) -> list[Skipped]:
-    """Remove the rows with these `keys`, and the keys from the messages of other rows."""
+    """Remove the rows with these `keys`. Remove the keys from the messages of all other rows, too."""
     messages = {duplicate_message(key) for key in keys}
     kept = [row for row in rows if printable(row.key) not in keys]
     for index, row in enumerate(kept):

@@ -1,6 +1,7 @@
 """Stop the threads of a generator, even if the garbage collector closes the generator.
 
-Arguments with an underscore keep their default values at interpreter exit, when Python may have cleared modules.
+Python may clear module variables at interpreter exit. The functions therefore keep what they need as default values of
+arguments with an underscore.
 """
 
 from __future__ import annotations

@@ -190,6 +190,6 @@ class InspectViewOptions(InspectOptions):
 
     @property
     def summary(self) -> bool:
-        """Whether to print the summary, because no other output is requested."""
+        """Whether to print the summary: true if no other output is requested."""
         shows = "show", "head", "keys", "table", "html", "contact_sheet", "read_speed", "extract", "duplicates"
         return not self.first_given(*shows)

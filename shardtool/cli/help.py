@@ -79,13 +79,13 @@ class VerbOption(click.Option):
         return " / ".join(f"'{name}'" for name in self.opts if name not in self.old)
 
     def record(self, ctx: click.Context) -> tuple[str, str]:
-        """Return the names, except former names, and the help text."""
+        """Return the option's names (without former names) and the help text."""
         names, self.opts = self.opts, [name for name in self.opts if name not in self.old]
         record, self.opts = self.get_help_record(ctx), names
         return record or ("", "")
 
     def key_record(self) -> tuple[str, str]:
-        """Return `key=VALUE` and the help text, for a key of another option, such as `per-host` of `--fetch`."""
+        """Return `key=VALUE` and the help text of a sub-option, such as `per-host` of `--fetch`."""
         key = PARENT_FORMS[self.name or ""].split()[-1]
         value = "|".join(self.type.choices) if isinstance(self.type, click.Choice) else self.metavar or ""
         return key.format(value), self.help or ""
@@ -198,7 +198,10 @@ def read_synonyms(kind: str) -> list[tuple[list[str], str]]:
 def restore_typed_names(
     texts: Mapping[str, object], command: click.Command, arguments: Sequence[str]
 ) -> dict[str, str]:
-    """Return `where` and `found` of an error with the former option names that the user typed, or {}."""
+    """Replace option names in the texts of an error by the former names that the user typed.
+
+    Return the new texts `where` and `found`, or {} if the user typed no former name.
+    """
     typed, renamed = {word.partition("=")[0] for word in arguments}, {}
     for option in command.params:
         names = {*option.opts}
@@ -343,7 +346,7 @@ def topic_help(verb: VerbCommand, ctx: click.Context, name: str) -> str:
 
 
 def topic_sentences(verb: VerbCommand, name: str) -> list[str]:
-    """Return the sentences of a topic that mention only options of the verb."""
+    """Return the sentences of a topic, except those that mention options of other verbs."""
     names = {word for param in verb.params for word in param.opts}
     return [text for text in help_topics()[name].prose if names.issuperset(_POSITIVE_OPTION.findall(text))]
 

@@ -1,7 +1,7 @@
 """Print results on stdout and messages on stderr, and lay out text for terminals.
 
-All output goes through this module, which escapes control characters, so that names and fields cannot control the
-terminal. The module is imported at start-up, because it may have to report that no more files can be opened.
+All output goes through this module. It escapes control characters, so names and fields cannot control the terminal. The
+module is imported at start-up, because it may have to report that no more files can be opened.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ _MAX_STALL_AGE_S = 2.0
 
 
 class PlainProgress:
-    """Prints progress lines from a background thread, with the methods of a `tqdm` bar.
+    """Prints progress lines from a background thread. Has the same methods as a `tqdm` bar.
 
     `stall` is the time and text of the latest report that a worker makes no progress.
     """
@@ -301,7 +301,8 @@ class Terminal(Observer):
             sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - the interpreter flushes it at exit
 
 
-ON_VALID_REQUEST = "shardtool.on_valid_request"  # key in `Context.meta` of a function to call for a valid request
+# `Context.meta` can contain a function under this key. The function is called once the request is valid.
+ON_VALID_REQUEST = "shardtool.on_valid_request"
 
 
 def open_progress_display(options: RunOptions) -> closing[Terminal]:

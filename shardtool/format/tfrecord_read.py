@@ -283,8 +283,8 @@ _PLAUSIBLE_LENGTH = re.compile(rb"(?s)(?=(?!\0{4}).{4}\0{4})")
 def next_record(read: Read, offset: int, first: int, size: int) -> int | None:
     """Return the offset of the first undamaged record after damage at `offset`, or None.
 
-    Records are recognised by the checksum of their length. The search starts at `first`, which is before `offset` if
-    the previous record may be damaged. `size` is the size of the shard, or -1 if it is compressed.
+    Records are recognised by the checksum of their length. The search starts at `first`. If the previous record may be
+    damaged, `first` is before `offset`. `size` is the size of the shard, or -1 if it is compressed.
     """
     if size >= 0:
         length = int.from_bytes(bytes(read(offset, 8)), "little")

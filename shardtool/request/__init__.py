@@ -1,1 +1,1 @@
-"""Options and results of verbs, and the record of a run in a dataset file."""
+"""The options and results of verbs, and the run records in dataset files."""

@@ -36,7 +36,7 @@ class Observer:
         """Receive the name of a preparatory step before `start`, and its size in bytes."""
 
     def start(self, samples: int, size: int, shards: int) -> None:
-        """Receive the total amount of work. `size` is in bytes, or 0 if unknown, as for downloads."""
+        """Receive the total amount of work. `size` is in bytes. It is 0 if unknown, for example for downloads."""
 
     def failed(self, samples: int) -> None:
         """Receive the number of failed downloads. The next `advance` counts these samples, too."""

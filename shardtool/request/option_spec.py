@@ -267,7 +267,10 @@ def option_choices(options: type, name: str) -> tuple[str, ...]:
 
 
 def has_option_type(value: object, options: type, name: str) -> bool:
-    """Return whether a value from JSON has the type of an option. Choices are not checked."""
+    """Return whether a value from JSON has the type of an option.
+
+    If the option has fixed choices, any string is accepted.
+    """
     allowed = option_types(options)[name]
     origins = {get_origin(kind) for kind in allowed}
     if isinstance(value, list):
@@ -288,7 +291,10 @@ def is_list_option(options: type, name: str) -> bool:
 
 
 def parse_keys(options: type, parent: str, value: object) -> dict[str, object]:
-    """Parse a value of the option `parent`, such as `per-host=4,retry-failed` or a mapping, to option values."""
+    """Parse the value of an option such as `fetch`. Return the values of its sub-options by name.
+
+    `parent` is the name of the option. `value` is a text, such as `per-host=4,retry-failed`, or a mapping.
+    """
     names = [name for name, spec in option_specs(options).items() if spec.parent == parent]
     pieces = [*value.items()] if isinstance(value, Mapping) else []
     for part in option_values.split_commas(parent, value) if not pieces else ():

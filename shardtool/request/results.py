@@ -242,7 +242,7 @@ class RemovalSummary:
         samples: Number of remaining samples.
         empty: Names of the rewritten shards without remaining samples.
         size: Total bytes of the rewritten shards.
-        freed: Bytes by which the shards became smaller.
+        freed: How many bytes smaller the shards became.
         fingerprint: The content fingerprint, or "" if unknown or in a dry run.
     """
 
@@ -341,7 +341,7 @@ class SampleDifference(NamedTuple):
 
 
 class MovedSample(NamedTuple):
-    """The key of a sample that moved to another split, the old split, and the new split."""
+    """The key, old split and new split of a sample that moved to another split."""
 
     key: str
     before: str

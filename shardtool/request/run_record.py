@@ -125,7 +125,7 @@ class RunRecord:
         return RunRecord({**self.document, **splits, "appended": runs})
 
     def is_update_of(self, first: RunRecord) -> bool:
-        """Return whether this run appended only new samples, with the source and selecting options of `first`."""
+        """Return whether this run added only new samples, and had the same source and selecting options as `first`."""
         only_new = self.options.get("on_duplicate") == "first"
         same_selection = (self.source, self.selecting_options) == (first.source, first.selecting_options)
         return only_new and same_selection and self.verb == first.verb and self.verb in ("create", "reshard")

@@ -72,7 +72,7 @@ _FIXED_OFFSET = re.compile(r"([+-])([0-9]{2}):?([0-9]{2})")
 
 
 class Numbers(NamedTuple):
-    """The numbers or booleans of a column. If `valid` is false, the row is null, and its value is undefined."""
+    """The numbers or booleans of a column. A null row has a false `valid` and an undefined value."""
 
     values: NDArray[Any]
     valid: Bools

@@ -204,7 +204,7 @@ def _portable_key(key: bytes, max_bytes: int) -> bytes:
 
 
 def check_case(entries: SampleTable) -> None:
-    """Raise an error if fields of a sample differ only in case, because webdataset converts names to lower case."""
+    """Raise an error if fields of a sample differ only in case. webdataset converts names to lower case."""
     lower = [name.lower() for name in entries.fields]
     first_equal: NDArray[np.int64] = np.array([lower.index(name) for name in lower], np.int64)
     if len(set(lower)) == len(lower) and not entries.source_paths:

@@ -1,4 +1,4 @@
-"""A zip or tar archive as a source, with the same samples as the extracted files.
+"""A zip or tar archive as a source. The samples are the same as in a folder of the extracted files.
 
 Workers read members from the archive. Only members of a compressed tar are first copied to a temporary file.
 """

@@ -371,7 +371,7 @@ class RecordedSource:
         return f"samples that only the source has: {reason}" if missing else ""
 
     def skipped_keys(self) -> tuple[set[str], list[str]]:
-        """Return the keys of skipped samples, and the datasets whose lists of them cannot be read."""
+        """Return the keys of skipped samples, and the datasets whose list of skipped samples cannot be read."""
         keys, unread = set[str](), list[str]()
         for dataset in self._fixed_splits or self._datasets:
             try:

@@ -86,7 +86,8 @@ class ConcatenatedTable(Table):
         return InvalidRequest(self.location, found, expected="values of one type in each column")
 
     def _check_columns(self) -> None:
-        # A column that a text file lacks is probably a mistake, so it is not filled with nulls.
+        # If a text file lacks a column of another file, this is probably a mistake, so the column is not filled with
+        # nulls.
         first = self._tables[0]
         for file, table in zip(self._files, self._tables, strict=True):
             differing = sorted({*table.schema.names} ^ {*first.schema.names})

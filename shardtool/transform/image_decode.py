@@ -368,7 +368,7 @@ def to_eight_bits(image: Image.Image, picture: OpenedImage) -> Image.Image:
 
 @functools.cache
 def _eight_bit_table(white: int) -> Sequence[int]:
-    """Return a table that rounds 16-bit values to 8 bits, because Pillow's own conversion clips at 255."""
+    """Return a table that rounds 16-bit values to 8 bits. Pillow's own conversion would clip the values at 255."""
     return [min(255, (2 * 255 * value + white) // (2 * white)) for value in range(_MAX_16_BIT + 1)]
 
 
