@@ -148,6 +148,7 @@ def main() -> NoReturn:
             os.fstat(fd)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
+    sys.stdin = sys.stdin or open(0, encoding="utf-8")  # noqa: SIM115 - Python sets a closed stdin to None
     # NumPy would otherwise start a linear-algebra thread for each core, which takes 50 ms and memory.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     block_pandas()

@@ -299,6 +299,14 @@ def test_a_full_or_closed_stderr_changes_nothing(where: str, run: str, code: int
     assert (place / "x.json").exists() == (code == 0)
 
 
+@pytest.mark.parametrize("run", ["create - 'x-{0..}.tar'", "create s 'x-{0..}.tar' --keys-from -", "verify -"])
+def test_a_closed_stdin_is_empty(run: str, place: Path) -> None:
+    """A closed standard input contains no samples, keys or shards. That is an error, but not a bug."""
+    closed, empty = (shell(f"$T {run} {where}", place) for where in ("<&-", "< /dev/null"))
+    assert (closed.code, closed.err) == (empty.code, empty.err)
+    assert closed.code == 2
+
+
 def test_a_pattern_expanded_by_the_shell_is_a_pattern(place: Path) -> None:
     """The names to which a shell expands a pattern are accepted as the pattern."""
     ran = shell("$T create s out-{000..999}.tar --max-count 5 --quiet && $T create s 'q/out-{000..999}.tar' "
