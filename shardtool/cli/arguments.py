@@ -13,13 +13,16 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
-from typing import IO, cast
+from typing import IO, TYPE_CHECKING, cast
 
 import click
 
 from shardtool.errors import InvalidRequest, OutputFailed, os_error_text
 from shardtool.pattern import DATASET_SUFFIX, is_shard_name
 from shardtool.storage.remote.address import is_url
+
+if TYPE_CHECKING:
+    from io import BufferedReader
 
 _PATTERN_LAST = "a quoted shard pattern as the last argument, such as 'out-{000000..}.tar'"
 _PATTERN = re.compile(r"[{<%]")
@@ -191,14 +194,18 @@ def _materialize(name: str, number: int, *, table: bool) -> str:
 def _run_command(name: str, number: int) -> Iterator[str]:
     import subprocess
 
-    command = name.removeprefix(PIPE_PREFIX)
-    with (
-        subprocess.Popen(command, shell=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as run,  # noqa: S602 - the user typed it
-        _keep_stream(cast("IO[bytes]", run.stdout), name, number) as path,
-    ):
+    def check_exit_code() -> None:
         if status := run.wait():
             raise InvalidRequest(name, f"the command failed with exit code {status}", expected="exit code 0")
-        yield path
+
+    command = name.removeprefix(PIPE_PREFIX)
+    with subprocess.Popen(command, shell=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as run:  # noqa: S602 - the user typed it
+        stream = cast("BufferedReader", run.stdout)
+        if not stream.peek():
+            check_exit_code()
+        with _keep_stream(stream, name, number) as path:
+            check_exit_code()
+            yield path
 
 
 @contextmanager

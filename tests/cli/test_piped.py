@@ -65,6 +65,7 @@ def test_shards(words: list[str], place: Path, monkeypatch: pytest.MonkeyPatch) 
     ("command", "message"),
     [
         ("pipe:cat s-000.tar; exit 3", "the command failed with exit code 3"),
+        ("pipe:exit 3", "the command failed with exit code 3"),
         ("pipe:true", "no data; expected a tar"),
         ("pipe:echo text", "neither a tar nor a zip"),
         ("pipe:cat s-{000..001}.tar", "a range ({000..001}) in a command"),
