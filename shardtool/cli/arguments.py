@@ -92,7 +92,8 @@ def _extra_argument(pattern: str, extra: str) -> InvalidRequest:
 def split_datasets(names: tuple[str, ...]) -> tuple[list[str | list[str]], list[str]]:
     """Split `DATASET... OUTPUT` into datasets and output.
 
-    The output is the last argument if it is a pattern. Otherwise, it is the names at the end with consecutive numbers.
+    The output is the last argument if it is a pattern. Otherwise, the names at the end that have consecutive numbers
+    are the output.
     """
     output_start = len(names) - 1
     first, last = names[0], names[output_start]

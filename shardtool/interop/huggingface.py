@@ -1,7 +1,8 @@
 """Write the `README.md` that `load_dataset` reads, and find folders that `load_dataset` misreads.
 
-Without a `README.md`, `load_dataset` reads only the files with the most common extension. These may be the dataset
-files. `load_dataset` treats every file whose name contains `.tar`, such as `out-000000.tar.idx`, as a tar.
+Without a `README.md`, `load_dataset` reads only the files with the most common extension. This extension may be
+`.json`, the extension of the dataset files. `load_dataset` treats every file whose name contains `.tar`, such as
+`out-000000.tar.idx`, as a tar.
 
 Source: datasets/{load,data_files}.py and datasets/packaged_modules/webdataset of datasets 5.2.
 """

@@ -54,7 +54,7 @@ class ShardIndexFile(NamedTuple):
     def compare(self, data: bytes, shard: IndexedShard, *, has_hashes: bool) -> str:
         """Describe how the index `data` differs from its shard. Return "" if both are equivalent.
 
-        If `has_hashes` is true, `encode` needs the hashes of the shard, but these may be unknown.
+        If `has_hashes` is true, `encode` needs the hashes of the shard, but the hashes may be unknown.
         """
         try:
             is_same = not has_hashes and self.encode(shard) == data

@@ -40,7 +40,7 @@ def open_subfolder(folder: OutputFolder, names: str) -> OutputFolder:
 
 
 def read_foreign_index(path: str, export_name: str, shard: indexed_shard.IndexedShard) -> tuple[bytes, str]:
-    """Return the content of a shard's index file, and its problem, or "" if it is valid."""
+    """Return the content of a shard's index file, and the problem of the file ("" if the file is valid)."""
     limit = shard.limit()
     try:
         data, size = files.read_head(path, limit)

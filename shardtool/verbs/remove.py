@@ -192,7 +192,7 @@ class _Removal:
     """The removal of samples from one dataset.
 
     Attributes:
-        similar_names: Unlisted files named like shards, but with another number of digits.
+        similar_names: Unlisted files that are named like shards, but have a different number of digits.
         rows: The samples to remove, as indexes in their shard, by shard number.
     """
 

@@ -154,7 +154,7 @@ class CacheShards(Sequence[str]):
         return _lease_unpickled, (self._paths,)
 
     def open(self, shard: StoredShard) -> LeasedShard:
-        """Return one of these shards, without a lease of its own."""
+        """Return one of these shards. The returned object has no lease of its own."""
         return LeasedShard(shard.path)
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class DuplicateSample(NamedTuple):
-    """A sample of a duplicate group, and its fields that differ from the first sample."""
+    """A sample of a duplicate group, and the fields that differ from the group's first sample."""
 
     key: str
     dataset: str

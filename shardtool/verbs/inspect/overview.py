@@ -346,7 +346,7 @@ class DatasetOverview:
         return 0 if name in self.classes else 1 if is_label_name(name) else 3 if name in self.fields else 2
 
     def label_columns(self) -> dict[str, ColumnTally]:
-        """Return columns that can be labels, without a field of the same name."""
+        """Return the columns that can be labels, except columns with the name of a field."""
         return {name: column for name, column in self.columns.items() if name not in (*NON_LABEL_COLUMNS, *self.fields)}
 
     def label_names(self) -> list[str]:

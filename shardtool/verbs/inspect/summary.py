@@ -172,7 +172,7 @@ class ColumnSummary:
     """The statistics of a metadata column.
 
     Attributes:
-        values: The most frequent values, or none if all values differ.
+        values: The most frequent values. Empty if all values differ.
     """
 
     type: str

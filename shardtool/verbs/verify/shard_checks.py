@@ -145,7 +145,7 @@ def _find_repeated_fields(name: str, scan: ShardScan) -> Iterator[Finding]:
 def read_sidecar(number: int, case: ShardCheck, findings: Findings) -> bytes:
     """Check the size, checksum and format of a sidecar, and set `case.facts`.
 
-    Return the bytes of the file, or b"" if it is missing, unreadable, or of another tool.
+    Return the bytes of the file, or b"" if the file is missing, unreadable, or from another tool.
     """
     from shardtool.dataset.sidecar_read import load_sidecar, parse_facts
 

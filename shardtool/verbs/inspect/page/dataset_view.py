@@ -137,7 +137,7 @@ class DatasetView(ChosenSamples):
 
     @cached_property
     def written(self) -> str:
-        """The modification time of the dataset file, or else of the last shard."""
+        """The modification time of the dataset file. Without a dataset file, the time of the last shard."""
         try:
             time = stat_file(self.dataset.dataset_file or self.dataset.shards[-1].path).st_mtime
             return f"{datetime.fromtimestamp(time, timezone.utc):%Y-%m-%d %H:%M} UTC"

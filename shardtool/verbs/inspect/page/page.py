@@ -233,7 +233,7 @@ class LogScale:
         return [step * index for index in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
     def ticks(self, show: Callable[[float], str]) -> list[tuple[float, float, str]]:
-        """Return each mark's pixel, and its label's centre and text ("" if texts would overlap)."""
+        """Return the pixel of each mark, and the centre and text of its label ("" if texts would overlap)."""
         ticks, free_from = [], 0.0
         for value in self.marks():
             pixel, text = self.at(value), show(value)

@@ -157,7 +157,7 @@ class ShownSample:
 
     @property
     def caption(self) -> TextExcerpt | None:
-        """A conversation, or else the longest text, or None."""
+        """A conversation. Without a conversation, the longest text, or None."""
         long_texts = [excerpt for excerpt in self.texts if excerpt.kind != "bytes" and len(excerpt.text) > 1]
         return max(
             long_texts or self.texts[:1],
@@ -402,7 +402,7 @@ def _numbers_at_start(start: bytes, kind: str) -> str | None:
 
 
 def dataset_title(dataset: StoredDataset) -> str:
-    """Return the dataset's name, or else the common start of its shard names."""
+    """Return the dataset's name. If the dataset has no name, return the common start of its shard names."""
     if dataset.file and dataset.file.name:
         return shorten_text(dataset.file.name, _MAX_NAME_CHARS)
     names = [shard.file_name for shard in dataset.shards]
