@@ -108,7 +108,7 @@ _NULL_TYPE = "null"
 
 
 def merge_types(types: dict[str, str], new_types: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """Add column types to `types`. Yield the name and both types of each metadata column whose types contradict.
+    """Add column types to `types`. Yield the name and both types of each metadata column with incompatible types.
 
     A null type is replaced by another type.
     """

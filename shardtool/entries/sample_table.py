@@ -80,7 +80,7 @@ class FieldSpans:
         file: uint32[samples], index in `files` of each sample's file.
         offset: int64[rows], offset of the payload in its file.
         expected: int64[rows], expected CRC-32C of the payload, or -1 if unknown.
-        is_list: bool[rows], whether the payload is a TFRecord list of several values, or of none.
+        is_list: bool[rows], whether the payload is a TFRecord list with several values or no values.
         row_file: uint32[rows], index in `files` of each row's file. None if no sample has rows in several files.
     """
 

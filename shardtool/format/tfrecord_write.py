@@ -5,8 +5,8 @@
     data = an Example whose features are sorted by the bytes of their names:
               the key as `__key__`, and each field of the sample
 
-A payload is a bytes_list with one value, and a number is an int64_list or float_list with one value. Lists of several
-values or of none come from TFRecords of other tools, and are copied unchanged.
+A payload is a bytes_list with one value, and a number is an int64_list or float_list with one value. Lists with several
+values or no values come from TFRecords of other tools, and are copied unchanged.
 
 Source: tensorflow/core/lib/io/record_writer.h; tensorflow/core/example/{example,feature}.proto; the protobuf encoding
 guide; docs/format.md, "TFRecord shards".

@@ -63,7 +63,7 @@ class Catalog:
             `appends`.
         shared: Shared memory with the index of each shard, and the index of all keys.
         crcs: The CRC-32C of each shard, or -1 if unknown, int64 [shards].
-        split: Name of the split, or else of the dataset file or folder.
+        split: Name of the split. Without a split, the name of the dataset file or folder.
         listed: Whether shardtool dataset files list all shards.
         can_scan: Whether a shard may be scanned if its sidecar is missing or damaged.
         appends: Index of the first shard of each appended run. The sidecars of each run may have different columns.

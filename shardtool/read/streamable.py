@@ -193,8 +193,8 @@ class Streamable(SampleSource[SampleT]):
             by: `length` groups samples of similar length. `aspect` groups images of similar aspect ratio, using the
                 columns `width` and `height`, and adds the ratio as `__aspect__`.
             tokens: Maximum tokens in a batch that is padded to its longest sample, with `by="length"`.
-            field: Field whose length is the length of the sample: the first dimension of a `.npy`, otherwise the number
-                of bytes, or of values of `dtype`.
+            field: Field that determines the length of a sample: the first dimension of a `.npy`. For other fields, the
+                length is the number of values of `dtype`, or of bytes without `dtype`.
             dtype: Type of values stored as plain bytes.
             length: Metadata column with the length of each sample, instead of `field`.
             aspects: Ratios of width to height. Each image gets the nearest ratio.

@@ -55,7 +55,8 @@ class JoinedSamples(NamedTuple):
     Attributes:
         name: Name of the table.
         unmatched: Number of samples without a row in the table.
-        unused: Number of rows that match no sample, or of keys if rows were collected into lists.
+        unused: Number of rows that match no sample. If rows were collected into lists, the number of keys that match no
+            sample.
         classes: Class names by column.
         columns: Type of each joined column.
     """

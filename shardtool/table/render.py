@@ -48,7 +48,7 @@ class ArrowStrings:
     """Strings that are created each time they are read, to save memory.
 
     Attributes:
-        render: Function that creates the strings of a slice or of positions, each followed by NUL.
+        render: Function that creates the strings for a slice or for positions. Each string is followed by NUL.
         step: Maximum number of strings per call of `render`.
         positions: The positions of the selected strings, or None for all strings.
         size: The payload size, if all strings are encoded payloads of one size (see `decode_inline_payload`).

@@ -42,8 +42,8 @@ _COMPRESSION_TYPES = {"": "", "gzip": "GZIP"}
 class TFRecordShards(NamedTuple):
     """TFRecord shards that TensorFlow can read.
 
-    `size` is the number of bytes in all shards, or in all fields without a dataset file. `packing` is TensorFlow's name
-    of the compression, or "".
+    With a dataset file, `size` is the number of bytes in all shards. Otherwise, it is the number of bytes in all
+    fields. `packing` is TensorFlow's name of the compression, or "".
     """
 
     paths: tuple[str, ...]

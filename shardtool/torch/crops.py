@@ -103,7 +103,7 @@ class CenterCrop(_Crop):
             raise InvalidRequest("shorter", repr(self.shorter), expected=f"at least the crop's size, {self.size}")
 
     def __call__(self, data: bytes) -> Any:
-        """Return the crop, and its position if `place` is set."""
+        """Return the crop. If `place` is set, return its position, too."""
         return self._with_position(*self._crop(data, self.box))
 
     def box(self, width: int, height: int) -> Box:
@@ -146,7 +146,7 @@ class RandomResizedCrop(_Crop):
             raise InvalidRequest("flip", f"{self.flip}", expected="a probability, 0 to 1")
 
     def __call__(self, data: bytes, rng: np.random.Generator | None = None) -> Any:
-        """Return a random crop, and its position if `place` is set."""
+        """Return a random crop. If `place` is set, return its position, too."""
         rng = rng or seeded_rng()
         square, box = self._crop(data, partial(self.box, rng=rng))
         mirrored = self.flip > 0 and rng.random() < self.flip

@@ -299,7 +299,7 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
         return dropped * (not share.replaces(damaged=False)) + skipped.damaged * (not share.replaces(damaged=True))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state of `state_at`, a stream, loader or StatefulDataLoader.
+        """Continue from a state that `state_at`, a stream, a loader or a StatefulDataLoader returned.
 
         Raises:
             InvalidRequest: The state is invalid, or belongs to other samples.
