@@ -33,6 +33,7 @@ FETCH_ADVICE = "Fetch the target: run `git annex get` or `dvc pull`, or repeat t
 _WINDOW_BYTES = 2**20
 _STEP_BYTES = 2**14
 _SIGNATURES = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+_STARTS = {"tfrecord": tfrecord_read.is_record_start, "tar": tar_read.is_tar_start}
 _MAX_XZ_MEMORY_BYTES = 2**27  # `xz -9` needs half; a malicious file may ask for 4 GiB
 
 
@@ -341,9 +342,8 @@ def detect_kind_by_content(path: str) -> ShardName | None:
         start = b""
         with suppress(CorruptShard), CompressedFile(path, packing) as packed:
             start = bytes(packed.read(0, tar_write.TAR_BLOCK_BYTES))
-    if tfrecord_read.is_record_start(start):
-        return ShardName("tfrecord", packing)
-    return ShardName("tar", packing) if tar_read.is_tar_start(start) else None
+    kind = next((kind for kind, is_start in _STARTS.items() if is_start(start)), None)
+    return None if kind is None else ShardName(kind, packing)
 
 
 def iter_payload(

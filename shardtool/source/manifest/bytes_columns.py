@@ -86,7 +86,7 @@ class BytesColumns:
                     lengths[-1][arrow.true_positions(pc.is_null(array))] = -1
         return [np.concatenate(lengths) for lengths in lengths_of_columns]
 
-    def write(self, file: Writable, rows: Rows | None, lengths: list[Rows]) -> None:
+    def write_payloads(self, file: Writable, rows: Rows | None, lengths: list[Rows]) -> None:
         """Write the values row by row. Raise `SampleFailed` if a value does not have its measured length."""
         row = 0
         for batch in self._batches(rows) if lengths else ():

@@ -250,7 +250,7 @@ class ManifestSource(Source):
         return condition
 
     def write_binary(self, file: Writable) -> None:
-        self._bytes.write(file, self._numbers, self._lengths)
+        self._bytes.write_payloads(file, self._numbers, self._lengths)
 
     def _read_columns(self, *names: str | None) -> None:
         new = [name for name in names if name is not None and name not in self._columns]
