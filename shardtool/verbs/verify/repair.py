@@ -145,7 +145,7 @@ class Repair:
                 self._recreate_shards(file)
                 return
             # Metadata columns cannot be rebuilt from the shards.
-            if self.codes & SHARD_CODES or any(name[:2] != "__" for name in file.schema):
+            if any(name[:2] != "__" for name in file.schema):
                 self._add_unresolved(instead)
                 return
         if self.codes & SHARD_CODES:

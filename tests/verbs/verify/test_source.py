@@ -400,6 +400,20 @@ def test_repair_rebuilds_sidecars_from_shards_that_no_source_recreates(tmp_path:
     assert (report.sound, len(report.repaired)) == (True, 1)
 
 
+def test_repair_rebuilds_sidecars_next_to_shards_that_it_cannot_recreate(tmp_path: Path) -> None:
+    """A damaged shard does not prevent the repair of another shard's sidecar, with a source as without one."""
+    source = write_tree(tmp_path / "in", {"a.txt": b"a", "b.txt": b"b", "c.txt": b"c"})
+    create(source, tmp_path / "x-{0..}.tar", CreateOptions(workers=0, max_count=2))
+    remove(tmp_path / "x.json", keys=["a"])
+    flip(tmp_path / "x-1.tar", 0)
+    for item in (None, source):
+        (tmp_path / "x-0.index").unlink()
+        report = _verify(tmp_path / "x.json", item, repair=True)
+        assert (report.sound, len(report.repaired)) == (False, 1)
+        assert any("samples were removed" in text for text in report.unchecked)
+        assert "sidecar-missing" not in report.counts
+
+
 def test_repair_does_not_recreate_shards_of_another_tool(tmp_path: Path) -> None:
     """The advice is to restore them from a copy."""
     write_tree(tmp_path / "in", {"a.txt": b"a" * 600})
