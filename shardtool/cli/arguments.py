@@ -172,6 +172,8 @@ def materialize_inputs(names: Sequence[str], *, table: bool = False) -> tuple[st
 
     If `table` is true, standard input is stored only if it is an archive.
     """
+    if [*names, click.get_current_context().params.get("keys_from")].count("-") > 1:
+        raise InvalidRequest("-", "standard input is named twice", expected="one use of -")
     return tuple(_materialize(name, number, table=table) for number, name in enumerate(names))
 
 

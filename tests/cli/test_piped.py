@@ -79,6 +79,16 @@ def test_a_failing_command(command: str, message: str, place: Path) -> None:
     assert not read_tree(place / "tmp")
 
 
+@pytest.mark.parametrize(
+    "words", [["diff", "-", "-"], ["create", "-", "new/o-{000..}.tar", "--keys-from", "-"], ["verify", "-", "-"]]
+)
+def test_standard_input_is_read_once(words: list[str], place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Standard input cannot be two inputs."""
+    _stdin(monkeypatch, (place / "s-000.tar").read_bytes())
+    ran = typed(*words, cwd=place)
+    assert (ran.code, "standard input is named twice" in ran.err) == (2, True), ran
+
+
 def test_no_command_from_a_file(place: Path) -> None:
     """A command in a dataset file is not run."""
     (place / "evil.json").write_text('{"shardlist": [{"url": "pipe:touch ran"}]}')
