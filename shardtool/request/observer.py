@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from shardtool.errors import printable, redact_secrets
+from shardtool.units import pluralize
 
 if TYPE_CHECKING:
     from logging import Logger
@@ -27,7 +28,7 @@ class Observer:
 
     def shard(self, name: str, done: str, samples: int, size: int) -> None:
         """Receive a finished shard, with its size in bytes. `done` is a word such as `written` or `kept`."""
-        self.log(f"{name}: {done}, {samples:,} samples, {size:,} bytes")
+        self.log(f"{name}: {done}, {pluralize(samples, 'sample')}, {size:,} bytes")
 
     def listed(self, samples: int) -> None:
         """Receive the number of samples listed since the last call."""
