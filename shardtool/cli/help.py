@@ -384,7 +384,7 @@ def _first_sentence(text: str) -> str:
 _MAX_MATCHES = 3
 _MIN_PLURAL_LETTERS = 3
 _MAX_SNIPPET_COLUMNS = 96
-_MAX_COUNTED_HITS = 2  # per word and passage, so that a title outweighs many hits in a long page
+_MAX_COUNTED_HITS = 2  # per word and passage, so a title outweighs many hits in a long page
 _TITLE_WEIGHT, _OPTION_WEIGHT = 5, 8
 _FENCED_BLOCK = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"<!--.*?-->\n*", re.DOTALL)  # comments in pages contain commands for tests

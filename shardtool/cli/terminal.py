@@ -63,11 +63,9 @@ class PlainProgress:
         return nullcontext()
 
     def close(self) -> None:
-        """Finish the step."""
         self._label = ""
 
     def end(self) -> None:
-        """Stop the thread."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join(1)  # the thread may block while it writes to stderr

@@ -123,7 +123,6 @@ class LocalFiles:
     """Reads local files and folders. Has the same methods as `RemoteFiles`."""
 
     def open(self, path: str, flags: int = READ_FOLLOWING) -> LocalFile:
-        """Open a regular file for random access."""
         return LocalFile(open_plain(path, flags)[0])
 
     def read(self, path: str, check_size: Callable[[int], object], flags: int = READ_FOLLOWING) -> bytes:
@@ -133,7 +132,6 @@ class LocalFiles:
             return file.read(0, size)
 
     def read_end(self, path: str, limit: int) -> bytes:
-        """Return the last `limit` bytes of a file."""
         with self.open(path) as file:
             return file.read(max(0, file.stat().st_size - limit), limit)
 
@@ -143,7 +141,6 @@ class LocalFiles:
             yield from file.blocks(memoryview(bytearray(BLOCK_BYTES)))
 
     def info(self, path: str) -> os.stat_result:
-        """Return the size and times of a file."""
         return os.stat(path)
 
     def size(self, path: str) -> int | None:
@@ -172,7 +169,6 @@ class LocalFiles:
         return [entry.name for entry in iter_entries(folder or ".") if entry.is_dir(follow_symlinks=False)]
 
     def is_folder(self, path: str) -> bool:
-        """Return whether a path is a folder."""
         return os.path.isdir(path)
 
 

@@ -98,7 +98,6 @@ class RemoteFolder:
             return fill(file), file.finish()
 
     def written_path(self, name: str) -> str:
-        """Return the address to which a file is written."""
         return staged_path(self, name) if self.has_staging else self.full_path(name)
 
     def written_file(self, name: str) -> DurableFile:

@@ -42,7 +42,7 @@ _attempt_suffix = ""
 
 
 class DurableFile(NamedTuple):
-    """A complete file that is synced to disk but not yet published.
+    """A complete file, synced to disk but not yet published.
 
     Attributes:
         path: Location of the staged file. Empty for an object that has its final name or is in memory.

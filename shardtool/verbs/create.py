@@ -21,7 +21,7 @@ def create(source: object, output: OutputNames, options: CreateOptions, observer
     """Write the samples of `source` into shards, with sidecars and a dataset file.
 
     With `dry_run`, only return the plan. The planned sizes are exact unless samples are transformed. With `plan_only`,
-    only write the plan to the given file.
+    only write the plan to this file.
 
     Args:
         source: A folder, a list of folders, or a zip or tar archive, where files with the same key form one sample. Or

@@ -1,7 +1,7 @@
 """`remove`: remove samples from a dataset, and rewrite only the shards that contain them.
 
 Afterwards, no file of the dataset contains a byte of the removed samples. Hashes of the removed keys are added to the
-list of skipped samples, so that `create --resume` and `--append` do not add the samples again. Shards keep their names,
+list of skipped samples, so `create --resume` and `--append` do not add the samples again. Shards keep their names,
 even if empty.
 
 Either all files are replaced or none. The next run finishes an interrupted replacement. Until then, no other run can
@@ -73,7 +73,7 @@ def remove(dataset: DatasetLike | Sequence[DatasetLike], options: RemoveOptions,
     """Remove the samples whose keys are in `keys` or `keys_from`, or that match `where`, from existing datasets.
 
     Args:
-        dataset: One or several datasets (such as splits) with a dataset file. Each dataset is processed separately.
+        dataset: Datasets (such as splits) with a dataset file. Each dataset is processed separately.
 
     Raises:
         InvalidRequest: A dataset or sample does not exist, or no sample would remain. Nothing was changed.

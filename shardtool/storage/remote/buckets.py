@@ -65,7 +65,7 @@ def list_objects(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
 
 
 def _list_below(address: str, store: Any, prefix: str) -> Iterator[BucketEntry]:
-    """Yield all objects below a prefix. After a failure, continue after the last object that is not empty.
+    """Yield all objects below a prefix. After a failure, continue after the last non-empty object.
 
     The key of an empty object may end with a slash, but obstore strips the slash. A listing cannot continue after such
     a key.

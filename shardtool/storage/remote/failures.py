@@ -250,7 +250,7 @@ def private_error(address: str) -> AccessRefused:
 
 
 def busy_error(status: int, headers: Mapping[str, str]) -> TransientError:
-    """Return the error for a server that is temporarily busy."""
+    """Return the error for a temporarily busy server."""
     wait = headers.get("Retry-After", "") or "".join(_RATE_LIMIT_RESET.findall(headers.get("RateLimit", ""))[:1])
     return TransientError(f"the server returned {status}", retry_after(wait), answered=True)
 

@@ -504,7 +504,7 @@ def iter_body(
 
 
 def discard_response(response: urllib3.BaseHTTPResponse) -> None:
-    """Close a response. A short body is read first, so that the connection can be reused."""
+    """Close a response. A short body is read first, so the connection can be reused."""
     if (content_length(response) or _MAX_REASON_BYTES) < _MAX_REASON_BYTES:
         _read_reason(response)
     response.close()

@@ -91,7 +91,6 @@ class RemoteObject(AbstractContextManager["RemoteObject"]):
         return self._first_response.get("version", "")
 
     def stat(self) -> ObjectInfo:
-        """Return the size and version of the object."""
         return ObjectInfo(self.size, version_number(self.version))
 
     def read(self, offset: int, length: int) -> bytes:
@@ -339,7 +338,7 @@ _FSSPEC_READ_BYTES = 4 * http.PIECE_BYTES
 
 
 class FsspecObject(RemoteObject):
-    """A file that is read through fsspec."""
+    """A file read through fsspec."""
 
     def __init__(self, address: str) -> None:
         address = parse_address(address).text()  # fsspec requires a lower-case scheme
@@ -429,7 +428,6 @@ class RemoteFiles:
         return open_remote(address).pieces()
 
     def info(self, address: str) -> ObjectInfo:
-        """Return the size and version of an object."""
         return open_remote(address).stat()
 
     def size(self, address: str) -> int | None:

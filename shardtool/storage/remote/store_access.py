@@ -273,7 +273,7 @@ def _aws_session(bucket: str, environment: Mapping[str, str]) -> Any:
         with _aws_errors(profile or "default"):
             session = boto3.Session(profile_name=None if profile == os.environ.get("AWS_PROFILE") else profile)
             if (keys := session.get_credentials()) is not None:
-                keys.get_frozen_credentials()  # called here, so that `_aws_errors` and not obstore reports an error
+                keys.get_frozen_credentials()  # called here, so `_aws_errors` and not obstore reports an error
                 return session
     has_credentials = any(map(environment.get, _AWS_CREDENTIAL_VARIABLES))
     if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true" and not has_credentials:
@@ -324,7 +324,7 @@ def _check_key_pair(bucket: str, environment: Mapping[str, str]) -> None:
 
 
 def not_installed_error(library: str) -> InvalidRequest:
-    """Return the error for a library that is not installed."""
+    """Return the error for a missing library."""
     remedy = "Run `pip install 'shardtool[remote]'`."
     return InvalidRequest(library, "not installed", expected="the libraries for stores", remedy=remedy)
 

@@ -295,7 +295,7 @@ class Cache:
         return self._originals.get(shard.path) or self._originals.setdefault(shard.path, original_file(shard))
 
     def drop(self, shard: StoredShard) -> None:
-        """Delete the damaged copy of a shard, so that the next `open` copies the shard again.
+        """Delete the damaged copy of a shard, so the next `open` copies the shard again.
 
         If another process uses the copy, this process reads the original from now on.
         """

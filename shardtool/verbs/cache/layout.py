@@ -190,5 +190,5 @@ def add_reservation(
 
 
 def _remove_reservation(folder: str, names: Iterable[str]) -> None:
-    """Delete files, the reservation last, so that a later scan can continue."""
+    """Delete files, the reservation last, so a later scan can continue."""
     Folder(folder).discard(*sorted(names, key=lambda name: name.startswith(RESERVATION_PREFIX)))

@@ -51,7 +51,7 @@ def copy(dataset: DatasetLike, where: str | os.PathLike[str], options: CopyOptio
     the same names. Files with the same content are not copied again, so the same call continues an interrupted copy.
 
     Args:
-        dataset: One or several datasets with a dataset file, as for `verify`.
+        dataset: Datasets with a dataset file, as for `verify`.
         where: The destination folder, created if missing.
 
     Raises:

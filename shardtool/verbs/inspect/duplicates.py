@@ -77,7 +77,7 @@ def find_duplicates(
     """Find samples with the same content, even if their keys, splits or datasets differ.
 
     Args:
-        dataset: One or several datasets, as for `verify`.
+        dataset: Datasets, as for `verify`.
         storage_options: As for `open`.
 
     Raises:

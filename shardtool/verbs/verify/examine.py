@@ -91,7 +91,7 @@ def examine_shard(task: ExamineTask) -> tuple[ShardScan | None, ShardExamination
 
 
 def count_fields(scan: ShardScan) -> Counter[str]:
-    """Return the number of samples with each field. Call this in the main process: workers do not import NumPy."""
+    """Return the number of samples with each field. Call this in the main process."""
     import numpy as np
 
     fields, counts = Counter[str](), np.bincount(np.frombuffer(scan.codes, np.uint32), minlength=len(scan.names))
@@ -101,7 +101,7 @@ def count_fields(scan: ShardScan) -> Counter[str]:
 
 
 def content_ids(scan: ShardScan, labels: frozenset[str]) -> bytes:
-    """Return `ShardExamination.content_ids`. Call this in the main process: workers do not import NumPy."""
+    """Return `ShardExamination.content_ids`. Call this in the main process."""
     import numpy as np
 
     from shardtool.dataset.duplicates import index_content

@@ -34,12 +34,9 @@ _Point = tuple[float, float]
 
 
 class Outline(NamedTuple):
-    """A box or polygon to draw over an image. Coordinates are in pixels of a drawing of size `drawing_size`.
+    """A box or polygon to draw over an image. All coordinates are in pixels of a drawing of size `drawing_size`.
 
-    Attributes:
-        path: An SVG path.
-        x: Left edge of the outline.
-        y: Upper edge of the outline.
+    `path` is an SVG path. `x` and `y` are its upper left corner.
     """
 
     path: str

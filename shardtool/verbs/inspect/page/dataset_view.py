@@ -46,7 +46,7 @@ def all_samples(views: Sequence[DatasetView]) -> list[ShownSample]:
 
 
 def set_anchors(views: Sequence[DatasetView]) -> None:
-    """Set each sample's element id from its key, so that links stay valid when the page is recreated."""
+    """Set each sample's element id from its key, so links stay valid when the page is recreated."""
     counts: Counter[str] = Counter()
     for sample in all_samples(views):
         anchor = "s-" + quote(sample.chosen.key, safe="/", errors="replace")[:_MAX_ANCHOR_CHARS]
