@@ -105,7 +105,7 @@ class DatasetFile:
         appends: For each append, the index in `shards` of the first added shard.
         shards_folder: Subfolder of the shards, such as `train/tars`, or "".
         part_of: If `shards` is a subset of the dataset's shards, the number of all shards, else 0. For a subset,
-            `field_bytes`, `skipped` and `fingerprint` are unknown, and therefore 0 or "".
+            `field_bytes`, `skipped` and `fingerprint` are unknown (0 or "").
     """
 
     name: str

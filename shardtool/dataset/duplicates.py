@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 JSON_RANK, _NO_RANK = 3, 4
 _CONTENT_RANKS = {"image": 0, "audio": 0, "video": 0, "array": 0, "text": 1, "bytes": 2, "pickle": 2, "json": JSON_RANK}
-# odd, so that multiplication modulo 2^64 is invertible
+# odd, so multiplication modulo 2^64 is invertible
 _HASH_MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)
 
 

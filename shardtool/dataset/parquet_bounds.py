@@ -79,7 +79,7 @@ class LeafMemory(NamedTuple):
     Attributes:
         values: Number of values, including nulls and empty lists.
         uncompressed: Bytes of all decompressed pages.
-        coded: Whether values are dictionary indices, so that decoded text can be larger than `uncompressed`.
+        coded: Whether values are dictionary indices, so decoded text can be larger than `uncompressed`.
     """
 
     leaf: ParquetLeaf

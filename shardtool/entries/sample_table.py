@@ -111,7 +111,7 @@ class FieldValues(NamedTuple):
     Attributes:
         inline: One text per sample, the payload of its INLINE row (see `decode_inline_payload`). Unused if the sample
             has no INLINE row for the field.
-        types: The original type of values that are stored as text. Bytes and unknown types are omitted.
+        types: The original type of values stored as text. Bytes and unknown types are omitted.
         lists: The value types of fields with TFRecord lists. All rows of such a field are SPAN rows.
         classes: The class names of fields with class numbers.
     """

@@ -431,7 +431,7 @@ def open(  # noqa: A001, PLR0913 - its public name and options
 
 
 def _split_texts(shares: Mapping[str, float | str]) -> str:
-    # round the shares, so that 1 - 0.9 equals 0.1
+    # round the shares, so 1 - 0.9 equals 0.1
     if not isinstance(shares, Mapping):
         raise InvalidRequest("splits", repr(shares), expected="shares such as {'train': 0.9, 'val': 0.1}")
     plain = {name: f"{share:.8f}" if isinstance(share, float) else share for name, share in shares.items()}

@@ -120,7 +120,7 @@ class CatalogSamples:
 
     @cached_property
     def _ascending(self) -> Numbers:
-        # ascending, so that a shuffle does not depend on the order of `chosen`
+        # ascending, so a shuffle does not depend on the order of `chosen`
         chosen = np.zeros(0, np.int64) if self.chosen is None else self.chosen
         return chosen if (chosen[1:] >= chosen[:-1]).all() else np.sort(chosen)
 
@@ -211,7 +211,7 @@ class MixedSamples:
                 if (order := orders.get((number, epoch))) is None:
                     if len(orders) > 2 * len(self.sources):
                         orders.clear()
-                    # a seed per dataset, so that datasets of equal size have different orders
+                    # a seed per dataset, so datasets of equal size have different orders
                     seed = derive_state("mixed", options.seed, number)
                     order = orders[number, epoch] = source.order(replace(options, seed=seed, epoch=epoch))
                 numbers[indexes[is_in_epoch]] = first + order.numbers(source_positions[is_in_epoch])

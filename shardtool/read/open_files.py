@@ -44,7 +44,7 @@ _DESCRIPTORS_PER_SHARD_OF_ALL = 3  # all datasets of a process together use at m
 
 
 class OpenShardFile:
-    """An open shard. It is closed when the last reference is deleted, so that other threads can finish reading.
+    """An open shard. It is closed when the last reference is deleted, so other threads can finish reading.
 
     Attributes:
         fd: File descriptor, or -1 for a remote shard.

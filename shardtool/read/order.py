@@ -35,7 +35,7 @@ class OrderOptions:
 
     Attributes:
         shuffle: `full` shuffles all samples globally.
-        parts: Number of parts of the dataset that are read in parallel, a multiple of `ranks`.
+        parts: Number of parts of the dataset read in parallel, a multiple of `ranks`.
         window: Number of samples of a part that are shuffled together.
         ranks: Number of ranks, if each rank reads its own parts. With 0, as in stream states of version 1, the order
             does not depend on the number of ranks, and consecutive positions read from the parts in a fixed order.

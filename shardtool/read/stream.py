@@ -357,7 +357,7 @@ class Stream(SampleSource[SampleT]):
 
 
 def no_random_access_error(name: str) -> InvalidRequest:
-    """Return the error for a stream that is indexed like a list."""
+    """Return the error for a stream indexed like a list."""
     remedy = "In a DataLoader, use StreamDataset(dataset, batch_size), or MapDataset(dataset) for samples by number."
     return InvalidRequest(name, "indexed by a sample number", expected="iteration", remedy=remedy)
 

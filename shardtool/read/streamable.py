@@ -84,7 +84,7 @@ class Streamable(SampleSource[SampleT]):
             world_size: Number of ranks. The default is WORLD_SIZE in the environment, or 1.
             buffer: Samples in the shuffle buffers of all ranks together. The default is about 64 MB per rank, or 32 MB
                 in total if `parts` is given.
-            parts: Number of parts of the dataset that are read in parallel. The default is 128 per rank, or fewer with
+            parts: Number of parts of the dataset read in parallel. The default is 128 per rank, or fewer with
                 a cache, `pack` or `batch(by=...)`.
             ends: What to do if the number of samples is not a multiple of the number of ranks: `drop` the last samples,
                 `pad` with the first samples (marked with `__padding__`), or give ranks `uneven` numbers of samples. The
@@ -192,7 +192,7 @@ class Streamable(SampleSource[SampleT]):
             drop_last: Skip the last batch if it is smaller. Not allowed with `by`.
             by: `length` groups samples of similar length. `aspect` groups images of similar aspect ratio, using the
                 columns `width` and `height`, and adds the ratio as `__aspect__`.
-            tokens: Maximum tokens in a batch that is padded to its longest sample, with `by="length"`.
+            tokens: Maximum tokens in a batch padded to its longest sample, with `by="length"`.
             field: Field that determines the length of a sample: the first dimension of a `.npy`. For other fields, the
                 length is the number of values of `dtype`, or of bytes without `dtype`.
             dtype: Type of values stored as plain bytes.

@@ -198,7 +198,7 @@ class StreamTransfer:
         return _record_use(tensor, consumer) if tensor.device == self._device else tensor.to(self._device)
 
     def _event(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(blocking=True)  # sleeps, so that decoders can use the core
+        event = torch.cuda.Event(blocking=True)  # sleeps, so decoders can use the core
         event.record(self._stream)
         return event
 

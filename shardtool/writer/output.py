@@ -1,7 +1,7 @@
 """The dataset of a writer. Each full shard is published immediately, and the dataset file at the end.
 
 Each sidecar records the number of shards in the dataset. A sidecar published with its shard records one shard more than
-exist, so that `verify` reports the dataset as incomplete. At the end, the writer corrects this number in all sidecars,
+exist, so `verify` reports the dataset as incomplete. At the end, the writer corrects this number in all sidecars,
 and adds the metadata columns of later shards.
 """
 
