@@ -1,1 +1,1 @@
-"""Shardtool functions under the names of other tools, so that programs change only an import."""
+"""Shardtool functions under the names of other tools, so programs change only an import."""

@@ -83,7 +83,7 @@ def version_probe() -> Callable[[], tuple[str, str, str]]:
 
 
 def refuse_nodes(problems: list[tuple[str, str, str]], remedy: str) -> None:
-    """Raise `InvalidRequest` for the first problem (node name, found, expected). Do nothing if there are none."""
+    """Raise `InvalidRequest` for the first of `problems` (node name, found, expected)."""
     if problems:
         node_name, found, expected = problems[0]
         other_nodes = len({name for name, _, _ in problems}) - 1

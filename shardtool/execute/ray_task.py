@@ -124,7 +124,7 @@ class _SentModules:
         return any(module_name.startswith(f"{name}.") for module_name in self.sources)
 
     def create_module(self, _spec: ModuleSpec) -> None:
-        """Return None, so that Python creates the module."""
+        """Return None, so Python creates the module."""
 
     def exec_module(self, module: ModuleType) -> None:
         exec(compile(self.sources.get(module.__name__, ""), module.__name__, "exec"), module.__dict__)  # noqa: S102

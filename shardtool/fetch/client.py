@@ -265,7 +265,7 @@ class DownloadClient:
         async with self._session.get(url, allow_redirects=False) as response:
             if (status := response.status) == _OK:
                 return await self._read_body(response, download, limits)
-            # Read short bodies, so that the connection can be reused.
+            # Read short bodies, so the connection can be reused.
             if (response.content_length or _PIECE_BYTES) < _PIECE_BYTES:
                 with suppress(aiohttp.ClientError, asyncio.TimeoutError):
                     await response.read()
@@ -330,7 +330,7 @@ def _parse_url(text: str) -> URL:
         is_valid = False
     if not is_valid:
         raise FetchFailed("bad-url", "not an http or https URL with a host" if text else "the URL is empty")
-    # refuse a host that is a plain number, because resolvers read it as an IP address
+    # refuse a plain number as the host, because resolvers read it as an IP address
     if str(url.raw_host).isdigit():
         raise FetchFailed("bad-url", "the host is neither a name nor an address")
     try:

@@ -1,6 +1,6 @@
 """Parse zip archives.
 
-Stored and deflated members, zip64 and data descriptors are supported. Members that are encrypted or have another
+Stored and deflated members, zip64 and data descriptors are supported. Encrypted members and members with another
 compression method are listed but not read. Split archives are refused. Members outside the central directory are
 ignored.
 

@@ -369,7 +369,7 @@ def _choose_cheaper(
         cost = ReadCost(REMOTE_REQUEST_S + size / samples * REMOTE_BYTE_S, REMOTE_BYTE_S)
         workers = 1
     else:
-        rng = random.Random(0)  # noqa: S311 - seeded, so that runs measure the same offsets
+        rng = random.Random(0)  # noqa: S311 - seeded, so runs measure the same offsets
         orders = [order[positions.sizes[order] > 0] for order in map(planned_samples, plans)]
         chosen = [int(order[rng.randrange(len(order))]) for order in orders for _ in range(MAX_PROBES) if len(order)]
         rng.shuffle(chosen)

@@ -224,7 +224,7 @@ class Plan:
         return int(np.max(self.entries.rows.changed_ns[self.rows(shard)]))
 
     def subset(self, positions: NDArray[np.int64]) -> Plan:
-        """Return a plan for the samples at the given positions, with the same limits."""
+        """Return a plan with the same limits for the samples at these positions."""
         order = positions if self.order is None else self.order[positions]
         total = cumulative_sizes(np.diff(self.total), positions)
         return replace(

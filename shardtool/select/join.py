@@ -53,7 +53,6 @@ class JoinedSamples(NamedTuple):
     """The result of `join_table`.
 
     Attributes:
-        name: Name of the table.
         unmatched: Number of samples without a row in the table.
         unused: Number of rows that match no sample. If rows were collected into lists, the number of keys that match no
             sample.

@@ -153,7 +153,7 @@ def match_partially(
             warnings.simplefilter("ignore")
             parsed, table_columns = _parse(query, where, classes), {*table.column_names}
             measured = [(name, kind) for name, kind in later_columns.items() if name not in table_columns]
-            # First evaluate all columns without rows, so that errors can list all columns.
+            # First evaluate all columns without rows, so errors can list all columns.
             _evaluate(metadata_columns.with_measured_columns(table.slice(0, 0), measured, []), parsed)
             parts = _split_conjunction(parsed.tree)
             later_parts = [part for part in parts if not table_columns.issuperset(parsed.columns(part))]

@@ -3,7 +3,7 @@
 `SplitOptions` chooses one of these methods:
 
 - by the hash of each key
-- by the hash of a column value, so that samples with the same value (a group) are in the same split
+- by the hash of a column value, so samples with the same value (a group) are in the same split
 - by the hash of each key, but with exact shares for each label
 - by a column with split names
 

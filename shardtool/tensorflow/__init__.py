@@ -167,7 +167,7 @@ def _new_keras_sequence() -> Any:
 
 
 def import_library(module: str) -> Any:
-    """Import a module. Raise InvalidRequest if it needs an optional library that is not installed."""
+    """Import a module. Raise InvalidRequest if it needs a missing optional library."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:

@@ -91,7 +91,7 @@ def read_jpeg_header(data: bytes) -> JpegHeader | None:
 
 
 def crop_jpeg_rows(data: bytes, head: JpegHeader, rows: int) -> tuple[bytes, JpegHeader]:
-    """Reduce the height in a sequential JPEG's header to `rows`, so that only these rows are decoded."""
+    """Reduce the height in a sequential JPEG's header to `rows`, so only these rows are decoded."""
     view = memoryview(data)
     cropped = b"".join((view[: head.height_offset], rows.to_bytes(2, "big"), view[head.height_offset + 2 :]))
     return cropped, head._replace(height=rows, is_cropped=True)

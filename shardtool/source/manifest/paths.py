@@ -123,7 +123,7 @@ def use_common_folder(columns: Mapping[str, pa.Array], root: bytes) -> tuple[dic
 
 
 def rebase_to_root(paths: pa.Array, root: bytes) -> pa.Array:
-    """Make absolute paths relative to the real path of `root`, so that they start with `..`."""
+    """Make absolute paths relative to the real path of `root`, so they start with `..`."""
     if not len(find_absolute(paths)):
         return paths
     folder, up = os.path.realpath(os.fsdecode(root)), ""
