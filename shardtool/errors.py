@@ -267,7 +267,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def reporting_memory_errors(what: str) -> Iterator[None]:
-    """Raise `OutOfMemory` if memory runs out in the block. `what` names the current step in the message."""
+    """Raise `OutOfMemory` if memory runs out in the block. `what` describes the current step, for the message."""
     try:
         yield
     except Exception as error:
@@ -278,7 +278,7 @@ def reporting_memory_errors(what: str) -> Iterator[None]:
 
 @contextmanager
 def explaining_missing_cwd() -> Iterator[None]:
-    """Replace a FileNotFoundError in the block by `InvalidRequest` if the current folder was deleted."""
+    """If the current folder was deleted, replace a FileNotFoundError in the block by `InvalidRequest`."""
     try:
         yield
     except FileNotFoundError:

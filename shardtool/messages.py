@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from shlex import quote
 
-# `options_class` adds options whose command-line form does not follow from the Python name: options with a different
-# name, with values joined by commas, or written as a key of another option (`fetch timeout={}`).
+# Options whose command-line form does not follow from the Python name, added by `options_class`: options that have a
+# different name, that join values with commas, or that are written as a key of another option (`fetch timeout={}`).
 CLI_NAMES: dict[str, str] = {}
 COMMA_OPTIONS: set[str] = set()
 PARENT_FORMS: dict[str, str] = {}
@@ -21,7 +21,7 @@ _cli_names_in_use = False
 
 @contextmanager
 def use_cli_names() -> Iterator[None]:
-    """In messages created in the `with` block, name options as on the command line (`--max-size`, not `max_size`)."""
+    """In messages created in the `with` block, write options in command-line form (`--max-size`, not `max_size`)."""
     before = uses_cli_names()
     set_cli_names(command_line=True)
     try:
@@ -31,18 +31,18 @@ def use_cli_names() -> Iterator[None]:
 
 
 def uses_cli_names() -> bool:
-    """Return whether messages name options as on the command line."""
+    """Return whether messages write options in command-line form, such as `--max-size`."""
     return _cli_names_in_use
 
 
 def set_cli_names(*, command_line: bool) -> None:
-    """Set whether messages name options as on the command line."""
+    """Set whether messages write options in command-line form."""
     global _cli_names_in_use  # noqa: PLW0603 - one setting per process
     _cli_names_in_use = command_line
 
 
 def choose_text(python: str, typed: str) -> str:
-    """Return `typed` if messages name options as on the command line, otherwise `python`."""
+    """Return `typed` if messages write options in command-line form, otherwise `python`."""
     return typed if _cli_names_in_use else python
 
 

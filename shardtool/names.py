@@ -97,7 +97,7 @@ def list_names(where: str, names: object, expected: str) -> list[str]:
 
 
 def to_output_name(name: str) -> str:
-    """Convert a local file name to text for files of the dataset. The text does not depend on the locale."""
+    """Convert a local file name to the text that the dataset's files record. It does not depend on the locale."""
     return to_text(os.fsencode(name))
 
 
@@ -126,7 +126,7 @@ def split_name(name: bytes, dots: Dots) -> tuple[bytes, bytes] | None:
 
 
 def resolve_source_path(path: bytes, folders: Mapping[bytes, bytes]) -> bytes:
-    """Replace the first component of a path by its folder in `folders`. Return other paths unchanged."""
+    """If `folders` contains the first component of a path, replace the component by its folder."""
     first, _, rest = path.partition(b"/")
     return folders[first] + rest if first in folders else path
 

@@ -27,7 +27,7 @@ _SHARD_NAME = re.compile(
     re.IGNORECASE | re.ASCII | re.DOTALL,
 )
 SPLIT_FIELD = "{split}"
-SPLIT_STAND_IN = "\ue000"  # replaces `{split}` to parse a pattern for all splits
+SPLIT_STAND_IN = "\ue000"  # stands for `{split}` while a pattern is parsed that covers all splits
 _FILE_ENDING = re.compile(r"\.[A-Za-z][A-Za-z0-9]*$")
 _NUMBERED_NAME = re.compile(r"(?<!\d)(\d{1,18})(-of-(\d{1,18}))$", re.ASCII)
 
@@ -166,7 +166,7 @@ class ShardPattern:
         return os.path.join(self.folder, f"{self.prefix}{{{first}..{last}}}{self.suffix}")
 
     def shares_sidecar_name(self, name: str) -> bool:
-        """Return whether the shard `name` has the sidecar name of a shard of this dataset, but another extension."""
+        """Return whether `name` has the same sidecar name as a shard of this dataset, but a different extension."""
         ending, own = file_ending(name), file_ending(self.shard(0))
         return ending in WRITABLE_FORMATS and ending != own and self.owns(name.removesuffix(ending) + own)
 
@@ -201,12 +201,15 @@ def sidecar_name(shard: str) -> str:
 
 
 def replacement_plan_name(base: str) -> str:
-    """Return the name of the new dataset file while a run replaces shards. A later run finishes the replacement."""
+    """Return the temporary name of the new dataset file while a run replaces shards.
+
+    A later run finishes an interrupted replacement.
+    """
     return f".{base}.replacing"
 
 
 def old_list_name(base: str) -> str:
-    """Return the name of the old dataset file while `copy` deletes the old shards."""
+    """Return the temporary name of the old dataset file while `copy` deletes the old shards."""
     return f".{base}.replaced"
 
 

@@ -50,11 +50,11 @@ class ShardContent:
         counts: uint16, number of fields.
         codes: uint16, index of the field name in `fields`.
         sizes: int64, payload bytes in the source.
-        stored_sizes: int64, payload bytes in the shard. Only fields in `numbers` can differ from `sizes`.
+        stored_sizes: int64, payload bytes in the shard. They differ from `sizes` only for fields in `numbers`.
         inline: The text of an INLINE field (see `decode_inline_payload`) or an empty string, followed by NUL.
         is_list: uint8. 1 means that the payload is the value list of a TFRecord feature, not one value.
-        numbers: Number type by code, for fields that the shard stores as numbers.
-        lists: Value type by code, for fields whose payloads can be value lists of a TFRecord.
+        numbers: Number type by field code, for fields that the shard stores as numbers.
+        lists: Value type by field code, for fields whose payloads can be value lists of a TFRecord.
     """
 
     keys: bytes
@@ -76,9 +76,9 @@ class ShardSpans(NamedTuple):
         file_codes: uint32 per field, index into `files`.
         offsets: int64 per field, in bytes.
         crcs: int64 per field, expected CRC-32C of the payload, or -1 if unknown. Empty if all are unknown.
-        runs: uint32, exclusive end of each range of fields whose payloads one call reads. The gaps between these
-            payloads are as large as in the new tar shard.
-        regions: int64, start and exclusive end of regions in `files[0]`, ascending. One call reads a region.
+        runs: uint32, exclusive end of each range of fields. One call reads all payloads of a range, because the gaps
+            between them are as large as in the new tar shard.
+        regions: int64, start and exclusive end of byte ranges in `files[0]`, ascending. One call reads a whole range.
     """
 
     files: tuple[SpanFile, ...] = ()
@@ -99,8 +99,8 @@ class ShardSamples:
         mtimes: int64 per field, planned modification time in nanoseconds.
         paths: The path or URL of each field, followed by NUL. If `paths` is empty, each path is key + "." + field.
         folders: The folder of each name that can be the first component of a path (see `resolve_source_path`).
-        changed_ns: The latest ctime of the source files and their folders in nanoseconds when the source was listed.
-            Far in the future if ctimes are not reliable.
+        changed_ns: The latest ctime in nanoseconds of the source files and their folders, as of the time when the
+            source was listed. Far in the future if ctimes are not reliable.
     """
 
     content: ShardContent

@@ -141,7 +141,7 @@ def unpack_rows(text: str) -> tuple[Skipped, ...]:
 
 
 def count_reasons(rows: Iterable[Skipped], dropped: int = 0) -> str:
-    """Return the reasons as text, each with its count, most frequent first. `map` dropped `dropped` samples."""
+    """Return the reasons as text, each with its count, most frequent first. `dropped`: samples that `map` dropped."""
     codes = Counter(row.code for row in rows).most_common()
     counts = [f"{code} {count:,}" for code, count in codes]
     return format_list([*counts, *([f"dropped by the function {dropped:,}"] if dropped else [])])

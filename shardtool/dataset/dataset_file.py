@@ -96,7 +96,7 @@ class DatasetFile:
     """The content of a dataset file.
 
     Attributes:
-        fields: Number of samples with each field.
+        fields: Number of samples that have each field.
         skipped: Number of rows in `out.skipped`.
         made: A record of the runs that created the dataset and appended samples.
         fingerprint: The content fingerprint, or "" if unknown.
@@ -104,8 +104,8 @@ class DatasetFile:
         types: Original types of values stored as text. For TFRecord, also the types of numeric fields.
         appends: For each append, the index in `shards` of the first added shard.
         shards_folder: Subfolder of the shards, such as `train/tars`, or "".
-        part_of: If `shards` is a subset of the dataset's shards, the number of all shards, else 0. For a subset,
-            `field_bytes`, `skipped` and `fingerprint` are unknown (0 or "").
+        part_of: If `shards` lists only some shards of the dataset, the number of all its shards, else 0. For a partial
+            list, `field_bytes`, `skipped` and `fingerprint` are unknown (0 or "").
     """
 
     name: str
@@ -200,14 +200,14 @@ class DatasetFile:
         return body + b'%08x"\n}\n' % crc32c(body)
 
     def feature_texts(self) -> dict[str, str]:
-        """Return the argument `features` for `tf.io.parse_single_example`, with Python source as values."""
+        """Return the argument `features` of `tf.io.parse_single_example`. Each value is written as Python source."""
         return {name: feature.encode() for name, feature in self.features.items()}
 
 
 def merge_value_types(parts: Sequence[tuple[Mapping[str, ValueType], Collection[str]]]) -> dict[str, ValueType]:
     """Return the common value type of each field across groups of shards.
 
-    `parts` has the value types and field names of each group. An empty list means unknown names.
+    `parts` has the value types and field names of each group. An empty list of names means that they are unknown.
     """
     names = sorted({name for types, _ in parts for name in types}, key=to_bytes)
     common = {
@@ -217,7 +217,7 @@ def merge_value_types(parts: Sequence[tuple[Mapping[str, ValueType], Collection[
 
 
 def parse_shard_names(data: bytes) -> list[str] | None:
-    """Return the shard names in a dataset file, or the readable ones if it is damaged. Return None for other files."""
+    """Return the shard names in a dataset file, or None for other files. Skip unreadable names in a damaged file."""
     if not any(mark in data for mark in _DATASET_FILE_MARKS) and not _is_rewritten(data):
         return None
     if (names := _parse_urls(data)) is None:
@@ -233,7 +233,7 @@ def _parse_urls(data: bytes) -> list[Any] | None:
 
 
 def parse_listed_shards(data: bytes, path: str) -> tuple[list[str], bool]:
-    """Return the local paths of the shards in a dataset file or wids index, and whether shardtool wrote the file.
+    """Return the local paths of the shards that a dataset file or wids index lists, and whether shardtool wrote it.
 
     Raises:
         CorruptShard: The file is not a dataset file or wids index, or a path leads out of the file's folder.
@@ -255,7 +255,7 @@ def _is_local_shard(name: str, url_mark: str) -> bool:
 
 
 def parse_local_shards(data: bytes) -> tuple[list[str], str]:
-    """Return the names of the shards in the dataset file's own folder, and the shard pattern.
+    """Return the names of listed shards that are in the same folder as their dataset file, and the shard pattern.
 
     If the file is damaged, return the readable names. An unreadable pattern is "".
     """

@@ -61,9 +61,9 @@ class Content(NamedTuple):
         return Content(self.rows[chosen], self.owners[chosen], self.ranks)
 
     def ids(self, sizes: Rows, crcs: NDArray[np.integer] | None) -> NDArray[np.uint64]:
-        """Return a hash of each sample's content, or 0 without content. Duplicates have equal hashes.
+        """Return a hash of each sample's content, or 0 if the sample has no content. Duplicates have equal hashes.
 
-        The hash covers the payload sizes and CRC-32C of `rows`, or only the sizes.
+        The hash covers the payload sizes and CRC-32C of `rows`. If `crcs` is None, it covers only the sizes.
         """
         mixed = sizes.astype(np.uint64) * _HASH_MULTIPLIERS[0]
         if crcs is not None:
@@ -78,7 +78,7 @@ class Content(NamedTuple):
     def groups(self, digests: NDArray[np.bytes_]) -> list[list[int]]:
         """Return groups of duplicates as lists of sample numbers, in any order.
 
-        `digests` has the payload digest of each of `rows`, or b"" if it cannot be read.
+        `digests` has the payload digest of each of `rows`, or b"" if the payload cannot be read.
         """
         starts = self._starts()
         ends, samples, combined = np.append(starts[1:], len(digests)), self.owners[starts], digests[starts]
@@ -152,7 +152,7 @@ def index_content(index: ShardIndex, labels: Collection[str]) -> Content:
 
 
 def sample_digests(path: str, index: ShardIndex, content: Content, samples: Sequence[int]) -> list[bytes]:
-    """Return the digest of each sample's content, or b"" if it cannot be read."""
+    """Return the digest of each sample's content, or b"" if the content cannot be read."""
     sides = (np.searchsorted(content.owners, samples, side).tolist() for side in ("left", "right"))
     rows = [content.rows[start:end].tolist() for start, end in zip(*sides, strict=True)]
     digests: dict[int, bytes] = {}

@@ -1,6 +1,6 @@
 """Find all datasets that one argument names: a folder of splits, a pattern with `{split}`, a glob, or a list.
 
-Unlisted shards are a separate dataset, because the run that wrote them may be unfinished.
+Shards that no dataset file lists form a separate dataset, because the run that wrote them may be unfinished.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _RANGE_PATTERN = re.compile(r"[^{}<>,*?%\[\]]*\{\d{1,18}\.\.\d{0,18}\}[^{}<>,*?%
 
 
 def expand_datasets(dataset: DatasetLike) -> list[DatasetLike]:
-    """Split an argument that names several datasets into arguments of `find_dataset`. Datasets may not exist.
+    """Split an argument that names several datasets into one argument of `find_dataset` per dataset.
 
-    The shards in a list form one dataset, without the shards of other datasets in the list.
+    Some datasets may be missing. The shards in a list form one dataset, except shards of other datasets in the list.
     """
     if dataset and isinstance(dataset, (str, os.PathLike)):
         datasets = _expand_name(os.fspath(dataset))
@@ -67,13 +67,13 @@ def expand_datasets(dataset: DatasetLike) -> list[DatasetLike]:
 
 
 def splits_in(folder: str, made: RunRecord) -> dict[str, DatasetFile]:
-    """Return the dataset files, by file name, of the other splits that the run `made` wrote to a folder."""
+    """Return the dataset files of other splits in a folder, by file name. The run `made` wrote all these splits."""
     names = [name for name in list_folder_names(folder or ".") if name.endswith(DATASET_SUFFIX)] if made.split else []
     return _splits_of_run(made, {name: join(folder, name) for name in names})
 
 
 def sibling_splits(dataset: StoredDataset) -> list[StoredDataset]:
-    """Return the other splits of a dataset's run, in the same folder or next to it (`{split}/NAME`)."""
+    """Return the other splits of a dataset's run, in the same folder or in sibling folders (`{split}/NAME`)."""
     if dataset.file is None or dataset.dataset_file is None:
         return []
     made, folder = dataset.file.made, dataset.folder
@@ -161,7 +161,7 @@ def _unlisted_shards(folder: str, files: list[str], shards: list[str]) -> list[s
 
 
 def datasets_by_split(text: str) -> dict[str, list[DatasetLike]]:
-    """Return all datasets that match a pattern with `{split}`, by split, even from several runs."""
+    """Return all datasets that match a pattern with `{split}`, by split. Several runs may have created them."""
     if is_web(text):
         problem = "{split} on the web, where folders cannot be listed"
         raise InvalidRequest(text, problem, expected="the name of one dataset")

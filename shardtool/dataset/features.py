@@ -39,7 +39,7 @@ class TfFeature:
 
     @classmethod
     def parse(cls, text: str) -> TfFeature:
-        """Return the feature with this Python source.
+        """Return the feature that `encode` writes as this Python source.
 
         Raises:
             ValueError: The text is invalid.
@@ -63,7 +63,7 @@ def tf_features(
     Args:
         fields: How many samples have each field.
         kinds: Types of fields that are not bytes.
-        lists: Fields with several values.
+        lists: Fields that are lists of values.
     """
     features = {"__key__": TfFeature()}
     for name in sorted(fields, key=to_bytes):

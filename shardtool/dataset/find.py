@@ -1,7 +1,7 @@
-"""Find the shards of one dataset that a user names by its dataset file, a pattern, a glob, a folder, or shards.
+"""Find the shards of one dataset. A user names a dataset by its dataset file, a pattern, a glob, a folder, or shards.
 
-A range or glob also matches the shard names in a dataset file of the same folder. This reveals missing shards. On the
-web, a range needs an end, because web servers cannot list files. No dataset file can cause reads outside its folder.
+A range or glob also matches the names that a dataset file in the same folder lists, to find missing shards. On the web,
+a range needs an end, because web servers cannot list files. No dataset file can cause reads outside its folder.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _EXPECTED_WEB = "a dataset file (NAME.json), a shard, or a pattern with its end,
 def open_dataset(dataset: DatasetLike, *, dots: Dots | None = None) -> StoredDataset:
     """Find a dataset and read its dataset file.
 
-    `dots` is used only without a dataset file, and defaults to `recorded_dots`.
+    `dots` is used only if there is no dataset file. The default is the result of `recorded_dots`.
     """
     stored = find_dataset(dataset).read()
     return stored if stored.file is not None else stored.with_dots(dots or recorded_dots(stored))
@@ -103,7 +103,7 @@ def _find_shards(names: list[str]) -> StoredDataset:
 
 
 def expand_glob(name: str) -> list[str]:
-    """Return the files that match a glob, in natural order. In a store, only file names can be globs."""
+    """Return the files that match a glob, in natural order. In a store, folder names cannot contain wildcards."""
     if not is_url(name):
         return sorted(glob.glob(name), key=natural_key)
     folder, last = folder_of(name), base_name(name)
@@ -319,7 +319,7 @@ def check_folders_inside(path: str, folders: set[str]) -> None:
 def is_dataset_file(path: str, *, listed: bool = False) -> bool:
     """Return whether a file is a dataset file, even a damaged one.
 
-    Set `listed` if the file exists, to raise `AccessRefused` if a store denies access.
+    If `listed`, the file is known to exist, so denied access raises `AccessRefused`.
     """
     return _read_dataset_file(path, listed=listed) is not None
 
@@ -340,7 +340,7 @@ def _read_dataset_file(path: str, *, listed: bool = False) -> bytes | None:
 
 
 def default_dataset_names(shards: list[str]) -> Iterator[str]:
-    """Yield the default names of a dataset file of these shards."""
+    """Yield the default names for the dataset file of these shards."""
     with suppress(InvalidRequest):
         yield parse_pattern(shards).dataset_file
     if len(shards) == 1 and (match := _NUMBERED_NAME.fullmatch(shards[0])):
@@ -349,7 +349,7 @@ def default_dataset_names(shards: list[str]) -> Iterator[str]:
 
 
 def find_damaged_file(dataset: StoredDataset) -> str | None:
-    """Return the path of a damaged dataset file with a default name for the shards, or None."""
+    """Return the path of a damaged dataset file if it has a default name for these shards, else None."""
     if dataset.dataset_file is not None:
         return None
     for name in default_dataset_names([base_name(path) for path in dataset.paths]):
@@ -368,8 +368,8 @@ def check_not_damaged(dataset: StoredDataset) -> None:
 def _find_dataset_file(
     folder: str, existing: set[str], default_names: Iterable[str], select: Callable[[Iterable[str]], list[str]]
 ) -> tuple[str | None, list[str], str]:
-    # The best dataset file lists all existing shards. Otherwise, use a file with a default name that lists some of
-    # them, or that cannot be read.
+    # Prefer a dataset file that lists all existing shards. If there is none, use a file with a default name that lists
+    # some of them, or from which no names can be read.
     default_names, candidates = [*default_names], list[tuple[str, list[str], str]]()
     other_names = [] if is_url(folder) else list_folder_names(folder)
     for name in dict.fromkeys((*default_names, *(name for name in other_names if name.endswith(DATASET_SUFFIX)))):

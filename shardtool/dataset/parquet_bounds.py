@@ -2,8 +2,8 @@
 
 A small file can expand to terabytes, for example if many dictionary indices refer to one long text.
 
-Headers in which a number has a wrong type or a struct repeats a field are rejected, because pyarrow could read pages
-that are not checked here.
+A header is rejected if a number in it has the wrong type, or if a struct repeats a field. pyarrow could interpret such
+a header differently, and read pages that are not checked here.
 
 Source: apache/parquet-format, parquet.thrift; apache/thrift, "Thrift Compact protocol encoding".
 """
@@ -34,7 +34,7 @@ _CHUNK_TYPE, _PATH, _CHUNK_VALUES, _CHUNK_SIZE, _DATA_OFFSET, _DICTIONARY_OFFSET
 _UNCOMPRESSED, _COMPRESSED, _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 2, 3, 5, 7, 8
 _PAGE_VALUES = 1
 _ENCODING = {_DATA_PAGE: 2, _DATA_PAGE_V2: 4, _DICTIONARY_PAGE: 2}
-# without DELTA_BYTE_ARRAY (7), in which a value of no bytes can repeat a megabyte of the previous value
+# DELTA_BYTE_ARRAY (7) is not allowed: a value that takes no bytes can repeat a megabyte of the previous value.
 _ENCODINGS = (0, 2, 3, 4, 5, 6, 8, 9)
 BYTE_ARRAY = 6
 _FIXED = 7
@@ -89,7 +89,7 @@ class LeafMemory(NamedTuple):
 
     @property
     def memory(self) -> int:
-        """Maximum bytes in memory without decoding dictionary indices."""
+        """Maximum bytes in memory, if dictionary indices are not decoded."""
         return self.uncompressed + self.values * (self.leaf.width + _LEVEL_BYTES * self.leaf.depth)
 
 

@@ -77,7 +77,7 @@ def parse_value(data: bytes, kind: str = "bytes") -> int | float | str | list[in
 def feature_numbers(data: bytes, kind: str, count: int | None = None) -> list[int] | list[float]:
     """Return the numbers, packed or not, in a TFRecord feature whose `kind` is `int64` or `float`.
 
-    If the `count` of numbers is unknown, `data` is read as packed if possible.
+    `count` is the expected number of values. Without it, `data` is read as packed whenever possible.
 
     Raises:
         ValueError: `data` does not contain such numbers.
@@ -116,7 +116,7 @@ def image_info(data: bytes) -> tuple[int, int, str] | str:
 
 
 def duration_s(data: bytes, length: int) -> float | None:
-    """Return the duration in the headers of WAV, FLAC, MP3, Ogg or MP4, or None if unknown.
+    """Return the duration in seconds from the headers of a WAV, FLAC, MP3, Ogg or MP4 file, or None if unknown.
 
     `data` is the start of a file of `length` bytes. A few thousand bytes are enough, except for Ogg and some MP4 files.
 

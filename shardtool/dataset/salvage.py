@@ -25,7 +25,7 @@ class LostRange(NamedTuple):
     """A range of a shard that could not be read.
 
     Attributes:
-        end: Offset where reading continues, or -1 if the rest is lost.
+        end: Offset where reading continues, or -1 if the rest of the shard is lost.
         name: For tar, the name in the damaged header.
     """
 
@@ -94,7 +94,7 @@ def salvage_records(
                 yield record
         except CorruptShard as error:
             # The caller adds records with damaged data to `lost`. If the previous record is one of them, its length may
-            # be wrong, so also search inside this record.
+            # be wrong, so also search inside the previous record.
             continues_loss = bool(lost) and lost[-1].start == previous < offset == lost[-1].end and shard.size >= 0
             try:
                 end = tfrecord_read.next_record(

@@ -1,4 +1,4 @@
-"""Read all headers of a shard from any tool, and return its samples and fields as columns.
+"""Read all headers of a shard, whichever tool wrote it, and return its samples and fields as columns.
 
 A sample is a TFRecord, or a sequence of tar members with the same key, as in WebDataset. A leading `./` of a name is
 ignored. Payloads are read only for checksums.
@@ -167,7 +167,7 @@ class ShardScan:
         return code
 
     def list_features(self) -> Iterator[str]:
-        """Yield the TFRecord features that have one type, but no value or several values in some sample."""
+        """Yield the TFRecord features with the same type in all samples, but no value or several values in some."""
         for code, conflict in self.conflicts.items():
             if conflict.kind == self.kinds[code]:
                 yield index_text(self.names[code])

@@ -38,7 +38,7 @@ _MAX_XZ_MEMORY_BYTES = 2**27  # `xz -9` needs half; a malicious file may ask for
 
 
 class ShardFile:
-    """An open uncompressed shard. `read` also fetches the next bytes, to save small reads."""
+    """An open uncompressed shard. `read` reads ahead, to avoid many small reads."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -177,7 +177,7 @@ class _XzStream:
 class CompressedFile:
     """An open compressed shard. Bytes must be read in order, except bytes that `hold` keeps.
 
-    Offsets count decompressed bytes. `packing` is detected by default.
+    Offsets count decompressed bytes. `packing` is the compression, which is detected by default.
     """
 
     def __init__(self, path: str, packing: str | None = None) -> None:
@@ -262,7 +262,7 @@ class CompressedFile:
         return self._window[position : position + length]
 
     def _decompress(self, length: int) -> bytes:
-        # Damage loses all bytes of a step. Constant steps lose the same bytes for any `length`.
+        # Damage loses all bytes of a step. Steps of constant size lose the same bytes for any `length`.
         if self._failed is not None:
             raise self._failed
         parts, size = [], 0
@@ -281,14 +281,14 @@ OpenShard: TypeAlias = ShardFile | CompressedFile
 
 
 def open_error(path: str, error: OSError, remedy: str = "") -> CorruptShard:
-    """Return the error for a shard that cannot be opened. Advise to fetch the target of a broken link."""
+    """Return the error for a shard that cannot be opened. For a broken link, advise to fetch its target."""
     if (target := dangling_target(path)) is not None:
         return CorruptShard(path, f"cannot be opened: a broken link to {printable(target)}", remedy=FETCH_ADVICE)
     return CorruptShard(path, f"cannot be opened: {os_error_text(error)}", remedy=remedy)
 
 
 def describe_missing(path: str) -> tuple[str, str]:
-    """Return why a shard is missing, and advice or ""."""
+    """Return why a shard is missing, and advice to the user, which may be ""."""
     if is_url(path):
         return "no such object", ""
     if (target := dangling_target(path)) is not None:

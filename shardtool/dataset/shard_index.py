@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 _INT32_LIMIT = 2**31
 _NO_FACTS = ShardFacts("", -1, None, "")
 _ALIGNMENT_BYTES = 8
-# replaces NUL in the keys of other tools; does not occur in UTF-8
+# replaces NUL, which keys of other tools may contain; does not occur in UTF-8
 _NUL_SUBSTITUTE = b"\xff"
-# If the range from the first to the last requested key has fewer keys per requested key, decode the whole range.
+# Decode the whole range from the first to the last requested key if it has fewer keys than this per requested key.
 _MAX_DECODED_PER_KEY = 8
 _OFFSET_COLUMNS = ("key_offsets", "starts", "sizes", "firsts", "offsets", "lengths")
 
@@ -59,15 +59,15 @@ class ShardIndex:
     """The offsets of a shard's samples and fields.
 
     Attributes:
-        key_offsets: Start of each key in `keys`, and the length of `keys`.
+        key_offsets: Start of each key in `keys`, followed by the length of `keys`.
         starts: Offset of each sample's first record in the shard.
         sizes: Bytes of all records of each sample.
-        firsts: Index of each sample's first field, and the number of fields.
-        codes: Index in `names` of each field.
+        firsts: Index of each sample's first field, followed by the number of all fields.
+        codes: For each field, the index of its name in `names`.
         offsets: Offset of each field's payload in the shard.
         lengths: Bytes of each field's payload.
         crcs: CRC-32C of each field's payload, or None if unknown.
-        kinds: From the scan of a TFRecord shard, the type of each of `names`.
+        kinds: The type of each of `names`, if a TFRecord shard was scanned, else empty.
         metadata: The metadata columns of the sidecar, each in one chunk. Text may be dictionary-encoded.
         scan: The scan that the index was created from, or None.
         damage: The error in the sidecar that made a scan necessary.
@@ -260,7 +260,7 @@ class ShardIndex:
         return columns if self.crcs is None else {**columns, "crcs": self.crcs}
 
     def packed(self) -> list[tuple[int, bytes | memoryview]]:
-        """Return the parts of the index to write to a memory block, each with its offset in the block."""
+        """Return the index as byte strings to write to a memory block, each with its offset in the block."""
         columns = self._columns()
         layout = {name: (column.dtype.str, len(column)) for name, column in columns.items()}
         header = json.dumps([self.names, self.kinds, layout]).encode()
@@ -272,14 +272,14 @@ class ShardIndex:
         return [*parts, (offset, self.keys)]
 
     def store_in(self, blocks: SharedBlocks, number: int) -> ShardIndex:
-        """Copy the index to shared block `number`, and return the copy, or `self` if it does not fit."""
+        """Copy the index to shared block `number`, and return the copy. If the index does not fit, return `self`."""
         parts = self.packed()
         block = blocks.write(number, parts[-1][0] + len(parts[-1][1]), parts)
         return self if block is None else ShardIndex.unpacked(block)
 
     @classmethod
     def unpacked(cls, block: bytes | memoryview) -> ShardIndex:
-        """Return the index in a block with the result of `packed`, without copying it."""
+        """Return the index in a block that contains the result of `packed`. The bytes are not copied."""
         size = int.from_bytes(block[:_ALIGNMENT_BYTES], "little") + _ALIGNMENT_BYTES
         names, kinds, layout = json.loads(bytes(block[_ALIGNMENT_BYTES:size]))
         columns, offset = dict[str, Any](), _align(size)
@@ -346,8 +346,9 @@ class IndexDifference(NamedTuple):
 def compare_indexes(first: ShardIndex, second: ShardIndex) -> Iterator[IndexDifference]:
     """Compare two indexes of a shard.
 
-    Yield a difference in the number of samples, then the first difference in keys, offsets, sizes or fields, or else
-    all differences in checksums. If the scan of `second` stopped early, its last sample is not compared.
+    First yield a difference in the number of samples. Then yield the first difference in keys, offsets, sizes or
+    fields. If there is none, yield all differences in checksums. If the scan of `second` stopped early, its last sample
+    is not compared.
     """
     samples = min(len(first), len(second))
     if second.error is not None:

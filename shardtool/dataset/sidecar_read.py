@@ -49,7 +49,7 @@ _FIELD_LEAVES = [f"__fields__.list.element.{name}" for name in ("name", "offset"
 _INDEX_LEAVES = ["__key__", "__offset__", "__size__", *_FIELD_LEAVES]
 _FOOTER_READ_BYTES = 2**14
 _MIN_FIELD_BYTES = 2
-_MAX_SAMPLES_PER_BYTE = 8  # per byte of sidecar, for samples and for fields; real sidecars have at most 1
+_MAX_SAMPLES_PER_BYTE = 8  # limits samples as well as fields, per byte of sidecar; real sidecars have at most 1
 _SAMPLES_SLACK = 2**16
 _INDEX_BYTES_PER_FIELD = 64
 _INDEX_SLACK_BYTES = 2**24
@@ -74,7 +74,7 @@ def load_sidecar(path: str) -> bytes:
 
 
 def parse_sidecar(data: bytes, where: str, size: int | None, *, metadata: bool = True) -> ShardIndex:
-    """Parse a sidecar. The shard's `size` in bytes, or None if the shard is missing, limits the metadata.
+    """Parse a sidecar. `size` is the shard's size, or None if the shard is missing. It limits the bytes of metadata.
 
     Raises:
         CorruptShard: The sidecar is invalid.
@@ -144,7 +144,7 @@ def check_offsets(index: ShardIndex, size: int) -> None:
     Copying such payloads could write more bytes than the shard has.
     """
     if any(np.any(column > size) for column in (index.starts, index.sizes, index.offsets, index.lengths)):
-        # otherwise, the sums below could overflow
+        # without this check, the sums below could overflow
         raise ValueError(f"offsets that do not fit a shard of {size:,} bytes")
     ends, stops = index.starts + index.sizes, index.offsets + index.lengths
     if np.any(ends > size) or np.any(ends[:-1] > index.starts[1:]):
@@ -251,7 +251,7 @@ def _open_parquet(data: bytes, **options: Any) -> Any:
 
 
 def parquet_schema(data: bytes) -> pa.Schema:
-    """Return the schema of a Parquet file without metadata. `data` is the whole file, or only its end."""
+    """Return the schema of a Parquet file, without its metadata. `data` is the whole file, or only its end."""
     return _stored_schema(_open_parquet(data))
 
 
@@ -345,12 +345,12 @@ def _decoded_bytes(array: pa.Array) -> int:
 
 
 def parse_facts(data: bytes, name: str) -> ShardFacts:
-    """Return the facts in the footer of a sidecar."""
+    """Return the `ShardFacts` in the footer of a sidecar."""
     return _parse_footer(data, name)[0]
 
 
 def read_sample_count(path: str, name: str, size: int | None) -> tuple[int, ShardFacts]:
-    """Return the sample count and facts in a sidecar's footer. Raise `OSError` or `CorruptShard`."""
+    """Return the sample count and the `ShardFacts` from a sidecar's footer. Raise `OSError` or `CorruptShard`."""
     facts, footer = _parse_footer(_read_footer_bytes(path), path)
     _check_same_shard(facts, path, name, size)
     return footer.rows, facts

@@ -38,12 +38,12 @@ def _make_schema(nullable: str = "") -> pa.Schema:
 SIDECAR_SCHEMA = _make_schema()
 SHARD_COLUMN = pa.field("__shard__", pa.string(), nullable=False)
 OWN_COLUMNS = (*SIDECAR_SCHEMA.names, SHARD_COLUMN.name)  # all others are metadata
-# checksums are null if payloads were not read
+# for shards whose payloads were not read: all checksums are null
 SCHEMA_WITHOUT_CRC = _make_schema("crc32c")
 
 
 class TransformFacts(NamedTuple):
-    """What a sidecar also records if samples were transformed.
+    """Additional facts that a sidecar records if samples were transformed.
 
     Attributes:
         digest: The content fingerprint of the shard.
@@ -110,7 +110,7 @@ _NULL_TYPE = "null"
 def merge_types(types: dict[str, str], new_types: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     """Add column types to `types`. Yield the name and both types of each metadata column with incompatible types.
 
-    A null type is replaced by another type.
+    If one of two types is null, the other type is used.
     """
     for name, new_type in new_types.items():
         known_type = types.setdefault(name, new_type)

@@ -131,7 +131,7 @@ def encode_sidecar_table(table: pa.Table, shard: ShardFacts, version: int = FORM
         facts |= {"dropped": f"{transform.dropped}", "skipped": f"{transform.skipped}"}
         if transform.left_out:
             facts["left_out"] = pack_rows(transform.left_out)
-        # `plan` does not determine these facts. `--resume` encodes them again to verify this checksum.
+        # `plan` does not determine these facts, so they need a checksum. `--resume` encodes them again to verify it.
         facts["check"] = f"{crc32c(' '.join(facts.values()).encode()):08x}"
     metadata_columns = table.column_names[len(SIDECAR_SCHEMA) :]
     if version > 1:

@@ -69,7 +69,7 @@ def merge_skipped(old: Sequence[Skipped], new: Iterable[Skipped]) -> list[Skippe
 
 
 def merge_new_rows(rows: Sequence[Skipped], dataset: DatasetFile, new: Sequence[Skipped], where: str) -> list[Skipped]:
-    """Merge new rows into a dataset's list of skipped samples, unless an interrupted run has already done so."""
+    """Merge new rows into a dataset's list of skipped samples, unless an interrupted run has already merged them."""
     try:
         check_skipped_file(encode_skipped(rows), dataset, where)
     except CorruptShard:

@@ -102,7 +102,7 @@ class StoredShard:
             return error
 
     def read_footer(self) -> tuple[int, ShardFacts] | None:
-        """Return the sample count and facts in the sidecar's footer, or None without a valid sidecar."""
+        """Return the sample count and the facts in the sidecar's footer, or None without a valid sidecar."""
         from shardtool.dataset.sidecar_read import read_sample_count
 
         content = self._read_sidecar(partial(read_sample_count, self.sidecar, self.name, self.size()))
@@ -128,7 +128,7 @@ class StoredDataset:
             `folder`.
         is_whole: Whether the caller named the whole dataset, by its file, folder or complete range. Unlisted shards are
             then ignored.
-        missing: For a range, the first shards that do not exist and are not in the dataset file.
+        missing: For a range, the first few names that belong to no shard on disk and are not in the dataset file.
         unlisted: Paths of shards that the dataset file does not list.
     """
 
@@ -159,7 +159,7 @@ class StoredDataset:
 
     @property
     def split(self) -> str:
-        """Name of the split in the dataset file, else in the file name, or ""."""
+        """Name of the split from the dataset file, else from the file name, or "" if unknown."""
         if self.file is not None and self.file.made.split:
             return self.file.made.split
         words = _WORD.findall(base_name(self.dataset_file or self.paths[0]).lower())
@@ -170,7 +170,7 @@ class StoredDataset:
         return list(dict.fromkeys(map(folder_of, self.paths)))
 
     def read(self) -> StoredDataset:
-        """Return the dataset with the content of its dataset file.
+        """Read the dataset file, and return the dataset with its content.
 
         If the caller named shards, a dataset file that does not list all of them is ignored.
         """
@@ -186,7 +186,7 @@ class StoredDataset:
         return dataset.with_dataset_file(file.part([shard.name for shard in shards]))
 
     def with_dataset_file(self, file: DatasetFile) -> StoredDataset:
-        """Return the dataset with the content of a dataset file."""
+        """Return the dataset with `file` as the content of its dataset file."""
         entries = {entry.name: entry for entry in file.shards}
         shards = tuple(
             replace(shard, number=index, dots=file.made.dots, entry=entries.get(shard.name))
@@ -216,7 +216,7 @@ def sidecar_path(shard: str, folder: str | None) -> str:
 def recorded_dots(dataset: StoredDataset) -> Dots:
     """Find out from the sidecars whether keys end at the first or last dot of member names.
 
-    Return `last` if the file name in a key contains a dot, apart from a leading dot, else `first`.
+    Return `last` if the last path component of a key has a dot after its first character, else `first`.
     """
     from shardtool.dataset.sidecar_read import parse_sidecar
 
