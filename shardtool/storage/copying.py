@@ -49,7 +49,9 @@ def copy_verified(
     *,
     keep_mtime: bool = False,
 ) -> DurableFile:
-    """Copy a file to `folder`, and verify its size and checksum. In a local folder, the copy is not yet published.
+    """Copy a file to `folder`, and verify its size and checksum.
+
+    If `folder.has_staging` is true, the copy has a temporary name until it is published.
 
     The last block is written only after the checksum matches, because a store shows an object once the last byte has
     arrived. `keep_mtime` affects only local files.

@@ -32,7 +32,7 @@ class EntryInfo(NamedTuple):
     """The size, time and type of an entry in a folder.
 
     Attributes:
-        special: Type of an entry that a file must not replace, such as `a folder`. Otherwise empty.
+        special: Type of the entry, such as `a folder`, if a file must not replace the entry. "" for other entries.
     """
 
     size: int

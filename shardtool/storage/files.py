@@ -5,8 +5,8 @@
 Opening a local FIFO or device never blocks. Symbolic links are followed, because Hugging Face's cache, DVC and
 git-annex store shards behind links.
 
-By default, functions and methods raise `OSError` if a file is missing, unreadable or not regular, or if an object has
-changed. They raise `ShardError` if the machine, a store or a server fails.
+Unless a docstring differs, functions and methods raise `OSError` if a file is missing, unreadable or not regular, or if
+an object has changed. They raise `ShardError` if the machine, a store or a server fails.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class LocalFiles:
             raise
 
     def list_folders(self, folder: str) -> list[str]:
-        """Return the names of the subfolders of a folder, unsorted, without links to folders."""
+        """Return the unsorted names of the subfolders of a folder. Links to folders are excluded."""
         return [entry.name for entry in iter_entries(folder or ".") if entry.is_dir(follow_symlinks=False)]
 
     def is_folder(self, path: str) -> bool:
@@ -203,14 +203,15 @@ def iter_entries(folder: str) -> Iterator[os.DirEntry[str]]:
 
 
 def files_at(path: str) -> LocalFiles | RemoteFiles:
-    """Return the methods that read local files, or objects if `path` is an address."""
+    """Return `RemoteFiles` if `path` is an address, else `LocalFiles`."""
     return remote.objects.REMOTE if is_url(path) else _LOCAL
 
 
 def read_small(path: str, limit: int = 2**30, *, ending: bytes = b"", flags: int = READ_FOLLOWING) -> bytes:
     """Return the whole content of a file or object.
 
-    Raise `OSError` if the file is larger than `limit` bytes, or larger than 32 MiB without `ending` at its end.
+    Raise `OSError` if the file is larger than `limit` bytes, or if it is larger than 32 MiB and does not end with
+    `ending`.
     """
     files = files_at(path)
 
@@ -267,10 +268,10 @@ def read_file(path: bytes, into: memoryview, flags: int, folder: int | None = No
 
 
 def read_unchanged(path: bytes, into: memoryview, flags: int, folder: int | None = None) -> tuple[int, FileInfo]:
-    """Read a source file as `read_file` does, but repeat the read if the ctime of the file changes meanwhile.
+    """Read a source file as `read_file` does. If the ctime of a local file changes during the read, read it again.
 
     Raises:
-        OSError: The file changed during `MAX_READS` attempts.
+        OSError: The file changed during each of `MAX_READS` attempts.
     """
     if folder is None and is_address(path):
         return read_file(path, into, flags)
@@ -338,7 +339,7 @@ def list_folder(folder: str) -> list[str]:
 def list_folder_names(folder: str, *, needed: bool = False) -> list[str]:
     """Return the sorted names in a folder, or an empty list if the folder cannot be listed.
 
-    If `needed`, raise an error if a store denies listing.
+    With `needed`, raise `AccessRefused` if a store denies listing.
     """
     try:
         return [] if is_web(folder) else sorted(list_folder(folder))

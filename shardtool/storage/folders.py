@@ -61,9 +61,10 @@ def check_published(folder: OutputFolder, sizes: Mapping[str, int], remedy: str)
 
 
 def check_space(folder: OutputFolder, size: int, action: str, *, keeps_old: bool = False) -> None:
-    """Raise `OutputFailed` if there is no space for `size` bytes of shards and their sidecars.
+    """Raise `OutputFailed` if there is no space for shards of `size` bytes in total, plus their sidecars.
 
-    The message contains `action`, such as `copied`. If `keeps_old`, it adds that the old dataset still takes up space.
+    The message contains `action`, such as `copied`. If `keeps_old`, the message adds that the old dataset is kept until
+    the new one is complete.
     """
     need, free = int(size * _INDEX_SPACE_FACTOR), folder.free_bytes()
     if free is not None and need > free:

@@ -35,7 +35,7 @@ def folder_of(path: str) -> str:
 
 
 def base_name(path: str) -> str:
-    """Return the file name at the end of a location, percent-decoded in a web address."""
+    """Return the file name at the end of a location. The name in a web address is percent-decoded."""
     return address.split_address(path)[1] if is_url(path) else os.path.basename(path)
 
 
@@ -69,7 +69,7 @@ def source_root(folder: str, *, needed: bool = False) -> bytes:
 def similar_path(path: str) -> str:
     """Return `Did you mean PATH?` if a path does not exist but a similar path does, else "".
 
-    Hidden files, such as the journal of an unfinished run, are suggested only for the name of a hidden file.
+    Hidden files, such as the journal of an unfinished run, are suggested only if the missing name starts with a dot.
     """
     from difflib import get_close_matches
 
@@ -93,7 +93,7 @@ def similar_path(path: str) -> str:
 
 
 def source_identity(root: bytes) -> str:
-    """Return text that identifies a source, even after a rename: its address, or the folder's device and inode."""
+    """Return text that identifies a source: its address, or the device and inode of a folder, which a rename keeps."""
     if is_address(root):
         return to_text(root)
     info = os.stat(root)

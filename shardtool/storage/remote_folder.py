@@ -1,8 +1,8 @@
 """An output folder in an object store.
 
 A shard is written with one PUT request, and is visible once the request has succeeded. Small files stay in memory until
-they are published. With `has_staging`, each file is first written as the object `.NAME.part`, and the store then copies
-this object.
+they are published. With `has_staging`, each file is first written as the object `.NAME.part`. To publish the file, the
+store copies this object to `NAME`.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class RemoteFolder:
     def find_entries(self, names: Iterable[str]) -> dict[str, EntryInfo]:
         """Return the entries in `names` that exist, by name.
 
-        Times are 0 or whole seconds, so they do not match recorded nanoseconds. A matching time would not prove that an
-        object is unchanged.
+        Modification times are 0 or truncated to seconds, so they differ from recorded times, which have nanoseconds. In
+        a store, an equal time would not prove that an object is unchanged.
         """
         requested = [*names]
         if len(requested) > 1:
@@ -76,7 +76,7 @@ class RemoteFolder:
         return StagedObject(self, name)
 
     def stage_bytes(self, name: str, data: bytes) -> DurableFile:
-        """Keep a small file in memory until it is published or, if `has_staging`, write it as a temporary object."""
+        """Keep a small file in memory until it is published. If `has_staging`, write a temporary object instead."""
         if not self.has_staging:
             return DurableFile(name, "", data)
         check_held(self.path)

@@ -2,7 +2,7 @@
 
 All blocks are in one unnamed temporary file in TMPDIR (docs/decisions/015-shared-indexes.md).
 
-The file starts with the offset of the free space, then the offset and size of each block. Other processes see a block
+The file has a header: the offset of the free space, then the offset and size of each block. Other processes see a block
 once its offset is written.
 """
 
@@ -101,7 +101,7 @@ class SharedBlocks:
             _fork_hooks.add(self)
 
     def after_fork(self) -> None:
-        """Open the file again in a child. Otherwise, parent and child would share its `flock` lock."""
+        """Open the file again in a forked child. An inherited descriptor would share the parent's `flock` lock."""
         fd = None if self._origin is None else _FileOrigin(os.getpid(), self._origin.fd, self._origin.identity).open()
         if self._is_open():
             os.close(self._fd)
@@ -136,7 +136,7 @@ class SharedBlocks:
     def write(self, number: int, size: int, parts: Iterable[tuple[int, bytes | memoryview]]) -> memoryview | None:
         """Create a block and return it, or None if there is no space.
 
-        `parts` are pairs of an offset in the block and data.
+        Each of `parts` is an offset in the block, and the data to write at this offset.
         """
         if number >= _MAX_BLOCKS or not self._is_open():
             return None
@@ -181,7 +181,7 @@ class SharedBlocks:
                 return None
             os.pwrite(fd, _END.pack(end), 0)
             if end > os.fstat(fd).st_size:
-                os.ftruncate(fd, 2 * end)  # the unused half is sparse, and saves later calls of mmap
+                os.ftruncate(fd, 2 * end)  # grow in large steps, to call mmap rarely; the unused half is sparse
             return start
 
     @contextmanager

@@ -167,7 +167,7 @@ class Folder:
     def write(
         self, name: str, fill: Callable[[Sink], Result], _size: int | None, mtime_ns: int, /
     ) -> tuple[Result, DurableFile]:
-        """Let `fill` write a file with a temporary name. Return its result, and the finished file."""
+        """Let `fill` write a file with a temporary name. Return the result of `fill`, and the finished file."""
         with self.stage(name) as file:
             return fill(file), file.finish(mtime_ns)
 
@@ -231,7 +231,7 @@ class Folder:
         return read_small(self.full_path(name), flags=READ_PLAIN)
 
     def append(self, name: str, data: bytes, *, durable: bool = True) -> None:
-        """Append data to an existing file. A killed process may have appended only part of its data."""
+        """Append data to an existing file. If the process is killed, the file may contain only a part of the data."""
         check_replaceable(self.full_path(name))
         with write_errors(self.full_path(name)):
             fd = os.open(self.full_path(name), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -247,7 +247,7 @@ class Folder:
         return read_small(staged_path(self, name))
 
     def version(self, name: str) -> str:  # noqa: ARG002 - file systems have no versions
-        """Return a string that changes with the content of a file, or "" if the folder has none."""
+        """Return the version of a file, which changes with its content. In a local folder, the version is ""."""
         return ""
 
     def md5(self, name: str) -> str | None:  # noqa: ARG002 - file systems store no checksum
@@ -278,7 +278,7 @@ class Folder:
         """Hold the lock of the dataset `base` during the `with` block.
 
         Args:
-            shared: Allow other shared locks, and keep the lock file, because other runs may still use it.
+            shared: Allow other shared locks. The lock file is then not deleted, because other runs may still use it.
             continues_replacement: Whether this run continues an interrupted replacement of shards.
 
         Raises:
@@ -320,7 +320,7 @@ def local_folder(path: str | os.PathLike[str], remedy: str = "") -> Folder:
 
 
 def named_local_folder(path: str | os.PathLike[str]) -> Folder:
-    """Return the folder at the user's path. Raise `InvalidRequest` for "": a variable may be unset."""
+    """Return the folder at the user's path. Raise `InvalidRequest` for "", which may come from an unset variable."""
     if path == "":
         raise InvalidRequest("the folder", "''", expected="a local folder (`.` is the current one)")
     return local_folder(path)
@@ -345,7 +345,7 @@ def find_staged(folder: NamedFiles, names: Iterable[str]) -> list[DurableFile]:
 
 
 def set_attempt(token: str) -> None:
-    """Add `token`, eight hexadecimal digits or "", to the temporary names of this process."""
+    """Add `token`, eight hexadecimal digits, to the temporary file names of this process. "" adds nothing."""
     global _attempt_suffix  # noqa: PLW0603 - a setting of the process
     _attempt_suffix = f"~{token}" if token else ""
 
@@ -366,7 +366,7 @@ class SpoolFile:
 
     def write(self, data: memoryview, offset: int) -> None:
         """Write all of `data` at an offset."""
-        try:  # `write_errors` is not used, because it takes as long as the write
+        try:  # not `write_errors`, because a context manager takes as long as the write
             write_all(self._fd, data, offset)
         except OSError as error:
             raise spool_error(self._folder, error) from None

@@ -30,7 +30,7 @@ ExistingFile = Literal["error", "overwrite", "keep", "finish"]
 def are_safe_paths(paths: bytes, longest: int) -> bool:
     """Return whether all NUL-separated paths are safe to create. `longest` is the length of the longest path in bytes.
 
-    This check is strict. If it returns False, check each path with `path_problem`.
+    This check is stricter than necessary. If it returns False, check each path with `path_problem`.
     """
     return longest <= _MAX_NAME_BYTES and not _UNSAFE_PART.search(paths)
 
@@ -91,7 +91,7 @@ class FolderTree:
                     raise
                 file_system.unlink_file(name, parent)
                 _write_file(parent, name, blocks())
-        except OutputExists as error:  # its location is only the last part of the path
+        except OutputExists as error:  # the error contains only the last part of the path
             error.where = self.full_path(path)
             raise
         except OSError as error:

@@ -67,7 +67,7 @@ def refuse_near_url(path: str) -> None:
     """Raise an error for a path that looks like a mistyped address, such as `s3:/b/k` or `s3:b/k`."""
     if match := _NEAR_URL.match(path):
         intended = display_address(f"{match[1].lower()}://{match[2]}")
-        typed = intended.replace("://", path[match.end(1) : match.start(2)], 1)  # without secrets
+        typed = intended.replace("://", path[match.end(1) : match.start(2)], 1)  # as typed, but without secrets
         raise InvalidRequest(
             typed, "looks like a mistyped address", expected="`://` in an address, or `./` before a local path",
             remedy=f"Did you mean {intended}?",

@@ -1,7 +1,7 @@
 """List, write and delete objects with obstore.
 
-Functions raise `AccessRefused`, or `StoreFailed` if the store keeps failing. A forked child must not call them
-(docs/decisions/017-remote-stores.md).
+Functions raise `AccessRefused` if the store denies access, and `StoreFailed` if it keeps failing. A forked child must
+not call these functions (docs/decisions/017-remote-stores.md).
 """
 
 from __future__ import annotations
@@ -67,8 +67,7 @@ def list_objects(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
 def _list_below(address: str, store: Any, prefix: str) -> Iterator[BucketEntry]:
     """Yield all objects below a prefix. After a failure, continue after the last non-empty object.
 
-    The key of an empty object may end with a slash, but obstore strips the slash. A listing cannot continue after such
-    a key.
+    A listing cannot continue after an empty object: its key may end with a slash, which obstore strips.
     """
     attempts, last_key, yielded = RetryState(address), "", set[str]()
     while True:
@@ -110,8 +109,8 @@ def put_object(address: str, data: bytes, expected: str | None = None, *, use_st
 
     Args:
         expected: The version to replace. If "", the object must not exist. If None, replace any version.
-        use_storage_class: Whether to use the requested storage class. Locks do not, because a store may bill such an
-            object for a month.
+        use_storage_class: Whether to write the object in the requested storage class. Locks use the default class,
+            because in other classes a store may bill a short-lived object for a month.
 
     Raises:
         FileExistsError: The existing object does not have the version `expected`.
@@ -125,9 +124,9 @@ def put_object(address: str, data: bytes, expected: str | None = None, *, use_st
 
 
 def object_version(address: str, headers: Mapping[str, str]) -> str:
-    """Return the version of an object from response headers, for the argument `expected` of `put_object`, or "".
+    """Return the version in response headers, to pass as `expected` to `put_object`, or "" if there is none.
 
-    For Google, this is the generation, because Google does not accept an ETag as the condition of a write.
+    For Google, the version is the generation, because Google does not accept an ETag as the condition of a write.
     """
     return headers.get("x-goog-generation" if address.startswith("gs:") else "ETag", "")
 

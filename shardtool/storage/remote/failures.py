@@ -34,7 +34,7 @@ _WRONG_REGION_CODES = ("", "AuthorizationHeaderMalformed", "AuthorizationQueryPa
               "IllegalLocationConstraintException", "PermanentRedirect")  # fmt: skip
 
 
-# The alternatives match the XML from a store, and a message from obstore.
+# The first alternative matches the XML from a store, the second a message from obstore.
 _ERROR_CODE = re.compile(rb"<Code>([A-Za-z]{1,60})</Code>|\(code: ([A-Za-z]{1,60})\)")
 _STATUS_TEXT = re.compile(r"(?:status(?: code)?|\(code):? (\d{3})|\b(\d{3}) [A-Z][a-z]+")
 _REGION_ELEMENT = re.compile(rb"<Region>([a-z0-9-]{1,40})</Region>")
@@ -82,7 +82,7 @@ _LIST_ADVICE = "Grant it, or name the dataset file or a closed range of shards, 
 
 @contextmanager
 def obstore_errors(address: str, *, lists: bool = False) -> Iterator[None]:
-    """Convert exceptions from obstore to errors of this package, `FileNotFoundError` or `FileExistsError`."""
+    """Convert exceptions from obstore to `FileNotFoundError`, `FileExistsError` or an error of this package."""
     from obstore import exceptions
 
     where = display_address(address)
@@ -118,7 +118,7 @@ def _generic_error(address: str, message: str, *, lists: bool) -> Exception:
         expected = "the credentials of the cloud's own tools"
         return AccessRefused(where, found, expected=expected, remedy=_CREDENTIALS_ADVICE)
     match = _STATUS_TEXT.search(message)
-    # If one request deletes many objects, a failed object has an error code but no status.
+    # If a request deletes many objects, the error for a single object contains a code but no status.
     if match or error_code(body) == "AccessDenied":
         status = int(match[1] or match[2]) if match else HTTPStatus.FORBIDDEN.value
         if status == HTTPStatus.NOT_FOUND:
@@ -138,7 +138,7 @@ def _untrusted_error(where: str, server: str, reason: str) -> StoreFailed:
 
 @contextmanager
 def write_conflicts(address: str) -> Iterator[None]:
-    """Raise `OutputFailed` if a write in the `with` block fails because of a missing bucket or a conflicting write."""
+    """Raise `OutputFailed` if the bucket is missing, or if a write in the `with` block conflicts with another write."""
     where = display_address(address)
     try:
         yield
@@ -269,7 +269,7 @@ def error_code(body: bytes) -> str:
 
 
 def retry_after(text: str) -> float | None:
-    """Return the seconds to wait that a Retry-After header requests, or None if it is invalid."""
+    """Return how many seconds a Retry-After header asks to wait, or None if the header is invalid."""
     from email.utils import parsedate_to_datetime
 
     if text.isascii() and text.isdigit():

@@ -2,8 +2,8 @@
 
 Each connection is opened in a separate thread, because name lookups, TLS handshakes and proxies cannot be interrupted.
 
-obstore signs URLs but not headers, so this module signs S3 requests with headers. It also signs Azure URLs for the
-whole container, because obstore signs the encoded name but Azure expects the plain name.
+obstore signs URLs but not headers, so this module signs the headers of S3 requests. It also signs Azure URLs, because
+obstore signs the encoded name of a blob but Azure expects the plain name. These signatures cover the whole container.
 
 Source: Microsoft, "Create a service SAS", the string to sign for version 2020-12-06 and later.
 """
@@ -135,7 +135,7 @@ def _pool_classes() -> dict[str, type[urllib3.HTTPConnectionPool]]:
         def __init__(self, peer: str, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
             super().__init__(sock, *args, **kwargs)
             self._paced, self._socket_file = PacedSocket(sock, peer), self.fp
-            self._paced.max_bytes = _MAX_HEADER_BYTES  # for headers; a reply to CONNECT has no body
+            self._paced.max_bytes = _MAX_HEADER_BYTES  # for headers, until `begin`; a reply to CONNECT has no body
             self.fp = io.BufferedReader(self._paced)
 
         def begin(self) -> None:
@@ -271,7 +271,7 @@ def _make_sas(account: str, secret: str, container: str, permissions: str, base:
     })  # fmt: skip
 
 
-# Held during a fork, because the child aborts if obstore is then computing an RSA signature for Google.
+# Held during a fork: if obstore computed an RSA signature for Google during the fork, the child would abort.
 _SIGNING_LOCK = threading.Lock()
 
 

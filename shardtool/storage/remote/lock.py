@@ -1,8 +1,8 @@
 """Lock a dataset in an object store. A lock is an object that names the process that holds the lock.
 
-The holder renews the lock regularly. Another process can take over the lock if the holder ran on the same machine and
-has exited, or has not renewed the lock for `LEASE_S` seconds by the store's clock. Locks are created and taken over
-with conditional writes (docs/decisions/019-writing-to-stores.md).
+The holder renews the lock regularly. Another process can take over the lock if the holder has not renewed it for
+`LEASE_S` seconds by the store's clock. On the holder's machine, a process can take over the lock as soon as the holder
+has exited. Locks are created and taken over with conditional writes (docs/decisions/019-writing-to-stores.md).
 
 A process creates its lock before it checks for conflicting locks. Of two conflicting processes, at least one therefore
 finds the other's lock.
@@ -32,7 +32,7 @@ from shardtool.storage.remote.retry import RequestCancelled, TransientError, wit
 
 LEASE_S = 300
 _RENEW_INTERVAL_S = 45
-UNLOCKED_VARIABLE = "SHARDTOOL_UNLOCKED"  # disables locks in stores without conditional writes
+UNLOCKED_VARIABLE = "SHARDTOOL_UNLOCKED"  # disables all locks; for stores without conditional writes
 _END_TIMEOUT_S = 10
 _SUFFIX = ".lock"
 _MAX_LOCK_BYTES = 4096
@@ -73,7 +73,7 @@ class LockHolder(NamedTuple):
     def encode(self, renewals: int = 0) -> bytes:
         """Return the content of the lock.
 
-        `renewals` must increase, because the version of an object may depend only on its content.
+        `renewals` must increase with each renewal, because a store may give the same version to equal content.
         """
         return json.dumps({"shardtool lock": 1, **self._asdict(), "renewals": renewals}).encode() + b"\n"
 
@@ -246,7 +246,7 @@ def _acquire(address: str, holder: LockHolder) -> str:
 def check_conditional_writes(address: str, data: bytes, version: str = "") -> None:
     """Raise `InvalidRequest` if the store ignores the condition of a conditional write.
 
-    The test is a write that the store should refuse, because the object exists or does not have `version`.
+    The object must exist and must not have `version`, so the store should refuse this test write.
     """
     try:
         put_object(address, data, version)

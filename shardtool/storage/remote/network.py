@@ -72,7 +72,10 @@ def use_headers(lines: Iterable[str]) -> None:
 
 
 def web_headers(url: str) -> dict[str, str]:
-    """Return the headers for a web server, from options, the environment, the user in the URL, or `.netrc`."""
+    """Return the headers for a web server, from the environment and the options of the call.
+
+    If these do not contain `Authorization`, add it from the user in the URL, or from `.netrc`.
+    """
     headers = parse_headers(filter(None, os.environ.get(HEADERS_VARIABLE, "").splitlines()))
     parts = parse_address(url)
     headers |= (options_of(parts.marker, url) or {}).get("headers", {})
@@ -137,7 +140,7 @@ def _read_certificates(name: str, path: str) -> str:
 
 
 def tls_context() -> ssl.SSLContext:
-    """Return a TLS context for all connections. Otherwise, urllib3 would load the certificates for each."""
+    """Return a TLS context to share. Without a shared context, urllib3 would load the certificates per connection."""
     from urllib3.util.ssl_ import create_urllib3_context
 
     context = create_urllib3_context()

@@ -14,7 +14,7 @@ class RequestRetry(NamedTuple):
 
     Attributes:
         where: Address without secrets.
-        wait_s: Seconds until the retry, added up over all `requests`.
+        wait_s: Sum of the seconds that each of the `requests` waits for its retry.
     """
 
     where: str
@@ -82,7 +82,7 @@ def warn(text: str) -> None:
 
 
 def set_listener(listener: Callable[[object], None] | None) -> None:
-    """Call `listener` for each later event, and reset the retry counts. None removes the listener."""
+    """Call `listener` for each later event, and reset the retry counts. None only removes the listener."""
     _listeners[:] = [] if listener is None else [listener]
     _totals[:] = _totals if listener is None else [0, 0.0]
 

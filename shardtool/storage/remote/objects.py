@@ -167,7 +167,10 @@ class RemoteObject(AbstractContextManager["RemoteObject"]):
             self._next_request = end, request_threads().submit(self.read, end, self._request_bytes)
 
     def _inspect(self) -> tuple[int, str, bool]:
-        """Return the size, the version, and whether ranges are supported. HEAD may be forbidden, so GET one byte."""
+        """Return the size, the version, and whether ranges are supported.
+
+        The request is a GET for one byte, because HEAD may be forbidden.
+        """
         response = http.request_object(self.address, {"Range": "bytes=0-0"}, self._links)
         if response.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             http.discard_response(response)
@@ -204,7 +207,7 @@ class RemoteObject(AbstractContextManager["RemoteObject"]):
 
     def _check_response(self, response: urllib3.BaseHTTPResponse, offset: int, end: int) -> None:
         _check_unencoded(response, self._where)
-        # rclone's server sends this header with status 200 instead of 206
+        # rclone's server sends Content-Range with status 200 instead of 206
         content_range = response.headers.get("Content-Range", "")
         if response.status == HTTPStatus.OK and not content_range:
             if offset or end < self.size:
@@ -457,7 +460,7 @@ class RemoteFiles:
         """Return whether a store has objects below an address."""
         if is_web(address):
             return False
-        # one request lists the first objects below an address, but listing the names in a folder can take many
+        # listing below an address needs one request for the first object, but listing a folder can take many requests
         is_store = parse_address(address).scheme in SCHEMES
         return any(True for _ in (iter_objects if is_store else list_entries)(address))
 

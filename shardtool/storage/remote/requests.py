@@ -1,4 +1,4 @@
-"""Send requests in parallel threads, and return the results in order. Read an object ahead in a thread."""
+"""Send requests in parallel threads, and return the results in order. Download an object in advance in a thread."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def imap_requests(
 ) -> Generator[Result]:
     """Yield `call(item)` for each item, in order, with at most `at_once` parallel calls.
 
-    The threads exit after the iteration. Otherwise, a later fork could copy a lock that one of them holds.
+    The threads exit after the iteration, because a later fork could copy a lock that a running thread holds.
     """
     from concurrent.futures import ThreadPoolExecutor
 

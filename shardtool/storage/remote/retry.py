@@ -39,7 +39,7 @@ class RetryPolicy(NamedTuple):
         first_wait_s: Maximum wait before the first retry. This maximum doubles with each further retry.
         max_wait_s: Maximum wait, unless the server requests more.
         max_total_s: No retry starts after this many seconds without progress.
-        first_answer_s: Replaces `max_total_s`, if lower, while the server has not responded to any request.
+        first_answer_s: Upper limit of `max_total_s` while the server has not responded to any request.
         notice_s: If there is no response after this many seconds, the user gets a notice.
         min_bytes_per_s: Minimum speed, measured over `speed_window_s` seconds of waiting.
     """
@@ -141,7 +141,7 @@ def in_thread(call: Callable[[], Result]) -> Result:
 
 
 def wait_interruptibly(future: Future[Result]) -> Future[Result]:
-    """Wait for a future, so that signals can interrupt. Return the future."""
+    """Wait for a future in short steps, between which signals can interrupt. Return the future."""
     from concurrent.futures import wait
 
     while not future.done():
@@ -160,8 +160,8 @@ def pause(seconds: float) -> None:
 class RetryState:
     """Counts the attempts of one request, and the time without progress.
 
-    Arriving data decreases the time without progress but does not reset it, because a server may repeatedly send a
-    little data and stall.
+    While data arrives, the time without progress decreases gradually. If it were reset at once, a server that
+    repeatedly sends a little data and stalls would never reach the limit.
     """
 
     def __init__(self, address: str) -> None:

@@ -84,9 +84,8 @@ def is_anonymous(scheme: str, environment: Mapping[str, str] = os.environ) -> bo
 def source_address_for(address: str, endpoint: str | None) -> str:
     """Return the address of a source, with a marker if the source has its own server or credentials.
 
-    For such a source, variables with the prefix `SHARDTOOL_SOURCE_` replace the variables without the prefix. Variables
-    without the prefix never set the endpoint of such a source, and set its credentials only if no variable with the
-    prefix does.
+    The endpoint of such a source comes only from `endpoint` and from variables with the prefix `SHARDTOOL_SOURCE_`. Its
+    credentials come from variables with this prefix or, if none sets credentials, from variables without the prefix.
     """
     prefixed = [name for name, value in os.environ.items() if name.startswith(SOURCE_PREFIX) and value]
     source_variables = {name.removeprefix(SOURCE_PREFIX) for name in prefixed}
@@ -121,7 +120,7 @@ def _environment_with(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def environment_for(address: str) -> Mapping[str, str]:
-    """Return the environment variables with which to access an address. A marker in the address can change them."""
+    """Return the environment variables that configure access to an address. A marker in the address can change them."""
     parts = parse_address(address)
     if parts.marker.startswith(SOURCE_MARKER):
         return _source_environment(unquote(parts.marker.removeprefix(SOURCE_MARKER)))
@@ -130,7 +129,7 @@ def environment_for(address: str) -> Mapping[str, str]:
 
 
 def store_for(address: str) -> tuple[Any, str | None]:
-    """Return obstore's store for a bucket, and the URL of the bucket if requests are unsigned, else None."""
+    """Return obstore's store for a bucket, and the URL of the bucket. The URL is None if requests are signed."""
     parts = parse_address(address)
     if parts.scheme not in STORES:
         where, expected = f"{parts.scheme}://{parts.host}", f"{'://, '.join(STORES)}:// or a folder"
@@ -254,7 +253,7 @@ def key_pair(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _aws_session(bucket: str, environment: Mapping[str, str]) -> Any:
-    """Return a boto3 session, or None if obstore can find the credentials.
+    """Return a boto3 session with credentials, or None if obstore must find the credentials.
 
     If AWS_EC2_METADATA_DISABLED is true and there are no credentials, raise an error: obstore ignores this variable and
     would send requests to the metadata service.
@@ -273,7 +272,7 @@ def _aws_session(bucket: str, environment: Mapping[str, str]) -> Any:
         with _aws_errors(profile or "default"):
             session = boto3.Session(profile_name=None if profile == os.environ.get("AWS_PROFILE") else profile)
             if (keys := session.get_credentials()) is not None:
-                keys.get_frozen_credentials()  # called here, so `_aws_errors` and not obstore reports an error
+                keys.get_frozen_credentials()  # called here, because `_aws_errors` must convert its errors
                 return session
     has_credentials = any(map(environment.get, _AWS_CREDENTIAL_VARIABLES))
     if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true" and not has_credentials:

@@ -21,7 +21,7 @@ from shardtool.storage.remote.objects import REMOTE, RemoteObject
 from shardtool.storage.remote.store_options import object_headers
 
 _MAX_SYNC_COPY_BYTES = 2**28
-_MIN_COPY_BYTES_PER_S = 10**7  # assumed for timeouts, because a store sends nothing during a copy
+_MIN_COPY_BYTES_PER_S = 10**7  # assumed, to compute the timeout: a store sends nothing during a copy
 _COPY_RETRY_S = 30.0  # short, because the caller can copy the object itself
 _CRC_ELEMENT = re.compile(rb"<ChecksumCRC32C>([A-Za-z0-9+/]{6}==)</ChecksumCRC32C>")
 

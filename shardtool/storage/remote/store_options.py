@@ -1,6 +1,7 @@
 """Options for stores and servers: for all calls (`--store-option KEY=VALUE`) or for one call (`storage_options=`).
 
-Options for objects are not supported for Google, because Google requires signed headers, and obstore signs only URLs.
+For Google, options of objects, such as a storage class, are not supported, because they require signed headers, and
+obstore signs only URLs.
 
 Each process keeps the options of calls in a dict. An address refers to its options with a marker, as in
 `s3://options=KEY@bucket/key`. Messages and results show addresses without markers.
@@ -164,12 +165,12 @@ if sent_options := os.environ.pop(SPAWN_VARIABLE, ""):
 
 
 def known_options() -> dict[str, dict[str, Any]]:
-    """Return all storage options by key."""
+    """Return the storage options of all calls, by the key in their marker."""
     return _known
 
 
 def options_in(addresses: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return the storage options of these addresses by key."""
+    """Return the storage options of these addresses, by the key in their marker."""
     keys = {parse_address(address).marker.removeprefix(OPTIONS_MARKER) for address in addresses if is_url(address)}
     return {key: _known[key] for key in keys if key in _known}
 

@@ -39,7 +39,7 @@ Result = TypeVar("Result")
 
 MAX_PUT_BYTES = 5 * 10**9
 _HTTPS_PORT = 443
-_CONTINUE_TIMEOUT_S = 1  # then send the body, because some servers do not reply to `Expect: 100-continue`
+_CONTINUE_TIMEOUT_S = 1  # some servers do not reply to `Expect: 100-continue`: after this time, send the body
 _MAX_REFUSAL_BYTES = 2**18
 _STATUS_LINE = re.compile(rb"^HTTP/1\.[01] (\d{3})\b")
 
@@ -190,7 +190,8 @@ def _new_connection(url: str) -> tuple[HTTPConnection, str, Mapping[str, str]]:
 def _early_refusal(socket: PacedSocket) -> _Response | None:
     """Return a response that arrives before the body is sent, or None.
 
-    http.client is not used, because it would skip `100 Continue` and wait for the final response.
+    This function parses the response itself, because http.client would skip `100 Continue` and wait for the final
+    response.
     """
     from http.client import HTTPException, parse_headers
 
