@@ -110,7 +110,7 @@ def _extend_paths(paths: StringColumn, source: NDArray[np.int64]) -> PackedStrin
 
 
 def match_samples(entries: SampleTable, other: SampleTable, where: str) -> NDArray[np.int64]:
-    """Return the index in `other` of each sample's key, or -1. Raise an error if the tables have a common field."""
+    """For each sample, return the index of its key in `other`, or -1. Raise an error if a field is in both tables."""
     shared = sorted({*entries.used_fields()} & {*other.used_fields()}, key=to_bytes)
     if shared:
         found = f"fields that exist in both: {format_list([repr(name) for name in shared])} (also in {where})"

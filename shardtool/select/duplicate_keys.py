@@ -114,7 +114,8 @@ def _rename_duplicates(
     old_names = (name for keys in tables for _, chunk in keys.chunks() for name in chunk)
     used_names = {name for name in old_names if name.rpartition(b"-")[0] in bases}
     names: dict[int, bytes] = {}
-    for group in groups:  # a new key is the group's key, `-` and a number, so groups share none
+    # A new key is the group's key, `-` and a number, so two groups never get the same new key.
+    for group in groups:
         number = 2
         for sample in group.samples if group.exists else group.samples[1:]:
             while (name := b"%b-%d" % (group.key, number)) in used_names:

@@ -73,7 +73,7 @@ def order_rows(
     """Merge the rows of several tables that contain the same samples, and sort the rows by sample and field.
 
     Return the merged rows, as indexes into the concatenated tables, and `SampleTable.first` of the merged table. If
-    several tables have the same field of a sample, keep only the rows of the first of these tables.
+    several tables contain the same field of a sample, keep only the rows from the first of these tables.
 
     Args:
         firsts: `SampleTable.first` of each table.
@@ -114,9 +114,10 @@ def group_sorted(keys: PackedStrings) -> RowGroups:
 
 
 def merge_groups(entries: SampleTable, groups: RowGroups) -> SampleTable:
-    """Merge each group of samples into one sample, with the metadata and INLINE fields of the group's first sample.
+    """Merge each group of samples into one sample.
 
-    Callers must check for a field that two samples of a group have, because the merged sample has it twice.
+    The merged sample has the fields of all samples in the group, but the metadata and INLINE fields of only the first
+    sample. If two samples of a group have the same field, the merged sample has it twice. Callers must check for this.
     """
     part = np.repeat(np.arange(len(entries)), entries.counts())
     sample, code = groups.of_row[part], entries.rows.code

@@ -78,11 +78,12 @@ def join_table(
     are compared with the paths of the samples' files. If no path matches, the values without extensions are compared
     with the keys. If the samples have a metadata column `on`, the values are compared only with this column.
 
-    New columns replace existing columns of the same name for samples with a matching row.
+    If the metadata has a column of the same name, only samples with a matching row get new values.
 
     Args:
         on: The key column of the table. By default, the column that the table's format defines, or `key`.
-        collect: The columns to collect into lists if rows share a key, or `all`. If empty, keys must be unique.
+        collect: The columns whose values are collected into one list per key. `all` means all columns. If empty, keys
+            must be unique.
     """
     source, default_key = open_table(table, {on or _DEFAULT_KEY_COLUMN}, form), list[str]()
     if not (on := on or source.key_column):
@@ -112,7 +113,7 @@ def join_table(
         side = "keys" if on not in sample_types else f"values of the samples' column {on!r}"
         expected = f"{side}, such as {show_keys(keys, np.flatnonzero(keys.lengths())[:1])}{_path_example(entries, on)}"
         raise _no_match_error(source.location, on, rows, keys, expected)
-    used = np.zeros(len(rows) + 1, bool)  # the last element is for -1
+    used = np.zeros(len(rows) + 1, bool)  # samples without a row (-1) set the last element
     used[matched_rows] = True
     unused = np.flatnonzero(~used[:-1])
     kinds = {name: column.type for name, column in columns.items()}

@@ -65,7 +65,7 @@ class KeyPattern:
     def split(self, names: PackedStrings) -> tuple[PackedStrings, list[bytes], list[int]]:
         """Split each path (without its extension) into a key and the rest of the file name.
 
-        Return the keys, the list of distinct rests, and the index of each path's rest in this list.
+        Return the keys, a list of the distinct rests, and for each path the index of its rest in this list.
         """
         import pyarrow.compute as pc
 
@@ -93,7 +93,7 @@ class KeyPattern:
         return PackedStrings.parse(bytes(keys)), [*rests], rest_numbers
 
     def check_matched(self, keys: PackedStrings) -> None:
-        """Raise an error if the pattern has matched none of `keys`."""
+        """Raise an error if no path has matched the pattern, unless `keys` is empty. The error shows the first key."""
         if not self.matched and len(keys):
             expected = f"a pattern for whole paths without their endings, such as '{printable(keys[0])}'"
             raise InvalidRequest(self._where, "no file matches", expected=expected)

@@ -129,7 +129,7 @@ _BAD_TOKENS = {
 
 
 def match_rows(table: pa.Table, query: str, classes: ClassNames = _NO_CLASSES) -> NDArray[np.int64]:
-    """Return the ascending numbers, counted from 0, of the rows that match `query`.
+    """Return the indexes of the rows that match `query`, in ascending order.
 
     Args:
         query: Comparisons, combined with `and`, `or` and `not`. Column names with blanks are in backticks.
@@ -141,10 +141,11 @@ def match_rows(table: pa.Table, query: str, classes: ClassNames = _NO_CLASSES) -
 def match_partially(
     table: pa.Table, query: str, later_columns: Mapping[str, str], classes: ClassNames
 ) -> tuple[NDArray[np.int64], ReadCondition | None]:
-    """Evaluate only the conditions of a query (the operands of `and`) whose columns are all in `table`.
+    """Split a query at `and`, and evaluate only the conditions whose columns are all in `table`.
 
-    Return the matching rows, and the remaining conditions or None. `later_columns` are names and types of columns that
-    are measured while reading samples, such as image sizes. Columns in `table` take precedence.
+    Return the matching rows, and the remaining conditions (None if no condition remains). `later_columns` contains the
+    names and types of columns that are measured while reading samples, such as image sizes. If `table` has a column of
+    the same name, this column is used instead.
     """
     where = option_text("where")
     try:
@@ -153,7 +154,7 @@ def match_partially(
             warnings.simplefilter("ignore")
             parsed, table_columns = _parse(query, where, classes), {*table.column_names}
             measured = [(name, kind) for name, kind in later_columns.items() if name not in table_columns]
-            # First evaluate all columns without rows, so errors can list all columns.
+            # First evaluate the query on a table that has all columns but no rows, so errors can list all columns.
             _evaluate(metadata_columns.with_measured_columns(table.slice(0, 0), measured, []), parsed)
             parts = _split_conjunction(parsed.tree)
             later_parts = [part for part in parts if not table_columns.issuperset(parsed.columns(part))]
@@ -181,7 +182,7 @@ def _evaluate(table: pa.Table, query: _Query) -> NDArray[np.int64]:
             start + np.flatnonzero(_Evaluator(query, table.slice(start, _BLOCK_ROWS)).condition(query.tree))
             for start in range(0, table.num_rows, _BLOCK_ROWS)
         ]
-    except MemoryError:  # first, because pyarrow's MemoryError is also an ArrowException
+    except MemoryError:  # before ArrowException, because pyarrow's MemoryError is both
         raise
     except (ArithmeticError, TypeError, ValueError, NotImplementedError, re.error, pa.ArrowException) as error:
         reason = str(error).partition("\n")[0]
@@ -421,7 +422,7 @@ class _Evaluator:
         if not (text.constant and text.kind == "text" and labels.kind == "a number" and not labels.constant):
             return text
         column, classes = self._query.column(labels.node), self._query.classes
-        names = classes.get(column) or classes.get(f"{column}.json")  # a field with lists of labels is a JSON field
+        names = classes.get(column) or classes.get(f"{column}.json")  # lists of labels are in a JSON field
         if not names:
             return text
         if text.data not in names:

@@ -1,4 +1,4 @@
-"""Convert columns in queries to arrays, and compare and calculate with them.
+"""Convert the columns of a query to arrays, compare arrays, and calculate with arrays.
 
 Numbers and booleans are NumPy arrays, because NumPy compares int64 with uint64 exactly. Text, times and lists are Arrow
 arrays. `pyarrow.scalar` and `to_numpy` are not used, because they import pandas.
@@ -72,7 +72,7 @@ _FIXED_OFFSET = re.compile(r"([+-])([0-9]{2}):?([0-9]{2})")
 
 
 class Numbers(NamedTuple):
-    """The numbers or booleans of a column. A null row has a false `valid` and an undefined value."""
+    """The numbers or booleans of a column. If a row is null, its `valid` is false and its value is undefined."""
 
     values: NDArray[Any]
     valid: Bools
@@ -84,12 +84,12 @@ class Numbers(NamedTuple):
         return cls(_to_numpy(array) if types.is_boolean(array.type) else arrow.number_values(array), valid)
 
     def to_bools(self, *, missing: bool) -> Bools:
-        """Return the values as booleans, with `missing` for nulls."""
+        """Return the values as booleans. Nulls become `missing`."""
         return np.where(self.valid, self.values, missing)
 
 
 class Time(NamedTuple):
-    """A time in a query, in nanoseconds since 1970, in UTC if `is_zoned`, otherwise without a time zone."""
+    """A time in a query, in nanoseconds since 1970. If `is_zoned`, the time is in UTC. If not, it has no time zone."""
 
     nanoseconds: int
     is_zoned: bool
@@ -136,7 +136,7 @@ def missing_rows(data: Numbers | pa.Array) -> Bools:
 
 
 def calculate(function: Callable[..., Any], *operands: Any) -> Any:
-    """Apply a function to columns of numbers and constants. Null operands give null.
+    """Apply a function to numeric columns and constants. If an operand is null, the result is null.
 
     Raises:
         OverflowError: An integer result is outside the range of its column (int64 or uint64).
@@ -148,7 +148,7 @@ def calculate(function: Callable[..., Any], *operands: Any) -> Any:
         return result
     valid = np.logical_and.reduce(masks)
     if function in _CAN_OVERFLOW and result.dtype.kind in "iu":
-        # A wrapped integer differs from the floating-point result by about a multiple of 2^64.
+        # After an overflow, the integer differs from the floating-point result by about a multiple of 2^64.
         estimate = function(*(np.asarray(value, np.float64) for value in values))
         if (np.abs(result - estimate) > 2.0**60)[valid].any():
             raise OverflowError(_OVERFLOW_ERROR)
@@ -162,7 +162,7 @@ def calculate_pair(function: Callable[[Any, Any], Any], left: Any, right: Any) -
         OverflowError: As in `calculate`, or one operand is a column with values above 2^63 - 1, and the other operand
             contains a negative integer.
     """
-    if function is not operator.truediv:  # a quotient is a float
+    if function is not operator.truediv:  # the result of a division is a float and cannot overflow
         left, right = _to_unsigned(right, left), _to_unsigned(left, right)
     return calculate(function, _to_range_of(right, left), _to_range_of(left, right))
 
@@ -234,7 +234,10 @@ def is_in(data: Numbers | pa.Array, items: list[Any]) -> Bools:
 
 
 def parse_time(text: str, zone: str | None) -> Time | None:
-    """Parse a time, in the time zone `zone` if the text contains no UTC offset. Return None for other text."""
+    """Parse a time. Return None if `text` is not a time.
+
+    If the text contains no UTC offset, the time is in the time zone `zone`.
+    """
     if not (match := _TIME_TEXT.fullmatch(text)):
         return None
     *parts, fraction, offset = match.groups()
@@ -281,7 +284,7 @@ def value_lengths(column: pa.Array) -> Numbers:
 
 
 def rows_with_element(lists: pa.Array, matches: Bools) -> Bools:
-    """Return whether any element of each list matches. `matches` has a boolean for each element of all lists."""
+    """Return for each list whether any of its elements matches. `matches` has one boolean per element of all lists."""
     lengths, valid = value_lengths(lists)
     counts = np.where(valid, lengths, 0)
     rows = np.zeros(len(lists), np.bool_)

@@ -73,7 +73,7 @@ def make_sample_table(entries: SampleTable, shards: Sequence[str]) -> pa.Table:
 
 
 def table_column(table: pa.Table, name: str, option: str) -> pa.ChunkedArray:
-    """Return a column. Raise an error about `option` if no or several columns have this name."""
+    """Return a column. Raise an error about `option` unless exactly one column has this name."""
     indices: Sequence[int] = table.schema.get_all_field_indices(name)
     if not indices:
         raise missing_name_error("column", option, name, table.column_names)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _MAX_LISTED_FIELDS = 100
 _RESERVED_NAME = re.compile(r"__.*__")  # WebDataset adds fields such as `__key__` and `__url__` to samples
-_PATHS_COLUMN = "source_paths"  # has one value per field, see docs/format.md, "Sidecar"
+_PATHS_COLUMN = "source_paths"  # each row is a list with one path per field, see docs/format.md, "Sidecar"
 
 
 def select_fields(
@@ -41,7 +41,9 @@ def select_fields(
     *,
     to_format: str = "tar",
 ) -> tuple[SampleTable, tuple[Skipped, ...]]:
-    """Select, drop and rename fields. Return the remaining samples, and a `Skipped` for each sample without fields.
+    """Select, drop and rename fields, and skip samples that keep no field.
+
+    Return the remaining samples, and a `Skipped` for each skipped sample.
 
     Args:
         select: The fields to keep. If empty, all fields.

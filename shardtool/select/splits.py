@@ -140,7 +140,7 @@ def _assign_by_label(keys: PackedStrings, values: pa.ChunkedArray, options: Spli
 def sample_per_class(
     keys: PackedStrings, values: pa.ChunkedArray, max_count: int, *, column: str, seed: int
 ) -> NDArray[np.int64]:
-    """Select the `max_count` samples of each label with the smallest key hashes. Return their indexes, sorted."""
+    """For each label, select the `max_count` samples whose keys have the smallest hashes. Return sorted indexes."""
     labels_column = _simplify(values, option_text("of"), column)
     _check_nulls(keys, labels_column, option_text("of"), column)
     label, labels = _number_labels(labels_column, _MAX_LABELS, option_text("of"), column)
@@ -157,9 +157,9 @@ def _share_weights(options: SplitOptions) -> tuple[tuple[str, ...], list[int]]:
 def _apportion(sizes: NDArray[np.int64], weights: list[int]) -> NDArray[np.int64]:
     """Return the number of samples of each label in each split, as int64[labels, splits].
 
-    For each label, the shares with the largest remainders are rounded up (Hamilton's method). What a split loses by
-    rounding is added to its remainder for the next labels. Otherwise, all samples of small labels would be in the
-    largest split.
+    For each label, the shares with the largest remainders are rounded up (Hamilton's method). If a split
+    loses by rounding, the loss is added to its remainder for the next labels. Without this, all samples of small labels
+    would be in the largest split.
     """
     counts, remainder_rows = np.divmod(sizes[:, None] * np.array(weights, np.int64), SHARE_UNIT)
     owed = [0] * len(weights)
@@ -249,8 +249,8 @@ def _small_notes(names: tuple[str, ...], labels: list[bytes], counts: NDArray[np
 def sample_by_key(keys: PackedStrings, share: float | str) -> NDArray[np.int64]:
     """Select a random share of the samples by key hash. Return the sorted indexes of the selected samples.
 
-    A sample is selected if its hash (see `hash_strings`) is below share * 2^64, so a larger share includes a smaller
-    one. `share` is a number above 0 and at most 1, or a string such as `0.01` or `1%`.
+    A sample is selected if its hash (see `hash_strings`) is below share * 2^64, so a larger share includes all
+    samples of a smaller share. `share` is a number above 0 and at most 1, or a string such as `0.01` or `1%`.
     """
     last = np.uint64(math.ceil(parse_share("sample", share, positive=True) * 2**64) - 1)
     return np.flatnonzero(keys.hashes() <= last)

@@ -68,7 +68,10 @@ def check_storable_names(entries: SampleTable, where: str, *, skip: bool) -> Non
 
 
 def skip_unsafe_names(entries: SampleTable) -> tuple[SampleTable, tuple[Skipped, ...]]:
-    """Return the samples with names that a shard can store, and a `Skipped` for each other sample."""
+    """Skip samples with a key or field name that a shard cannot store.
+
+    Return the remaining samples, and a `Skipped` for each skipped sample.
+    """
     keys, fields = _unsafe_keys(entries.keys), _unsafe_fields(entries)
     codes = [entries.fields.index(name) for name in fields]
     rows = np.flatnonzero(np.isin(entries.rows.code, codes)) if codes else np.zeros(0, np.int64)
@@ -204,7 +207,7 @@ def _portable_key(key: bytes, max_bytes: int) -> bytes:
 
 
 def check_case(entries: SampleTable) -> None:
-    """Raise an error if fields of a sample differ only in case. webdataset converts names to lower case."""
+    """Raise an error if fields of a sample differ only in case, because webdataset converts names to lower case."""
     lower = [name.lower() for name in entries.fields]
     first_equal: NDArray[np.int64] = np.array([lower.index(name) for name in lower], np.int64)
     if len(set(lower)) == len(lower) and not entries.source_paths:

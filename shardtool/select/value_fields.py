@@ -48,8 +48,13 @@ def set_value_fields(
     """Add fields with the values of metadata columns. Return the samples and notes.
 
     A new field replaces an existing field of the same name. If the value of a sample is null, the sample keeps its
-    existing payload, or lacks the field. A null is an error if the field contains numbers or labels, or if the sample
-    has no existing payload. With `may_lack`, this is an error only if all values are null.
+    existing payload. A null is an error in these cases:
+
+    - The new field contains numbers or class numbers.
+    - The existing field contains INLINE values or class numbers.
+    - The sample has no existing payload.
+
+    With `may_lack`, a sample may lack the field, and these cases are errors only if all values are null.
 
     Args:
         fields: Pairs of a field and the column with its values.

@@ -65,7 +65,7 @@ class Table:
         return sum(batch.num_rows for batch in self.batches(self.schema.names[:1]))
 
     def row_counts(self) -> list[tuple[str, int]]:
-        """Return the path and row count of each file, or [] if the table is not several files."""
+        """Return the path and row count of each file, or [] unless the table consists of several files."""
         return []
 
     def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
@@ -96,7 +96,7 @@ class MemoryTable(Table):
 
 
 def parse_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Convert a text column to numbers if all its values are numbers (007 is not).
+    """Convert a text column to numbers if all its values are numbers. A value such as 007 is text.
 
     Empty cells, NA, null and NaN become null in a column of numbers.
     """
@@ -122,7 +122,7 @@ def read_in_blocks(read: Callable[[int], pa.Table]) -> pa.Table:
 
 
 def check_text_start(name: str, head: bytes) -> bytes:
-    """Return the start of a text file without its byte-order mark. Raise an error if the file is not UTF-8."""
+    """Return the start of a text file without its byte-order mark. Raise an error for UTF-16, gzip, zip or a NUL."""
     for mark, meaning in _FOREIGN_MARKS:
         if head.startswith(mark):
             remedy = "Convert it: `iconv -f UTF-16 -t UTF-8`." if meaning == "UTF-16" else ""
@@ -137,7 +137,7 @@ def reading_table(name: str) -> Iterator[None]:
     """Convert errors in the `with` block to `InvalidRequest`, except errors about memory."""
     try:
         yield
-    except MemoryError:  # first, because pyarrow's MemoryError is also an ArrowException
+    except MemoryError:  # before ArrowException, because pyarrow's MemoryError is both
         raise
     except (pa.ArrowException, OSError, ValueError, TypeError, ArithmeticError) as error:
         if is_out_of_memory(error):
@@ -147,7 +147,7 @@ def reading_table(name: str) -> Iterator[None]:
 
 
 def dataset_classes(schema: pa.Schema) -> dict[str, list[str]]:
-    """Return the class names by column that Hugging Face datasets stores in the metadata of a schema.
+    """Return class names by column, from the metadata that Hugging Face datasets stores in a schema.
 
     Source: huggingface/datasets, `arrow_writer.py` (the key `huggingface`) and `features/features.py` (`ClassLabel`).
     """

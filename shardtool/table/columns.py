@@ -57,7 +57,7 @@ def is_index_name(column: str) -> bool:
 
 
 def is_text_type(kind: pa.DataType) -> bool:
-    """Return whether a type is text, plain, dictionary-encoded or run-end encoded."""
+    """Return whether a type is text. The text may be dictionary-encoded or run-end encoded."""
     if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
         kind = kind.value_type
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
@@ -77,7 +77,7 @@ def check_column_names(name: str, columns: list[str]) -> None:
 
 
 def missing_name_error(thing: str, option: str, name: str, names: Sequence[str]) -> InvalidRequest:
-    """Return the error for an unknown name of a `thing`, such as a column, with similar names."""
+    """Return the error for an unknown name of a `thing`, for example a column. The error suggests similar names."""
     by_lower_case = {candidate.casefold(): candidate for candidate in names}
     similar = [by_lower_case[candidate] for candidate in get_close_matches(name.casefold(), by_lower_case, n=3)]
     remedy = f"Did you mean {' or '.join(map(repr, similar))}?" if similar else ""

@@ -20,7 +20,7 @@ _MAX_NAMED_FILES = 3
 
 
 class ConcatenatedTable(Table):
-    """Tables with the same columns. `folder` is empty if the tables are in different folders."""
+    """Several tables, read as one table. `folder` is empty if the tables are in different folders."""
 
     def __init__(self, files: Sequence[str], open_file: Callable[[str], Table]) -> None:
         names = [paths.base_name(file) for file in files]
@@ -48,7 +48,7 @@ class ConcatenatedTable(Table):
         tables = self._read_all(columns, text)
         kinds = _types_by_column([table.schema for table in tables])
         if mixed := {name for name in kinds if len(kinds[name]) > 1 and kinds[name] & {"string", "large_string"}}:
-            # Open the tables again: the first read fixed the types of text files.
+            # Open the tables again, because text files keep the column types of the first read.
             self._tables = [self._open_file(file) for file in self._files]
             tables = self._read_all(columns, mixed.union(text))
         try:
@@ -86,8 +86,7 @@ class ConcatenatedTable(Table):
         return InvalidRequest(self.location, found, expected="values of one type in each column")
 
     def _check_columns(self) -> None:
-        # If a text file lacks a column of another file, this is probably a mistake, so the column is not filled with
-        # nulls.
+        # Different columns in text files are probably a mistake, so do not fill missing columns with nulls.
         first = self._tables[0]
         for file, table in zip(self._files, self._tables, strict=True):
             differing = sorted({*table.schema.names} ^ {*first.schema.names})

@@ -4,7 +4,7 @@ Empty lines are ignored and not counted as rows.
 
 The type of a column is inferred from all its values. The following columns are read as text:
 
-- columns that the caller requests as text, because the key 1e5 is not the key 100000
+- columns that the caller requests as text, for example keys: 1e5 and 100000 are different keys
 - columns with a value such as 007
 - columns with whole numbers that a float cannot represent exactly
 
@@ -65,7 +65,7 @@ class DelimitedTable(Table):
         self.schema = pa.schema([(column, pa.string()) for column in names])
 
     def read(self, columns: list[str], text: Collection[str], /) -> pa.Table:
-        """Read columns. Only the first call uses `text`."""
+        """Read columns. The first call reads the whole file, so later calls ignore `text`."""
         if self._table is None:
             self._table = arrow.compact_table(self._read_typed(frozenset(text) & set(self.schema.names)))
         return self._table.select(columns)
@@ -121,12 +121,12 @@ class DelimitedTable(Table):
         def read(block: int) -> pa.Table:
             bad_rows.clear()
             with self._open() as stream:
+                # pyarrow reports row numbers only without threads.
                 options = arrow_csv.ReadOptions(use_threads=invalid_rows is None, block_size=block, column_names=names)
-                # pyarrow prints a traceback if an invalid row is not UTF-8. Latin-1 accepts any bytes.
+                # pyarrow prints a traceback if an invalid row is not UTF-8, so read Latin-1, which accepts any bytes.
                 read = stream if invalid_rows is None else pa.transcoding_input_stream(stream, "latin-1", "utf-8")
                 return arrow_csv.read_csv(read, read_options=options, parse_options=parse, convert_options=convert)
 
-        # pyarrow reports row numbers only if it uses no threads.
         bad_rows, handler = ([], None) if invalid_rows is None else (invalid_rows, on_invalid_row)
         names = None if self._header else self.schema.names
         included = None if invalid_rows is None else [*text]

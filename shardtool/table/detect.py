@@ -112,7 +112,10 @@ def _is_row_json(path: str) -> bool:
 
 
 def find_archive(source: object) -> tuple[str, str] | None:
-    """Split a path into an archive and the folder inside ("" or with a final slash). Return None for other paths."""
+    """Split a path such as `a.zip/b` into the archive `a.zip` and the folder `b/`. Return None for other paths.
+
+    For a path such as `a.zip`, the folder is "".
+    """
     if not isinstance(source, str | os.PathLike) or os.path.isdir(source):
         return None
     path, folder = os.fspath(source).rstrip("/"), ""

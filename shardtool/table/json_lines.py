@@ -1,13 +1,13 @@
 """Check JSON lines, and read them with pyarrow.
 
-The checks are needed because of pyarrow:
+The checks are needed because of how pyarrow reads JSON lines:
 
-- A line `null` or deep nesting crashes the process.
-- Objects may span several lines, and a line may contain several objects.
-- Each name takes memory in every row, even in rows without this name.
+- It crashes if a line is `null`, or if values are deeply nested.
+- It accepts objects that span several lines, and several objects on one line.
+- For each name, it uses memory in every row, even in rows without this name.
 
-Each line must therefore be one object with at most `MAX_NESTING` levels, and the number of names times the number of
-rows is limited, depending on the file size. To save time, Python parses only blocks of lines that look suspicious.
+Each line must therefore be one object with at most `MAX_NESTING` levels. The number of names times the number of rows
+has a limit, which depends on the file size. To save time, Python parses only blocks of lines that look suspicious.
 
 Times stay text. Integers of more than 64 bits become floats.
 """

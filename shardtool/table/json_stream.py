@@ -30,7 +30,7 @@ class JsonStream:
         self._text, self._at, self._start, self._before, self._at_end = "", 0, 0, 0, False
 
     def peek(self) -> str:
-        """Return the next character after white space, without consuming the character, or "" at the end."""
+        """Skip white space, and return the next character without consuming it. At the end, return ""."""
         while True:
             self._at = _WHITE_SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
             if self._at < len(self._text):

@@ -54,7 +54,10 @@ def iter_row_numbers(rows: NDArray[np.int64]) -> Iterator[pa.Array]:
 
 
 def gather_keys(chunks: Iterable[pa.Array]) -> tuple[PackedStrings, NDArray[np.int64]]:
-    """Concatenate chunks of keys. Return the keys (none if any is invalid) and the positions of invalid keys."""
+    """Concatenate chunks of keys. Return the keys and the positions of invalid keys.
+
+    If any key is invalid, return no keys.
+    """
     parts, bad_chunks, before = [], [np.zeros(0, np.int64)], 0
     for chunk in chunks:
         lengths = arrow.byte_lengths(chunk)
@@ -103,7 +106,7 @@ def find_repeated(keys: PackedStrings) -> dict[bytes, list[int]]:
 
 def find_positions(keys: PackedStrings, others: PackedStrings) -> NDArray[np.int64]:
     """Return the position of each key in `others`, or -1 if it is missing. The keys in `others` must be unique."""
-    # Look up keys in groups, chosen by hash, to halve the memory of the lookup table.
+    # Divide the keys into groups by hash, and look up one group at a time, to halve the memory of the lookup table.
     import pyarrow.compute as pc
 
     positions = np.full(len(keys), -1, np.int64)

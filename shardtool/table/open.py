@@ -59,9 +59,9 @@ def open_table(source: object, named: Collection[str], form: DelimitedFormat = D
 
     Args:
         source: A path, several paths, a glob, `-` for standard input, or a table in memory.
-        named: Columns that the user names. If the first line of standard input contains such a name, the input is a
-            table, not a list of paths.
-        form: The format of delimited text, by default from the file name.
+        named: Column names in the user's options. If the first line of standard input contains such a name, the input
+            is a table, not a list of paths.
+        form: The format of delimited text. By default, the file name determines the delimiter.
     """
     path = os.fspath(source) if isinstance(source, str | os.PathLike) else None
     if path is not None and (files := _expand_glob(path)):
@@ -176,7 +176,7 @@ def _read_standard_input(data: bytes, named: Collection[str], form: DelimitedFor
 
 
 def check_column(location: str, name: str, column: pa.ChunkedArray) -> None:
-    """Raise an error for invalid values, because pyarrow does not, and for times that Parquet cannot store."""
+    """Raise an error for invalid values, which pyarrow may accept, and for times that Parquet cannot store."""
     try:
         column.validate(full=True)
     except pa.ArrowInvalid as error:

@@ -37,7 +37,7 @@ _HEX = np.frombuffer(bytes(range(256)).hex().encode(), np.uint16)
 
 
 def field_type(field: str, kind: pa.DataType) -> ValueType | None:
-    """Return the type of the field's values for a column of type `kind`, or None for arrays."""
+    """Return the `ValueType` of a field whose column has the type `kind`, or None if the field stores arrays."""
     return None if _ending(field) == "npy" else value_type(kind)
 
 
@@ -151,7 +151,7 @@ def _over_int64_positions(column: pa.ChunkedArray) -> NDArray[np.int64]:
     if not pa.types.is_uint64(column.type):
         return np.zeros(0, np.int64)
     too_large = np.flatnonzero(arrow.number_values(column) > _MAX_INT64)
-    # The number of a null is undefined and may seem too large.
+    # The NumPy value of a null is undefined, and may be too large.
     return np.setdiff1d(too_large, missing_positions(column), assume_unique=True)
 
 
@@ -204,7 +204,7 @@ def _unknown_class_positions(column: pa.ChunkedArray, classes: Sequence[str]) ->
 
 
 def check_list_field(name: str, column: str, kind: pa.DataType) -> None:
-    """Raise an error if the field name for a column of lists of class numbers does not end in json."""
+    """Raise an error if a column contains lists of class numbers, and its field name does not end in json."""
     if pa.types.is_nested(kind) and name.rpartition(".")[2].lower() != "json":
         found = f"column {column!r} (field {name}) holds lists of class numbers"
         remedy = f"Use {option_text('field', {f'{column}.json': column})}."
@@ -212,7 +212,7 @@ def check_list_field(name: str, column: str, kind: pa.DataType) -> None:
 
 
 def value_type(kind: pa.DataType) -> ValueType:
-    """Return the type of values of an Arrow type that are stored as text."""
+    """Return the `ValueType` for values of an Arrow type."""
     if pa.types.is_boolean(kind):
         return "bool"
     return "json" if pa.types.is_nested(kind) else number_type(kind) or "text"

@@ -118,7 +118,7 @@ def render_values(table: pa.Table) -> pa.Array:
 
 
 def has_text_form(kind: pa.DataType) -> bool:
-    """Return whether values of a type can be written as text, unlike bytes and intervals."""
+    """Return whether values of a type can be written as text. Bytes and intervals cannot."""
     try:
         _render_json(pa.nulls(0, kind))
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid, TypeError):
@@ -239,7 +239,7 @@ def _escape_json(array: pa.Array) -> pa.Array:
 
 
 def number_type(kind: pa.DataType) -> NumberType | None:
-    """Return `int64` for Arrow types of integers and booleans, `float` for floats and decimals, or None for others."""
+    """Return `int64` for Arrow integers and booleans, `float` for floats and decimals, or None for other types."""
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         return "int64"
     return "float" if pa.types.is_floating(kind) or pa.types.is_decimal(kind) else None

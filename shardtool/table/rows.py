@@ -1,4 +1,4 @@
-"""Raise errors that name rows (row 1 is the first after the header), and collect the rows with the same key."""
+"""Raise errors with row numbers (row 1 follows the header), and collect the rows with the same key."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class TableRows(NamedTuple):
         return format_rows((shown + 1).tolist(), total=len(positions))
 
     def refuse(self, positions: NDArray[np.int64], found: str, *, expected: str = "", remedy: str = "") -> None:
-        """Raise `InvalidRequest` about the rows at `positions`, if there are any."""
+        """If `positions` is not empty, raise `InvalidRequest` about the rows at these positions."""
         if len(positions):
             found = f"{found} in {self._format_positions(positions)}"
             raise InvalidRequest(self.location, found, expected=expected, remedy=remedy)
@@ -79,7 +79,7 @@ class TableRows(NamedTuple):
     def refuse_differing(self, names: Iterable[str], first: NDArray[np.int64], *, expected: str, remedy: str) -> None:
         """Raise `InvalidRequest` if rows with the same key have different values in a column.
 
-        `first` is, for each row, the first row with the same key.
+        `first[i]` is the first row with the same key as row i.
         """
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -97,7 +97,10 @@ class TableRows(NamedTuple):
     def refuse_repeated_keys(
         self, keys: PackedStrings, positions: NDArray[np.int64] | None = None, *, expected: str, remedy: str
     ) -> None:
-        """Raise `InvalidRequest` if a key (one at `positions`, if given) occurs more than once."""
+        """Raise `InvalidRequest` if a key occurs more than once.
+
+        If `positions` is given, check only the keys at these positions.
+        """
         if repeated := find_repeated(keys if positions is None else keys.take(positions)):
             position_lists = [np.array(at, np.int64) for at in islice(repeated.values(), _MAX_EXAMPLES)]
             rows = [self._format_positions(at if positions is None else positions[at]) for at in position_lists]
@@ -108,7 +111,7 @@ class TableRows(NamedTuple):
             raise InvalidRequest(self.location, found, expected=expected, remedy=remedy)
 
     def examples(self, column: pa.ChunkedArray, positions: NDArray[np.int64]) -> str:
-        """Return the first values at `positions`, for messages."""
+        """Return the values at the first few `positions`, for messages."""
         values = column.take(arrow.number_array(positions[:_MAX_EXAMPLES])).to_pylist()
         shown = [f"'{shorten(printable(str(value)))}'" for value in values]
         return format_list(shown, _MAX_EXAMPLES, total=len(positions))
@@ -159,8 +162,8 @@ def collect_rows(
 ) -> dict[str, pa.Array]:
     """Return the columns `names` with one value per group of rows.
 
-    In the columns `requested` (all columns for `all`), this value is the list of the group's values. In other columns,
-    all rows of a group must have the same value.
+    In the columns `requested`, this value is the list of the group's values. The name `all` stands for all columns. In
+    other columns, all rows of a group must have the same value.
     """
     listed = names if [*requested] == [ALL_COLUMNS] else requested
     if unknown := [name for name in listed if name not in names]:
