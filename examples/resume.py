@@ -1,6 +1,7 @@
 """Resume a killed training run in the middle of an epoch with fewer processes. The losses stay the same.
 
-First run make_shards.py. Then start a run with two processes that is killed after step 10, and resume it with one:
+First run make_shards.py. Then start a run with two processes, which is killed after step 10. Resume this run with one
+process:
 
     KILL_AFTER=10 torchrun --nproc-per-node 2 resume.py
     torchrun --nproc-per-node 1 resume.py
@@ -35,7 +36,7 @@ if os.path.exists(CHECKPOINT):
     saved = torch.load(CHECKPOINT)
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
-    batches.load_state_dict(saved["batches"])  # a few numbers that all processes share
+    batches.load_state_dict(saved["batches"])  # a few numbers, equal in all processes
     step, first_epoch = saved["step"], saved["batches"]["epoch"]
 
 for epoch in range(first_epoch, EPOCHS):

@@ -55,7 +55,8 @@ for epoch in range(3):  # in each epoch, other documents are packed together
     for block in blocks:
         tokens, segments = block["tokens"].long(), block["segments"]
         logits = model(tokens, block["positions"].long(), segments)
-        counts = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)  # the next token is of the same document
+        # count a token only if the next token belongs to the same document
+        counts = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
         loss = nn.functional.cross_entropy(logits[:, :-1][counts], tokens[:, 1:][counts])
         optimizer.zero_grad()
         loss.backward()
