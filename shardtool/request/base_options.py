@@ -41,7 +41,7 @@ class BaseOptions:
     Attributes:
         observer: Receives progress and notes, unless the verb gets another observer.
         storage_options: Settings for the stores and servers of this call, such as `endpoint` and `access_key_id`. For
-            several stores, pass settings by the start of the address: `{"s3://mine/": {...}, "gs://": {...}}`.
+            several stores, pass one dict of settings per address prefix: `{"s3://mine/": {...}, "gs://": {...}}`.
     """
 
     observer: Observer | None = field(default=None, compare=False)

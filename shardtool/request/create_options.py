@@ -56,7 +56,7 @@ class CreateOptions(SelectingOptions):
         include: Include only files that match: '*.jpg', 'train/*'.
         exclude: Exclude files and folders that match this pattern.
         hidden: Include hidden files (names that start with a dot, Thumbs.db and similar).
-        complete: Fail if a folder lacks a file of a sample, or skip the sample (`on_error`).
+        complete: Require a file of each sample in every source folder. Set `on_error` to skip incomplete samples.
         symlinks: Symbolic links to follow: only those inside the source, all, or none.
         dots: End the key at the first dot of the file name (WebDataset), or at the last.
         key_pattern: Regular expression whose first group is the key: '(.+)_mask'. The pattern is matched against the
@@ -86,7 +86,7 @@ class CreateOptions(SelectingOptions):
         root: Base folder for relative paths.
         allow_outside: Allow paths outside `root`.
         size_column: Column with file sizes, to plan without reading file metadata.
-        stat: Read file sizes and times. Otherwise, the plan uses `size_column`.
+        stat: Read file sizes and times. If False, plan with the sizes from `size_column`.
         on_duplicate: What to do with a new sample whose key already exists: fail, or skip it.
         plan: Use the plan in this file instead of listing the source. All parts of a run can share the file.
         plan_only: Write the plan to this file, but no shards. Pass the file to `plan`.
@@ -198,7 +198,7 @@ class CreateOptions(SelectingOptions):
             raise InvalidRequest(option_text("user_agent"), repr(self.user_agent[:100]), expected="one line of ASCII")
 
     def check_for(self, *, manifest: bool) -> None:
-        """Raise InvalidRequest if an option does not apply to the source, a manifest or a folder."""
+        """Raise InvalidRequest if an option does not apply to this kind of source: a manifest or a folder."""
         if not manifest:
             self.check_table_options()
         source, other = ("manifest", "folder") if manifest else ("folder", "manifest")

@@ -34,16 +34,16 @@ class Observer:
         """Receive the number of samples listed since the last call."""
 
     def phase(self, text: str, size: int) -> None:
-        """Receive the name of a preparatory step before `start`, and its size in bytes."""
+        """Receive the name of a preparatory step before `start`, and the number of bytes to process."""
 
     def start(self, samples: int, size: int, shards: int) -> None:
         """Receive the total amount of work. `size` is in bytes. It is 0 if unknown, for example for downloads."""
 
     def failed(self, samples: int) -> None:
-        """Receive the number of failed downloads. The next `advance` counts these samples, too."""
+        """Receive the number of samples whose download failed. The next `advance` counts these samples, too."""
 
     def advance(self, samples: int, size: int, shards: int) -> None:
-        """Receive the amount of finished work since the last call."""
+        """Receive how many samples, bytes and shards were finished since the last call."""
 
     def close(self) -> None:
         """Close the display. Verbs call this only if the user passed no observer."""
@@ -87,7 +87,7 @@ def _notebook_bar_class() -> Any:
 
 
 def default_observer() -> Observer:
-    """Return the observer for calls without `observer`. In a notebook, it shows a progress bar."""
+    """Return the observer for calls without the argument `observer`. In a notebook, show a progress bar."""
     get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
     kinds = () if get_shell is None else type(get_shell()).__mro__  # Colab and Databricks use subclasses
     is_notebook = any(kind.__name__ == "ZMQInteractiveShell" for kind in kinds)

@@ -80,7 +80,7 @@ def import_name(function: Callable[..., object]) -> str:
 
 
 def check_choice(name: str, value: object, literal: object) -> None:
-    """Raise InvalidRequest unless a value is one of a Literal type."""
+    """Raise InvalidRequest unless a Literal type contains a value."""
     choices = get_args(literal)
     if value not in choices:
         raise InvalidRequest(name, repr(value), expected=f"one of {', '.join(choices)}")

@@ -117,10 +117,11 @@ class OptionSpec(NamedTuple):
         section: Section of `--help`, or "" for the section of the previous option.
         typed: Command-line names separated by slashes, or "" for the field name.
         old: Former command-line name: accepted, but not shown.
-        common: Show the first sentence of the text with `-h`.
+        common: Whether `-h` lists the option, with the first sentence of its text.
         rare: Show the option only in the help of its topic.
-        parent: The option whose value contains this option, and the notation: `fields -{}`. The default notation is
-            `key={}`: for `timeout`, the parent `fetch` means `fetch timeout={}`.
+        parent: For an option that is typed inside the value of another option: the name of the other option, and the
+            notation in its value, such as `fields -{}`. By default, the notation is NAME={}: with the parent `fetch`,
+            `timeout` is typed as `fetch timeout={}`.
         expand: Converts the value to values of other options.
         metavar: Placeholder for the value in the help, or "" for the default of the type.
         shown: Text for the default in the help.
@@ -128,9 +129,9 @@ class OptionSpec(NamedTuple):
         only_for: Kind of source to which the option applies, or "" for any.
         requires: Rules about options that must also be given. To name options that are defined later, pass a function
             that returns the rules.
-        recorded: Whether the option affects the dataset.
+        recorded: Whether dataset files record the option.
         comma_separated: Whether the option can be repeated, and each value can be a list with commas.
-        word: Whether the option has one value, a list with commas.
+        word: Whether the option is not repeatable, and its value can be a list with commas.
         off: Help text of the command-line option that turns this flag off.
         group: Name of a group. If one of its options is typed, the job file's values for the group are ignored.
         choices: The accepted values, if the annotation does not list them.

@@ -29,7 +29,7 @@ def parse_whole_number(text: str) -> int | str:
 
 
 def split_commas(name: str, value: object) -> list[str]:
-    """Split a string at commas. Copy a list of strings."""
+    """Split a string at commas, or return a copy of a list of strings."""
     parts = value.split(",") if isinstance(value, str) else value
     if not isinstance(parts, (list, tuple)) or not all(isinstance(part, str) for part in parts):
         raise InvalidRequest(option_text(name), repr(value), expected="a string with commas, or a list of strings")
@@ -50,7 +50,7 @@ def parse_pairs(
 
 
 def format_pair(name: str, left: str, right: str) -> str:
-    """Return the text `left=right`. Raise InvalidRequest if `parse_pairs` would split it elsewhere."""
+    """Return the text `left=right`. Raise InvalidRequest if `left` contains `=`, where `parse_pairs` would split."""
     if not isinstance(left, str) or not isinstance(right, str) or "=" in left:
         found = f"{left!r}: {right!r}"
         raise InvalidRequest(option_text(name), found, expected="two strings, the first without an equals sign")

@@ -59,7 +59,10 @@ class WorkerOptions(BaseOptions):
 
 
 def noted_readers(targets: Sequence[str], exports: Texts = ()) -> tuple[str, ...]:
-    """Return the readers for compatibility notes: `targets` (webdataset if empty), and the readers of `exports`."""
+    """Return the readers that compatibility notes cover: `targets`, and the readers that use the indexes in `exports`.
+
+    If `targets` is empty, the notes cover webdataset instead.
+    """
     exported = {name.partition("-")[0] for name in exports}
     selected = targets or ("webdataset",)
     return tuple(reader for reader in get_args(Target) if reader in selected or reader in exported)

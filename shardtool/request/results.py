@@ -112,10 +112,10 @@ class CreateResult(Result):
         skipped: Number of skipped files and samples, listed in `out.skipped`.
         fingerprint: The content fingerprint. It does not depend on order, shards or splits.
         dropped: Number of samples that the function of `map` dropped.
-        features: For TFRecord, the Python source of each feature's parser (`tf.io.FixedLenFeature(...)`), for
-            `tf.io.parse_single_example`.
-        urls: For tar shards without splits, the argument of `webdataset.WebDataset`, or "" if webdataset cannot open
-            them.
+        features: For TFRecord, the features to pass to `tf.io.parse_single_example`, as Python source by name. The
+            source is, for example, `tf.io.FixedLenFeature(...)`.
+        urls: Pattern of shards to pass to `webdataset.WebDataset`. Empty for TFRecord, splits, parts and dry runs, and
+            if webdataset cannot open the shards.
         appended: The appended shards. All other attributes describe the whole dataset.
         changes: The changes of a resumed run, or None if no dataset existed.
         part: The part of a parallel run, such as `3/64`, or "". Counts cover only this part.
@@ -290,7 +290,7 @@ class ExportResult(Result):
 
     Attributes:
         files: Names of the index files, first for single shards, then for whole folders.
-        kept: Number of existing files that were kept, because they are equal or users may edit them.
+        kept: Number of existing files that were not rewritten, because they are equal or users may have edited them.
     """
 
     dataset_file: str

@@ -34,7 +34,7 @@ class RunPart:
         return f"part{self.number:0{len(str(self.parts))}d}of{self.parts}"
 
     def shards(self, planned: int) -> range:
-        """Return the numbers of this part's shards, of `planned` shards in total."""
+        """Return the numbers of the shards that this part writes. The dataset has `planned` shards in total."""
         return range(planned * (self.number - 1) // self.parts, planned * self.number // self.parts)
 
 

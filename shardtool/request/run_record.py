@@ -8,7 +8,7 @@ from shardtool.dataclass import dataclass
 from shardtool.messages import PARENT_FORMS, cli_words, option_text, quote_for_shell, uses_cli_names
 from shardtool.values import Dots, __version__
 
-_RECORDED_NAMES = {  # other names of options in dataset files and plan files
+_RECORDED_NAMES = {  # options with another name in dataset files and plan files
     "field": "values",
     "file": "files",
     "bytes": "binary",
@@ -119,7 +119,7 @@ class RunRecord:
         return RunRecord({name: value for name, value in self.document.items() if name not in skipped})
 
     def with_append(self, run: RunRecord) -> RunRecord:
-        """Return this record with `run` added to `appended`, and the splits of `run` to `splits`."""
+        """Return this record after an append: add `run` to `appended`, and the splits of `run` to `splits`."""
         runs = [record.document for record in (*self.appended, run.as_append_to(self))]
         splits = {"splits": sorted({*self.splits, *run.splits})} if self.splits else {}
         return RunRecord({**self.document, **splits, "appended": runs})
@@ -131,7 +131,7 @@ class RunRecord:
         return only_new and same_selection and self.verb == first.verb and self.verb in ("create", "reshard")
 
     def is_sibling_split_of(self, other: RunRecord) -> bool:
-        """Return whether one run created both datasets as two splits, ignoring later changes."""
+        """Return whether both datasets are splits that one run created. Later changes are ignored."""
         later = {"split": "", "splits": [], "appended": [], "removed": 0}
         mine, theirs = ({**record.document, **later} for record in (self, other))
         return mine == theirs and self.split != other.split and bool(self.split and other.split)

@@ -24,9 +24,9 @@ class SplitOptions(NamedTuple):
     """Options for splitting samples.
 
     Attributes:
-        shares: Name and share of each split, with the sum 1. Empty if `column` contains the split.
+        shares: Name and share of each split. The sum of the shares is 1. Empty if `column` contains the split names.
         stratify: Column of labels that have the same proportions in every split.
-        group_by: Column whose equal values stay in one split.
+        group_by: Column of groups. Samples with the same value stay in one split.
         option: Name of the option that set `column`, used in messages.
     """
 
