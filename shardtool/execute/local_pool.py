@@ -85,8 +85,9 @@ class _Worker:
 class LocalPool(Pool):
     """Runs tasks in worker processes on this machine, and kills the workers at the end of the `with` block.
 
-    The pool first starts at most one worker per core. If there are more tasks, it starts more, up to `workers`. A
-    `lazy` pool with the start method `auto` runs tasks in this process until `start` is called with several tasks.
+    The pool first starts at most one worker per core. If there are more tasks, the pool starts more workers, up to
+    `workers`. A `lazy` pool with the start method `auto` runs tasks in this process until `start` is called with
+    several tasks.
     """
 
     def __init__(
@@ -170,7 +171,7 @@ class LocalPool(Pool):
                 worker.number = None
                 if kind == FAILED:
                     raise value
-                # first send the next task, because the caller may use the result for a while
+                # send the next task first, because the caller may take long to use the result
                 self._feed(worker, function, queue, reports=reports)
                 yield number, value
             if reports:
@@ -228,7 +229,7 @@ def _spawn_worker(ends: tuple[int, int, int]) -> subprocess.Popen[bytes]:
     import subprocess
 
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    # with this path, the worker imports the same modules as this process
+    # pass `sys.path`, so the worker imports the same modules as this process
     path = sys.path if root in sys.path else [root, *sys.path]
     command = (
         f"import sys; sys.path[:] = {path!r}; from shardtool import messages; from shardtool.execute import worker; "

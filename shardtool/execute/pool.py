@@ -56,7 +56,7 @@ class Pool:
         for number, task in enumerate(tasks):
             callbacks = [] if progress is None else [partial(progress, number)]
             try:
-                # as in other workers, a user's function prints to stderr
+                # redirect the prints of a user's function to stderr, as worker processes do
                 with redirect_stdout(sys.stderr):
                     result = function(task, *callbacks)
             except PlainError:
@@ -95,7 +95,7 @@ def make_reporter(
 ) -> Callable[..., None]:
     """Return a progress callback that calls `send_report` at most every `pause_s` seconds.
 
-    It reports totals if `cumulative` is true, else the counts since the last report.
+    If `cumulative` is true, the callback reports totals. Otherwise, it reports the counts since the last report.
     """
     last, done = time.monotonic(), [0, 0]
 

@@ -160,8 +160,8 @@ class RayPool(Pool):
 
     Args:
         options: `workers` is the maximum number of concurrent tasks, or None for all cores of the cluster. `address` is
-            `auto`, `ray://host:port` or `host:port`, or None for the cluster in RAY_ADDRESS, a running cluster, or a
-            new one.
+            `auto`, `ray://host:port` or `host:port`. If it is None, the pool uses the cluster in RAY_ADDRESS, or a
+            running cluster, or starts one.
     """
 
     def __init__(self, options: WorkerOptions, advice: str, cores: int, observer: Observer | None) -> None:
@@ -185,7 +185,7 @@ class RayPool(Pool):
         staging.set_attempt(token_hex(ray_task.ATTEMPT_TOKEN_BYTES))
 
     def _connect(self, address: str | None, cores: int, observer: Observer) -> None:
-        """Connect to a cluster. As in `ray.init`, start one on this machine if there is none.
+        """Connect to a cluster. If no cluster runs and none was requested, start one on this machine.
 
         If the program is already connected, use its connection.
         """
@@ -238,7 +238,7 @@ class RayPool(Pool):
         self.max_per_machine = min(self.max_tasks, max((node.slots for node in nodes), default=1))
 
     def close(self) -> None:
-        """Cancel the running tasks, wait until none writes staged files, and disconnect."""
+        """Cancel the running tasks, wait until they no longer write staged files, and disconnect."""
         if self._lost_node:
             return
         running, self._running = [ref for ref, _ in self._running.values()], {}
@@ -372,7 +372,7 @@ class RayPool(Pool):
 
 
 class _TaskReports:
-    """Reports the progress of running tasks, unless the actor with the counts is lost."""
+    """Reports the progress of running tasks. If the actor that stores the progress is lost, reports nothing."""
 
     def __init__(self, actor: Any, progress: Progress) -> None:
         self.actor, self._progress = actor, progress

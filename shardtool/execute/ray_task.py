@@ -35,8 +35,8 @@ class TaskEnvironment(NamedTuple):
 
     Attributes:
         path: `sys.path` of the parent, to search after the node's own `sys.path`.
-        variables: Environment variables set by options for remote stores.
-        storage: Storage options, by the key in the marker of an address.
+        variables: Environment variables that options for remote stores have set.
+        storage: Storage options by key. Addresses of stores contain the key.
         sources: Source code of the modules of the `--map` function, by module name.
     """
 
@@ -73,7 +73,7 @@ class TaskEnvironment(NamedTuple):
 
 
 def _function_sources(function: str) -> dict[str, str]:
-    """Return the source code of a function's module, and of all loaded modules below the same folder.
+    """Return the source code of a function's module, and of all loaded modules in the same folder tree.
 
     Installed packages are not included, so every node must have them.
     """
@@ -175,7 +175,7 @@ class TaskCounts:
 
 
 def describe_path(path: str | bytes) -> str:
-    """Describe a folder, the size and time of a file, or an error, to compare nodes."""
+    """Describe a path, to compare nodes: as a folder, by the size and time of a file, or by the error."""
     try:
         info = os.stat(path)
     except OSError as error:
@@ -191,7 +191,8 @@ def inspect_node(
 ) -> list[tuple[str, str]]:
     """Return how this node differs from the parent, as pairs (found, expected).
 
-    `expected_paths` maps paths to the parent's `describe_path`. The parent created the file `marker` in `output`.
+    `expected_paths` maps paths to the parent's results of `describe_path`. The node must see `marker`, a file that the
+    parent created in `output`.
     """
     environment.enter()
     problems = [

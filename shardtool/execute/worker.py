@@ -73,7 +73,7 @@ def run_worker(tasks: int, results: int, lifeline: int) -> None:
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     if select.select([lifeline], [], [], 0)[0]:
         return  # the parent died before SIGIO was requested
-    # Several threads send messages. A lock created before the fork could be inherited locked.
+    # Several threads send messages. Create the lock here: a lock from before the fork may be locked forever.
     sending = threading.Lock()
 
     def answer(kind: int, number: int, value: object) -> None:

@@ -55,20 +55,23 @@ class ExportFormat(NamedTuple):
 
     @property
     def shard_index(self) -> ShardIndexFile:
-        """Return the functions for the index of one shard."""
+        """Return the functions that encode and check the index of a shard in this format."""
         from shardtool.interop.index_formats import SHARD_INDEXES
 
         return SHARD_INDEXES[self.name]
 
     @property
     def folder_index(self) -> FolderIndexFiles:
-        """Return the functions for the index of a folder."""
+        """Return the functions that encode and parse the index of a folder in this format."""
         from shardtool.interop.index_formats import FOLDER_INDEXES
 
         return FOLDER_INDEXES[self.name]
 
     def sample_counts(self, data: bytes) -> dict[str, int]:
-        """Return the sample count of each shard in a `folder_file` with these bytes. Invalid counts become -1."""
+        """Return the sample count of each shard listed in `data`, the content of a `folder_file`.
+
+        Invalid counts become -1.
+        """
         if not data:
             return {}
         try:
@@ -98,7 +101,7 @@ _SUFFIXES = sorted({export.suffix for export in EXPORTS.values() if export.suffi
 
 
 def select_exports(formats: Sequence[str], shard_format: str = "") -> dict[str, ExportFormat]:
-    """Return the exports with these names. All must support `shard_format`, unless the format is ""."""
+    """Return the exports with these names. If `shard_format` is given, all exports must support this format."""
     for name in formats:
         if name not in EXPORTS:
             raise InvalidRequest(choose_text("export", "--export"), repr(name), expected=f"one of {', '.join(EXPORTS)}")
@@ -121,7 +124,7 @@ def find_index_names(shard: str, names: Collection[str]) -> list[str]:
 
 
 def shard_stems(name: str) -> list[str]:
-    """Return the shard names, without ending, whose index could have this name."""
+    """Return the possible shard names, without ending, for an index with this name."""
     return [name.removesuffix(suffix) for suffix in _SUFFIXES if name.endswith(suffix) and name != suffix]
 
 

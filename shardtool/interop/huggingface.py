@@ -87,7 +87,7 @@ def is_own_readme(data: bytes) -> bool:
 
 
 def readme_shards(data: bytes, names: Iterable[str]) -> set[str]:
-    """Return the `names` that patterns in shardtool's `README.md` match, and patterns that match no name."""
+    """Return the `names` that match a pattern in shardtool's `README.md`, and the patterns without a match."""
     shards: set[str] = set()
     for pattern in map(json.loads, _PATH_LINE.findall(data.decode("utf-8", "replace"))):
         matching = {name for name in names if fnmatchcase(name, pattern)}
@@ -111,7 +111,7 @@ def _to_yaml(text: str) -> str:
 
 
 def describe_misreading(names: Iterable[str]) -> str:
-    """Describe how `load_dataset` misreads a folder with these files. Return "" if it reads all tar shards."""
+    """Describe how `load_dataset` misreads a folder with these files. Return "" if all tar shards are read."""
     considered = [name for name in names if not name.startswith(".") and name not in _IGNORED_FILES and "." in name]
     split_patterns = [rf"(?:^|[-._ 0-9])(?:{'|'.join(words)})[-._ 0-9]" for words in _SPLIT_WORDS]
     splits = [[name for name in considered if re.search(pattern, name)] for pattern in split_patterns]

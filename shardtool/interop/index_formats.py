@@ -54,7 +54,7 @@ class ShardIndexFile(NamedTuple):
     def compare(self, data: bytes, shard: IndexedShard, *, has_hashes: bool) -> str:
         """Describe how the index `data` differs from its shard. Return "" if both are equivalent.
 
-        If `has_hashes` is true, `encode` needs the hashes of the shard, but the hashes may be unknown.
+        If `has_hashes` is true, `encode` needs the shard's hashes, which may be unknown, so use only `difference`.
         """
         try:
             is_same = not has_hashes and self.encode(shard) == data
@@ -69,7 +69,7 @@ class FolderIndexFiles(NamedTuple):
     """Functions for the index files of a folder. These files list all splits of a dataset.
 
     Attributes:
-        encode: Returns a dict from the path of each file in the folder to its content, in publication order.
+        encode: Returns the files to publish, in order, as a dict from path (relative to the folder) to content.
         pairs: Returns the shard names and sample counts in the parsed JSON of `ExportFormat.folder_file`.
         user_file: A file that is never overwritten, because users may edit it. "" if there is none.
     """

@@ -27,7 +27,7 @@ _SHA256_BYTES = 32
 
 
 class ShardHashTask(NamedTuple):
-    """A shard to hash. `starts` and `stops` are the payloads' offsets, as int64, ascending and without overlaps."""
+    """A shard to hash. `starts` and `stops` are int64 offsets of payloads, which are sorted and do not overlap."""
 
     path: str
     size: int
@@ -100,7 +100,7 @@ class IndexedShard:
         return self.index.facts.size
 
     def samples(self) -> Iterator[tuple[bytes, Fields]]:
-        """Yield the key of each sample, with name, offset and length of its fields."""
+        """Yield each sample: its key, and the name, offset and length of each field."""
         index = self.index
         names = [name.encode() for name in index.names]
         columns = [[names[code] for code in index.codes.tolist()], index.offsets.tolist(), index.lengths.tolist()]
@@ -122,7 +122,7 @@ class IndexedShard:
 
 _MAX_HEAD_BYTES = 4096
 _MAX_BYTES_PER_FIELD = 1024
-_MAX_ESCAPED_BYTES = 6  # in JSON, for one byte of a name
+_MAX_ESCAPED_BYTES = 6  # JSON may use this many bytes for one byte of a name
 STANDARD_SPLITS = ("train", "val", "test")  # `energon lint` requires all three splits
 
 

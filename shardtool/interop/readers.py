@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 NUMBER_FIELDS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
 _INTEGER = re.compile(rb"\s*[+-]?[0-9]+\s*")
 _WHITESPACE = tuple(bytes([code]) for code in (*range(1, 33), 127))
-# code, readers, problem (a noun phrase), bytes, pattern of affected NUL-terminated keys. Keys without any of the bytes
-# are not searched.
+# Each rule: code, readers, problem (a noun phrase), byte strings, and a pattern of affected keys (NUL-terminated). The
+# pattern is searched only if the keys contain one of the byte strings.
 _KEY_RULES: tuple[tuple[str, str, str, tuple[bytes, ...], re.Pattern[bytes]], ...] = (
     ("dot-in-key", "webdataset, wids, DALI, energon and Hugging Face datasets end the key at its first dot",
      "key with a dot in the last part", (b".",), re.compile(rb"\.[^\0/]*\0")),
@@ -95,7 +95,7 @@ class NameProblem:
 
 
 class ReaderProblems:
-    """Collects the problems of readers with the names in tar shards."""
+    """Collects the problems that readers have with names in tar shards."""
 
     def __init__(self) -> None:
         self._problems: dict[tuple[str, str], NameProblem] = {}  # by a problem's `code` and `what`
@@ -129,8 +129,8 @@ class ReaderProblems:
     def add_shard(self, index: ShardIndex, texts: bytes = b"", numbers: Mapping[str, NumberType] | None = None) -> None:
         """Check the names of a shard's samples.
 
-        `texts` contains one NUL-terminated string per field row: the text of the field, or "" for a field without a
-        text. If all texts are unknown, `texts` is b"".
+        `texts` contains one NUL-terminated string per field of each sample: the text of the field, or "" if the field
+        has no text. If all texts are unknown, `texts` is b"".
         """
         names, code_bytes = index.codes_by_name()
         codes, fields, rows = np.frombuffer(code_bytes, np.uint16), tuple(map(to_text, names)), texts[:-1].split(b"\0")
@@ -166,7 +166,7 @@ class ReaderProblems:
         self._samples = total
 
     def problems(self) -> list[NameProblem]:
-        """Return the problems of all samples so far."""
+        """Return the problems of all samples added so far."""
         problems = [*self._problems.values()]
         if self._uneven is not None:
             name, having, lacking = self._uneven
@@ -183,14 +183,14 @@ class ReaderProblems:
 
 
 def find_reader_problems(entries: SampleTable) -> list[NameProblem]:
-    """Return the problems of readers with these samples."""
+    """Return the problems that readers have with these samples."""
     problems = ReaderProblems()
     problems.add(entries)
     return problems.problems()
 
 
 def find_key_problems(keys: PackedStrings) -> list[NameProblem]:
-    """Return the problems of readers with these keys."""
+    """Return the problems that readers have with these keys."""
     problems = []
     for code, readers, what, required, pattern in _KEY_RULES:
         match = pattern.search(keys.data) if any(sign in keys.data for sign in required) else None

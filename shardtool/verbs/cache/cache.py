@@ -314,7 +314,7 @@ class Cache:
     ) -> CacheWriter:  # fmt: skip
         """Return a writer that adds shards of new samples to this cache.
 
-        In a forked process, first release the parent's leases, because the writer would wait for them forever.
+        In a forked process, this closes the leases inherited from the parent, for which the writer would wait forever.
 
         Args:
             part: A number or name in the shard names, unique for each writer.

@@ -113,9 +113,9 @@ class CacheSpace(NamedTuple):
             raise
 
     def scan(self, *, ignored_path: str = "") -> layout.CacheContents:
-        """Return the contents of the folder, without the caller's reservation `ignored_path`.
+        """Return the contents of the folder, and delete files of exited processes. The folder's lock must be held.
 
-        Delete files of exited processes. The folder's lock must be held.
+        Ignore the caller's reservation at `ignored_path`.
         """
         folder, contents = self.folder, layout.CacheContents()
         cache_names = layout.MARK_NAME, layout.LOCK_NAME, *layout.FOLDERS
@@ -174,7 +174,7 @@ class CacheSpace(NamedTuple):
     def reserve(self, reservation: FileLock, size: int) -> int | None:
         """Reserve `size` bytes, and return the number of evicted shards. The folder's lock must be held.
 
-        Without enough space, evict no shard, record the request in the reservation, and return None.
+        If there is too little space, evict no shard, record the request in the reservation, and return None.
         """
         reservation.write(layout.encode_reservation(0, size))
         contents = self.scan(ignored_path=reservation.path)

@@ -41,7 +41,7 @@ class CacheCounts:
 
     @property
     def hit_rate(self) -> float | None:
-        """The fraction of opened shards that were already in the cache. None without opened shards."""
+        """The fraction of opened shards that were already in the cache, or None if no shard was opened."""
         total = self.hits + self.copies + self.passed
         return self.hits / total if total else None
 

@@ -1,4 +1,4 @@
-"""Name, recognise and read the files of a cache. Other files are foreign: never opened or deleted."""
+"""Name, recognise and read the files of a cache. Other files are foreign. They are never opened or deleted."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ COUNTS_FILE_NAME = re.compile(r"\d{1,10}-[0-9a-f]{8}")
 def original_file(shard: StoredShard) -> OriginalFile:
     """Return a shard's path, size and checksum, and the name of its copy.
 
-    The copy's name contains a hash of the shard's name, size and checksum. If the sidecar has no checksum, the hash is
-    of the path, the size, and the modification time (or the object version of a URL).
+    The copy's name contains a hash of the shard's name, size and checksum. If the sidecar has no checksum, the hash
+    uses the path, the size and the modification time (for a URL, the object version).
     """
     try:
         facts = parse_facts(load_sidecar(shard.sidecar), shard.sidecar)
@@ -77,7 +77,7 @@ def writer_name(name: str) -> str | None:
 
 
 def copy_name(name: str) -> str | None:
-    """Return the name of the copy to which a file in `copied/` belongs, or None for a foreign file."""
+    """Return the copy's name for a file in `copied/`: a copy, its reservation, or its partial file. None for others."""
     stem = name.removeprefix(RESERVATION_PREFIX)
     if stem.startswith(".") and stem.endswith(PART_SUFFIX):
         stem = stem[1 : -len(PART_SUFFIX)]
@@ -166,9 +166,10 @@ def file_facts(entry: os.DirEntry[str]) -> os.stat_result | None:
 def add_reservation(
     folder: str, owner: str, contents: CacheContents, ignored_path: str, unfinished: Iterable[str]
 ) -> None:
-    """Add to `contents` the bytes that `owner`, a copy or a writer, has reserved. Ignore the file `ignored_path`.
+    """Read the reservation of `owner` (a copy or a writer), and add its bytes to `contents`.
 
-    If the process of `owner` has exited, delete its files `unfinished`, including the reservation, instead.
+    If the process of `owner` has exited, delete the files `unfinished` instead, which include the reservation. If the
+    reservation is `ignored_path`, do nothing.
     """
     path = os.path.join(folder, f"{RESERVATION_PREFIX}{owner}")
     if path == ignored_path:

@@ -179,7 +179,7 @@ def _lease_unpickled(paths: list[str]) -> CacheShards:
 def lease_written_shards(space: CacheSpace, max_bytes: int | None) -> CacheShards:
     """Lease the newest shards in `written/`, up to `max_bytes` (None for all), and return them oldest first.
 
-    First evict shards for waiting writers. If these shards are still in use, do not lease them again.
+    First evict shards to free space for waiting writers. Shards to evict that are still in use are not leased again.
     """
     with space.locked():
         contents = space.scan()

@@ -81,8 +81,8 @@ class CacheChange(Result):
     """The result of deleting shards from a cache.
 
     Attributes:
-        removed: The damage of each deleted shard by path, or "" if none was found.
-        held: The damage of each shard that was kept because a process uses it, by path.
+        removed: A dict from the path of each deleted shard to its damage ("" if no damage was found).
+        held: The same for shards that were kept because a process uses them.
         size: Bytes of the deleted shards.
     """
 
