@@ -40,10 +40,10 @@ _MAX_CHECKED_SHARDS = 8
 
 
 def count_earlier_shards(destination: Destination) -> int | None:
-    """Return the number of shards of the earlier run that this run resumes, if samples were assigned to shards by hash.
+    """Return the number of shards of the earlier run that this run resumes, if that run assigned samples by hash.
 
-    Return None if there is no such run. An unfinished run does not record how it assigned samples, so always return its
-    number of shards.
+    Return None if no run is resumed, or if that run assigned samples in another way. An unfinished run does not record
+    the way, so always return its number of shards.
     """
     if not destination.resumes or destination.appends:
         return None
@@ -55,7 +55,7 @@ def count_earlier_shards(destination: Destination) -> int | None:
 
 
 def find_changes(planned: Planned) -> ResumeChanges | None:
-    """Return how many samples the run adds and removes, or None without existing shards."""
+    """Return how many samples the run adds and removes, or None if there are no existing shards."""
     earlier_shards = [
         (output.destination, *earlier)
         for output in planned.outputs
@@ -93,7 +93,7 @@ def add_planned_counts(changes: ResumeChanges, planned: Planned) -> ResumeChange
 def add_shard_counts(changes: ResumeChanges, shards: Iterable[tuple[Destination, int, Sequence[str]]]) -> ResumeChanges:
     """Return `changes` with the numbers of kept, written and removed shards.
 
-    `shards` has the number of kept shards and the names of all shards of each dataset.
+    For each dataset, `shards` contains the number of kept shards, and the names of all shards.
     """
     kept = written = removed = 0
     for destination, kept_here, names in shards:
@@ -105,7 +105,7 @@ def add_shard_counts(changes: ResumeChanges, shards: Iterable[tuple[Destination,
 
 
 def other_plan_notes(planned: Planned) -> Iterator[str]:
-    """Yield a note for each unfinished dataset with other options or another source."""
+    """Yield a note for each unfinished dataset that a run with other options or another source wrote."""
     for output in planned.outputs:
         existing = output.destination.existing
         if output.pattern.dataset_file in existing:

@@ -99,7 +99,7 @@ def check_metadata_size(output: PlannedOutput) -> None:
     if excess[largest] > 0:
         samples = build_shard_samples(plan, largest)
         paths = samples.paths if plan.entries.source_paths else b""
-        # the checksums are not known yet, and pseudorandom bytes compress as badly
+        # the checksums are not known yet, so use pseudorandom bytes, which compress as badly
         crcs = shake_128(b"").digest(2 * len(samples.content.codes))
         index = sidecar_write.written_index(plan.format, samples.content, plan.metadata(largest), crcs, (), paths)
         name, size = to_output_name(output.shard_name(largest)), int(plan.sizes[largest])
@@ -107,7 +107,7 @@ def check_metadata_size(output: PlannedOutput) -> None:
 
 
 def check_content_fingerprint(packed: Packed) -> None:
-    """Raise an error if the written samples do not match the source's fingerprint, if known."""
+    """If the source's fingerprint is known, raise an error unless the written samples match it."""
     listing, totals = packed.planned.listed.listing, [output.totals for output in packed.outputs]
     if listing.digest is not None and not any(output_totals.skipped for output_totals in totals):
         actual = sum(output_totals.digest for output_totals in totals)

@@ -143,7 +143,7 @@ def check_source_kept(listed: Listed) -> None:
 def lock_outputs(stage: StageT, spool: Spool | None, stack: ExitStack) -> StageT:
     """Lock the output datasets until `stack` closes, check them again, and delete leftover temporary files.
 
-    `stack` also deletes staged files.
+    When `stack` closes, it also deletes staged files.
     """
     run: Run = stage.run
     outputs: Sequence[Output] = stage.outputs

@@ -76,7 +76,7 @@ def pack_dataset(
             _export_missing_indexes(listed)
             return make_result(planned, ())
         spool = get_spool(run, listed.outputs)
-        # workers cannot read payloads in the memory of this process
+        # workers cannot read payloads in the memory of this process, so write a temporary file
         if listed.has_payloads_in_memory:
             listed = _write_binary_spool(lock_outputs(listed, spool, stack), stack)
             planned = plan_shards(listed)

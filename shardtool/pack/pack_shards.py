@@ -81,7 +81,7 @@ class Packing:
         self._numbers: dict[str, int] = {}
         self._consumed: dict[int, int] = {}
         self._finished_samples = 0
-        # by task number: the shard, and the index of an existing transformed shard that may be kept
+        # by task number: the planned shard, and if a shard of transformed samples may be kept, its index
         self._pending: dict[int, tuple[resume.ShardPlan, shard_index.ShardIndex | None]] = {}
         self._fetch_counts = np.zeros(2, np.int64)
         self._key_problems: dict[str, NameProblem] = {}
@@ -130,7 +130,7 @@ class Packing:
         return PackedOutput(self.output, self.publication, totals, self.kept, self.dropped)
 
     def _pack_shards(self, shards: Iterable[int], *, write: bool = False) -> list[int]:
-        """Pack and publish shards. Return the existing shards that differ. A second call must `write` these shards."""
+        """Pack and publish shards. Return the shards that exist but cannot be kept. A second call must `write` them."""
         to_write, tasks = [], self._make_tasks(shards, write=write)
         for task_number, result in self.run.pool.map(pack_shard, tasks, self._advance):
             if result.wrong:
@@ -341,7 +341,7 @@ class Packing:
             failed = failed_rows(left_out)
             self._check_failed_urls(planned.name, failed, consumed)
             if failed and not self.run.fetches:
-                left_out = ()  # the next run tries them again
+                left_out = ()  # with an incomplete list, a resumed run packs the shard again
             transform_facts = sidecar_schema.TransformFacts(
                 result.digest, consumed, transformed.dropped, len(result.skipped), left_out
             )
@@ -373,7 +373,7 @@ class Packing:
         return before + self._round_plan.shards + (consumed < self._round_plan.count(shard))
 
     def _add_made_keys(self, keys: list[bytes]) -> None:
-        """Raise an error for duplicate keys from the user's function. Collect problems that readers have with them."""
+        """Raise an error for duplicate keys from the user's function. Collect problems that readers have with keys."""
         if self.plan.format == "tar" and keys:
             for problem in find_key_problems(PackedStrings.of(keys)):
                 earlier = self._key_problems.get(problem.code)

@@ -138,7 +138,7 @@ def choose_action(
         return "write", None
     trusts_sizes = options.trust == "size"
     if transform is None and file_info.size != planned.plan.sizes[planned.shard]:
-        # An earlier run may have skipped samples.
+        # A smaller shard may be complete except for samples that an earlier run skipped.
         may_lack_samples = options.on_error == "skip" and file_info.size < planned.plan.sizes[planned.shard]
         return "compare" if may_lack_samples else "write", None
     if line is None:

@@ -258,7 +258,7 @@ class Planned:
 
     @property
     def destinations(self) -> list[Destination]:
-        """The destinations of all datasets, even without new samples."""
+        """The destinations of all datasets, including datasets that get no new samples."""
         finished = [output.destination for output in self.listed.finished]
         return [*(output.destination for output in self.outputs), *finished]
 

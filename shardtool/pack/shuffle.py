@@ -1,6 +1,6 @@
 """Read the samples for a shuffle that exceeds memory.
 
-- `gather` reads each sample at its offset: slow in stores and on hard disks, and impossible in compressed files.
+- `gather` reads each sample at its offset. It is slow in stores and on hard disks, and impossible in compressed files.
 - `scatter` reads each source file once, and copies the payloads in shard order into a temporary file (the spool).
   Packing then reads the spool region by region. A region fits in memory, and contains consecutive samples of a shard.
 
@@ -334,7 +334,7 @@ def choose_read_strategy(
 ) -> ReadStrategy:
     """Choose how to read the samples of `plans`.
 
-    Time some reads of local files. Request times of stores vary, so assume typical times for stores.
+    For local files, measure the time of some reads. For stores, assume typical times, because request times vary.
     """
     entries = plans[0].entries
     positions = SpanPositions(entries)
@@ -402,7 +402,7 @@ class ReadCost(NamedTuple):
 def measure_read_cost(spans: Sequence[tuple[SpanFile, int]], length: int, *, opening: bool) -> ReadCost:
     """Measure the time to read `length` bytes at random offsets, and to read in sequence.
 
-    With `opening`, random reads include opening the file.
+    If `opening` is true, random reads include opening the file.
 
     Raises:
         OSError: A file cannot be read.

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from shardtool.pattern import ShardPattern
 
 
-_HEADROOM = 0.8  # fill new shards to this share, so a growing dataset can keep its number of shards
+_HEADROOM = 0.8  # fill new shards to this share of the limits, so a growing dataset keeps its shard count
 _STEP_DIVISOR = 16
 _MAX_EXHAUSTIVE_SHARDS = 100
 
@@ -155,7 +155,7 @@ def _advise_count(count: int = 0) -> str:
 
 
 DEFAULT_MAX_SIZE = 10**9
-_ESTIMATE_FILL_SHARE = 0.97  # share of the maximum size to plan, because estimates may be too small
+_ESTIMATE_FILL_SHARE = 0.97  # fill shards to this share of the maximum size, because estimates may be too small
 
 
 @dataclass(frozen=True)
@@ -167,8 +167,8 @@ class Plan:
         order: int64[samples], the sample at each position. None if the plan has the order of `entries`.
         total: int64[samples + 1], bytes of all samples before each position.
         ends: int64[shards], the position after the last sample of each shard.
-        regions: int64[regions, 2], start and end of each range of the first span file to read in one call. None if
-            payloads are read one by one.
+        regions: int64[regions, 2], start and end of byte ranges in the first span file. Each range is read with one
+            call. None if payloads are read one by one.
     """
 
     format: str
@@ -197,7 +197,7 @@ class Plan:
         return sizes + TRAILER_SIZE[self.format]
 
     def span(self, shard: int) -> tuple[int, int]:
-        """Return the positions of a shard's first sample, and after its last sample."""
+        """Return the position of a shard's first sample, and the position after its last sample."""
         return (int(self.ends[shard - 1]) if shard else 0), int(self.ends[shard])
 
     def count(self, shard: int) -> int:
@@ -256,7 +256,7 @@ def make_plan(
         pattern: Pattern of the shard names. If it has a fixed number of names, this is the number of shards. If
             `bounds` contains a limit, or if there are fewer samples than names, the number of names is only the
             maximum.
-        samples: Numbers of the samples to pack. None for all.
+        samples: Indexes of the samples to pack. None for all.
         estimate: int64[samples], estimated bytes of each sample, if exact sizes are unknown.
     """
     shard_format = pattern.format

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 GAMMA, FIRST_FACTOR, SECOND_FACTOR = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
-# up to this size, ranking random numbers is faster, and all orders are equally likely
+# up to this size, rank random numbers: this is faster, and all orders are equally likely
 _MAX_RANKED_SIZE = 16
 _ROUNDS = 8
 
@@ -27,7 +27,7 @@ _ROUNDS = 8
 def random_numbers(start: int, count: int) -> NDArray[np.uint64]:
     """Return the first `count` numbers of the generator with the state `start`."""
     numbers = np.empty(count, np.uint64)
-    # The copies in `random_at` are faster for chunks that fit into the CPU cache.
+    # Use chunks that fit into the CPU cache, because `random_at` makes copies.
     for chunk in chunk_slices(count):
         numbers[chunk] = random_at(start, np.arange(chunk.start, chunk.stop, dtype=np.uint64))
     return numbers
@@ -59,7 +59,7 @@ def derive_state(purpose: str, *numbers: int) -> int:
 def permute_positions(
     positions: NDArray[np.int64], size: int, keys: NDArray[np.uint64] | np.uint64
 ) -> NDArray[np.int64]:
-    """Return the values of a pseudorandom permutation of the numbers below `size` at these positions.
+    """Return the values at `positions` of a pseudorandom permutation of the numbers below `size`.
 
     A Feistel network permutes all numbers that have at most as many bits as `size - 1`. Numbers of `size` or more are
     permuted again (cycle walking).

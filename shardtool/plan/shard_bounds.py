@@ -36,7 +36,7 @@ class ShardBounds(NamedTuple):
 
 
 class RequestedShards(NamedTuple):
-    """The requested number of shards. `where` is the option or pattern that requests it, for messages."""
+    """The requested number of shards. Messages name `where`: the option or pattern that requests this number."""
 
     number: int
     where: str
@@ -68,7 +68,7 @@ def cumulative_sizes(sizes: NDArray[np.int64], order: NDArray[np.int64] | None =
 def cut_shards(
     total: NDArray[np.int64], requested: RequestedShards | None, limits: ShardCapacity, bounds: ShardBounds
 ) -> NDArray[np.int64]:
-    """Return the ends (see `Plan.ends`) of the requested number of shards, by default of as few shards as possible."""
+    """Return the requested number of shard ends (see `Plan.ends`). By default, use as few shards as possible."""
     runs = ShardRuns(total, limits)
     if requested is None:
         return _cut_fewest(runs, bounds)
@@ -143,7 +143,7 @@ class ShardRuns:
 
         `count` must be at least the number of shards that `find_fewest_ends` returns.
         """
-        # earliest[k]: if shard k starts at or after this position, the remaining shards can hold the remaining samples
+        # earliest[k]: the first position where shard k can start, so that shards k and later hold all remaining samples
         earliest = [0] * (count + 1)
         earliest[count] = self.samples
         for shard in range(count - 1, 0, -1):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 PLAN_HASH_VERSION = 1
-_MIN_REGION_SHARE = 0.25  # if a shard needs less of a region (see `Plan`), reading single payloads is faster
+_MIN_REGION_SHARE = 0.25  # if a shard needs less of a region (see `Plan.regions`), single reads are faster
 
 
 def build_shard_samples(plan: Plan, shard: int) -> ShardSamples:
@@ -127,7 +127,7 @@ def hash_shard_plan(shard_format: str, samples: ShardSamples, work: str = "") ->
 
     A copy of the source gives the same hash, because the hash ignores the source's root and times.
     """
-    # hash only this shard's fields, independent of other shards
+    # hash only this shard's fields, so the hash does not depend on other shards
     content = samples.content
     used, codes = _unique_codes(np.frombuffer(content.codes, np.uint16))
     names = b"\0".join(content.fields[code] for code in used)

@@ -1,4 +1,4 @@
-"""Notes about how other tools handle shards' names, number and folder."""
+"""Notes about problems that other tools have with the names, number or folder of shards."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Destination:
         return self.pattern.owns(name) if self.part is None else name in self.own_names
 
     def with_shard_count(self, shards: int) -> Destination:
-        """With `--part`, set `own_names`. `shards` counts the shards of all parts."""
+        """For a part, return this destination with `own_names`. `shards` is the number of shards of all parts."""
         if self.part is None:
             return self
         names = [self.pattern.shard(number) for number in self.part.shards(shards)]
@@ -99,7 +99,7 @@ class Destination:
         return 0 if self.append is None else self.append.first
 
     def open_publication(self, part_record: str = "") -> Publication:
-        """Start to publish this dataset. `part_record` is the name of the record of a writer's part."""
+        """Return a `Publication` of this dataset. For a writer's part, `part_record` is the name of its record."""
         indexes = StaleIndexes(self.folder, self.pattern, self.folder.names(), appends=self.appends)
         old_policy: OldDataset = "keep" if self.appends else "replace" if self.if_exists == "overwrite" else "withdraw"
         if self.expected is not None:
@@ -226,7 +226,7 @@ def _check_dataset_file(destination: Destination) -> None:
 
 
 def _check_unfinished(destination: Destination) -> None:
-    # An interrupted run leaves at most one shard without a sidecar.
+    # An interrupted run leaves at most one shard without a sidecar. Several such shards come from another tool.
     shards = [name for name in destination.existing if name.endswith(destination.pattern.format)]
     has_sidecar = any(sidecar_name(name) in destination.existing for name in shards)
     if destination.folder.has_staging and len(shards) > 1 and not has_sidecar:
@@ -258,7 +258,7 @@ def _find_append(destination: Destination) -> Append:
         option = flag_text("append", "resume")
         remedy = f"Continue it with {option}, or delete these files, which the dataset does not list."
         raise OutputExists(folder.path or ".", found, remedy=remedy)
-    if not later:  # an interrupted append may have replaced the list of skipped samples
+    if not later:  # otherwise, the interrupted append may have replaced the list of skipped samples
         rows = skipped_list.encode_skipped(destination.load_skipped())
         skipped_list.check_skipped_file(rows, old, destination.skipped_file)
     if isinstance(previous, FinishedAppend):

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from shardtool.storage.folders import OutputFolder
 
 
-# path; content; whether to replace an existing file with other content (otherwise `Exporter.write` needs `overwrite`);
-# whether to keep an existing file, even with other content
+# Path and content. Then two flags for an existing file with other content: whether to replace it even without
+# `overwrite`, and whether to always keep it.
 IndexFile = tuple[str, bytes, bool, bool]
 
 
@@ -67,7 +67,7 @@ def _match_listed_shards(dataset: DatasetFile, listed: Collection[str]) -> Datas
 
 
 def check_other_shards(export: ExportFormat, target: OutputFolder, others: Iterable[str]) -> None:
-    """Raise an error if any shard in `others` exists. The folder's index lists these shards for other datasets."""
+    """Raise an error if any of `others` exists: shards of other datasets that the folder's index lists."""
     existing_names = {to_output_name(name) for name in target.names()}
     if others := sorted(name for name in others if "/" in name or name in existing_names):
         found = f"an index of other shards: {format_list(others, 3)}"
@@ -104,7 +104,7 @@ _FOLDER_LOCK = ".exported"
 def check_index_files(
     outputs: Sequence[tuple[ShardPattern, int]], requested: Mapping[str, ExportFormat], *, overwrite: bool
 ) -> None:
-    """Raise an error if index files of planned shards cannot be written. `outputs` has patterns and shard counts."""
+    """Raise an error if index files of planned shards cannot be written. `outputs` are patterns and shard counts."""
     for pattern, shards in outputs:
         folder = open_folder(pattern.folder)
         names = list_index_names(map(pattern.shard, range(shards)), requested, pattern.dataset_file)
@@ -144,7 +144,7 @@ class Exporter:
         return dataset
 
     def write(self, target: OutputFolder, pool: Pool | None = None, *, overwrite: bool) -> tuple[tuple[str, ...], int]:
-        """Publish all index files. Return the names of the index files, and the number of kept files.
+        """Publish all index files. Return their names, and how many were not rewritten.
 
         Only indexes with hashes of payloads need `pool`.
         """
@@ -308,7 +308,8 @@ def update_exports(
 ) -> None:
     """Update the existing indexes after an append. If an index cannot be updated, add a note.
 
-    Skip formats with hashes of payloads, and the formats in `written`, because this run has already updated them.
+    Skip formats with hashes of payloads, which require reading all shards. Skip `written`, the formats that this run
+    has already updated.
     """
     for name in find_existing_exports(folder, old):
         export = exports.EXPORTS[name]

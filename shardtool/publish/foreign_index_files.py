@@ -74,7 +74,7 @@ def find_existing_exports(folder: OutputFolder, old: DatasetFile | None) -> list
         return []
     own_shards, existing = {shard.name for shard in old.shards}, []
     for name, export in exports.EXPORTS.items():
-        if export.folder_file:  # the folder may contain another dataset
+        if export.folder_file:  # this file may list only shards of another dataset in the folder
             is_there = not own_shards.isdisjoint(read_sample_counts(export, folder))
         else:
             name_of_first = exports.index_name(old.shards[0].name, export)
@@ -85,7 +85,7 @@ def find_existing_exports(folder: OutputFolder, old: DatasetFile | None) -> list
 
 
 def export_notes(folder: OutputFolder, old: DatasetFile | None, renewed: Collection[str]) -> Iterable[str]:
-    """Yield a note if index files, except the formats in `renewed`, lack appended samples."""
+    """Yield a note if index files with hashes lack appended samples. Ignore the formats in `renewed`."""
     with_hashes = {name for name in find_existing_exports(folder, old) if exports.EXPORTS[name].has_hashes}
     if stale := sorted(with_hashes.difference(renewed)):
         advice = f"renew them with {export_call_text('', stale, overwrite=False)}, which reads all shards"
@@ -132,7 +132,7 @@ def _read_valid_index(path: str, sidecar: str) -> bytes | None:
 
 
 def copy_folder_indexes(datasets: Sequence[DatasetFile], source: str, folder: OutputFolder) -> None:
-    """Copy each index in the `source` folder that lists only shards of `datasets`."""
+    """Copy each folder index from `source` to `folder`, if the index lists only shards of `datasets`."""
     if address.is_web(source) or any(dataset.shards_folder for dataset in datasets):
         return
     shards, index_paths = {shard.name: shard.samples for dataset in datasets for shard in dataset.shards}, list[str]()
@@ -262,7 +262,7 @@ class StaleIndexes:
                 self._stale[huggingface.README_FILE] = "huggingface"
 
     def remove_marked(self) -> None:
-        """Delete the marked files, before a shard changes."""
+        """Delete the marked files. Call this before a shard changes."""
         for name in self._stale:
             subfolder, _, file_name = name.rpartition("/")
             (open_folder(self.folder.full_path(subfolder)) if subfolder else self.folder).remove([file_name])

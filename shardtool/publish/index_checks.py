@@ -74,7 +74,10 @@ def missing_shard_error(path: str) -> CorruptShard:
 
 
 def get_subfolder(folder: str, shards: list[str]) -> str:
-    """Return the shards' folder relative to `folder`. Raise an error for several folders, or one outside `folder`."""
+    """Return the shards' folder relative to `folder`.
+
+    Raise an error if `shards` contains several folders, or one outside `folder`.
+    """
     if len(shards) > 1:
         found = f"shards in {len(shards)} folders: {format_list(shards, 3)}"
         raise InvalidRequest(shards[0] or ".", found, expected="one folder", remedy="Index each folder separately.")
@@ -135,7 +138,7 @@ def read_old_dataset(dataset: StoredDataset, path: str, data: bytes, *, overwrit
 def check_listed_shards(
     old: DatasetFile, dataset: StoredDataset, path: str, shards_folder: str, *, overwrite: bool
 ) -> None:
-    """Raise an error if the dataset file lists other existing shards.
+    """Raise an error if the dataset file lists existing shards that are not in `dataset`.
 
     Without `overwrite`, also raise an error if the dataset file differs from `dataset`.
     """
@@ -191,7 +194,8 @@ def compare_sidecar(
 ) -> tuple[ShardIndex, bytes | None] | DifferingSidecar:
     """Compare a sidecar with the scan of its shard.
 
-    Return a `DifferingSidecar`, or the index and the bytes (None if they must be rewritten) of the sidecar.
+    If they differ, return a `DifferingSidecar`. Otherwise, return the index and the bytes of the sidecar (None if the
+    sidecar must be rewritten).
     """
     from shardtool.dataset.shard_index import compare_indexes
     from shardtool.dataset.sidecar_read import FORMAT_VERSION, parse_sidecar

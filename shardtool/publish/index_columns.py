@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 def add_columns(
     folder: OutputFolder, name: str, fields: Sequence[str], pool: Pool, notes: Notes, *, overwrite: bool
 ) -> tuple[tuple[str, ...], set[int]]:
-    """Add fields as columns to the sidecars. Return the column names, and the numbers of the changed sidecars.
+    """Add fields as columns to the sidecars. Return the column names, and the numbers of shards with changed sidecars.
 
     Raises:
         SampleFailed: The value of a field is not a JSON object, a number or a short text.

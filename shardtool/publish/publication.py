@@ -72,7 +72,7 @@ class Publication:
         self.shards_folder = folder if shards_folder is None else shards_folder
         self.waits = old in ("replace", "exchange") and folder.has_staging
         self._old, self._existing = old, dict(existing or {})
-        # the staged shard, and its other staged files
+        # the staged shard and the staged sidecar of each waiting shard
         self._waiting: list[tuple[list[DurableFile], list[DurableFile]]] = []
 
     def withdraw(self) -> None:
@@ -83,7 +83,7 @@ class Publication:
             self.folder.remove([self.dataset_file])
 
     def prepare_shard(self, name: str) -> None:
-        """In a store, delete the files that refer to an old shard, before a worker replaces the shard."""
+        """In a store, delete the dataset file and indexes that list a shard. Call this before replacing the shard."""
         if not self.folder.has_staging:
             self.withdraw()
             self.stale_indexes.mark_shard(name)
@@ -220,7 +220,7 @@ def finish_replacement(folder: OutputFolder, base: str) -> None:
     file = parse_dataset(data, where)
     listed = _list_files(file)
     staged = {new.name: new.path for new in folder.staged() if new.name in listed or new.name == file.skipped_file}
-    # Without a dataset file, an earlier attempt has already checked the published files.
+    # If there is no dataset file, an earlier attempt deleted it, after checking the published files.
     old = read_valid_dataset(folder.full_path(base + DATASET_SUFFIX))
     old_files = listed if old is None else _list_files(old)
     published = {name for name in listed.keys() - staged.keys() if old_files.get(name) != listed[name]}

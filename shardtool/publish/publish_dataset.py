@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def publish_dataset(
     totals: DatasetTotals, publication: Publication, destination: Destination, run_record: RunRecord, part: str = ""
 ) -> DatasetFile:
-    """Publish the dataset file and the list of skipped samples or, if `part` is given, only its part record."""
+    """Publish the dataset file and the list of skipped samples. If `part` is given, publish only its record."""
     pattern = destination.pattern
     last = destination.first + len(totals.shards)
     if isinstance(destination.append, FinishedAppend):
@@ -101,7 +101,10 @@ def _merge_skipped_rows(destination: Destination, skipped: Sequence[Skipped]) ->
 def check_append_is_unchanged(
     append: FinishedAppend, number: int, shard: ShardEntry | None, destination: Destination
 ) -> None:
-    """Raise an error unless shard `number` of the dataset equals `shard`. If `shard` is None, it must not exist."""
+    """Raise an error unless shard `number` of the dataset equals `shard`.
+
+    If `shard` is None, raise an error if the dataset has such a shard.
+    """
     if [*append.old.shards[number : number + 1]] != ([] if shard is None else [shard]):
         found = "the dataset already contains these keys with other content"
         action = choose_text(f"use {flag_text('append')}", "run without --resume")

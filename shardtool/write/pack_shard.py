@@ -32,7 +32,7 @@ def pack_shard(task: ShardTask, report: Report) -> ShardResult:
     try:
         return _pack_or_keep(task, report)
     except StoreFailed as error:
-        # threads that read ahead may exhaust descriptors or memory
+        # threads that read ahead may exhaust descriptors or memory, so retry without threads
         if not error.is_process_limit or task.reads == 1:
             raise
     return _pack_or_keep(task._replace(reads=1), report)
@@ -43,8 +43,8 @@ def _pack_or_keep(task: ShardTask, report: Report) -> ShardResult:
         report(len(split_names(task.samples.content.keys)), result.size)
         return result
     if task.action != "write" and not task.folder.has_staging:
-        # Without staging, a worker would overwrite the existing shard. With `wrong`, the parent first deletes the
-        # dataset file, and then starts another task that writes the shard.
+        # Without staging, a worker would overwrite the existing shard. `wrong` makes the parent first delete the
+        # dataset file, and then start another task that writes the shard.
         return ShardResult(None, 0, 0, b"", 0, (), wrong=True)
     if task.work is not None:
         from shardtool.write.transform_packer import pack_transformed

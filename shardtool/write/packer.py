@@ -1,7 +1,7 @@
 """Base class of the packers. A packer writes the samples of a planned shard.
 
 Payloads are read into a buffer. A full buffer is written to the shard. A sample larger than the buffer is written in
-blocks. If it must be skipped after its first block, the shard is packed from scratch.
+blocks. If such a sample fails after its first block, the shard is packed from scratch.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Packer:
 
     Args:
         put: Writes bytes of the shard.
-        report: Called regularly with the numbers of new samples and bytes.
-        skipped: The skipped samples by index, to which the packer adds.
+        report: Called regularly with the numbers of samples and bytes written since the last call.
+        skipped: The skipped samples by index. The packer adds to this dict.
     """
 
     def __init__(self, task: ShardTask, put: Put, report: Report, skipped: dict[int, Skipped]) -> None:
@@ -212,7 +212,7 @@ class Packer:
             raise read_error(self.path_of(row, name), error) from None
 
     def _check_read(self, path: bytes, row: int, payload: memoryview, read: Read) -> None:
-        # If only the ctime is too new, read the file again.
+        # If only the ctime is too new, the content may be unchanged, so read the file again.
         size, mtime_ns, (size_read, info) = self.sizes[row], self.mtimes[row], read
         if (size_read, info.st_size, info.st_mtime_ns) == (size, size, mtime_ns):
             if info.st_ctime_ns <= self.max_ctime_ns:
@@ -236,7 +236,7 @@ class Packer:
                     yield PlannedFile(self.root + path, flags, self.sizes[field_row], self.mtimes[field_row])
 
     def skip(self, sample: int, failed: SourceFailed, *, streamed: bool) -> None:
-        """Skip a failed sample, or raise its error. If `streamed`, the sample is partly written."""
+        """Skip a failed sample, or raise its error. If `streamed`, part of the sample was written."""
         path, key = to_text(failed.path), to_text(self.keys[sample])
         skip_advice = f"or skip such samples with {option_text('on_error', 'skip')}."
         stops = self.task.on_error == "raise" and failed.code not in INTENDED_CODES

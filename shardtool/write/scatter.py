@@ -66,7 +66,7 @@ class ScatterResult(NamedTuple):
 
 
 def scatter_rows(task: ScatterTask, report: Callable[[int, int], None]) -> ScatterResult:
-    """Copy the payloads of a task to the spool. `report` is called with the numbers of new samples (0) and bytes."""
+    """Copy the payloads of a task to the spool. `report(0, n)` is called after each `n` copied bytes."""
     with closing(SpoolFile(task.spool)) as spool:
         try:
             has_crcs = min(array("q", task.expected), default=-1) >= 0
@@ -115,7 +115,7 @@ class _Scatterer:
             yield first, len(self._sizes)
 
     def _copy(self, first: int, last: int) -> None:
-        # Write adjacent payloads in the spool with one call.
+        # Payloads that will be adjacent in the spool are written with one call.
         arena, sizes, targets = self._arena, self._sizes[first:last].tolist(), self._targets[first:last].tolist()
         views: list[memoryview] = [arena] * len(sizes)
         runs: list[tuple[int, int]] = []

@@ -97,7 +97,7 @@ class ShardRecords:
         self._pending, self._pending_size = [], 0
 
     def content(self, numbers: Mapping[bytes, NumberType], *, texts: bool) -> ShardContent:
-        """Return the content of the shard. With `texts`, include each number as text."""
+        """Return the content of the shard. If `texts` is true, include each number as text."""
         return ShardContent(
             keys=b"".join([key + b"\0" for key in self.keys]),
             counts=self._counts.tobytes(),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class KeepShard(NamedTuple):
-    """Keep the existing shard if its checksum is `crc`, or, with `trusts_size`, without comparing checksums."""
+    """Keep the existing shard if its checksum is `crc`. If `trusts_size` is true, do not compare checksums."""
 
     crc: int
     field_crcs: bytes
@@ -96,7 +96,7 @@ class ShardResult(NamedTuple):
         staged: The file to publish, or None to keep the existing file.
         field_crcs: uint32, CRC-32C of each written field in the shard.
         compared: Whether the existing file was compared with its source.
-        wrong: Whether the existing file cannot be kept. Other values are then empty.
+        wrong: Whether the existing file cannot be kept. If true, the other attributes are empty.
     """
 
     staged: DurableFile | None
@@ -118,7 +118,7 @@ def split_names(names: bytes) -> list[bytes]:
 def compute_content_fingerprint(
     content: ShardContent, field_crcs: bytes, skipped: Collection[int], single_numbers: Sequence[int] = ()
 ) -> int:
-    """Return the content fingerprint of the samples, without the `skipped` indexes.
+    """Return the content fingerprint of the samples whose indexes are not in `skipped`.
 
     Args:
         field_crcs: uint32, CRC-32C of each written field.

@@ -1,6 +1,6 @@
 """Pack transformed samples. Their sizes are known only after the transform.
 
-The parent plans another shard for the first sample that does not fit, and all later samples.
+If a sample does not fit in the shard, the parent plans more shards for this sample and all later samples.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class _TransformPacker(Packer):
                 continue
             batch.append(sample)
             size += sum(map(len, sample.fields.values()))
-            # a worker that reports no progress is considered stuck
+            # report progress, because a silent worker is considered stuck
             self.report_progress(sample_index + 1)
             if len(batch) == _CONDITION_BATCH_SAMPLES or size > _CONDITION_BATCH_BYTES or end == len(self.codes):
                 yield from self._apply_condition(batch, where)
