@@ -1,6 +1,7 @@
 """Order and read bundles of samples. A bundle becomes one packed block, or one batch of samples of similar size.
 
-Each bundle takes one position of the epoch, so ranks, workers and states count bundles instead of samples.
+Each bundle takes one position of the epoch. Ranks, workers and saved stream positions therefore count bundles, not
+samples.
 
 A window is a range of consecutive samples of the epoch. A rule is a function that divides a window into bundles, given
 the size of each sample. A rule can split samples into pieces. It returns four int64 columns with one row per piece,
@@ -110,7 +111,7 @@ def of_like_length(tokens: int, lengths: Numbers) -> Pieces:
 
 
 def of_one_kind(size: int, kinds: Numbers) -> Pieces:
-    """Make batches of up to `size` samples of one kind, the index of an aspect ratio."""
+    """Make batches of up to `size` samples with the same value in `kinds`, the index of an aspect ratio."""
     order = np.argsort(kinds, kind="stable")
     _, firsts, counts = np.unique(kinds[order], return_index=True, return_counts=True)
     begins = (np.arange(len(order)) - np.repeat(firsts, counts)) % size == 0
@@ -140,11 +141,11 @@ _Window = tuple[Bundle, list[int], list[int]]  # pieces, order of the bundles, a
 
 
 class BundleOrder:
-    """The order of bundles in an epoch, with the bundle number `first` at position 0."""
+    """The order of bundles in an epoch. The bundle at position p has the number `first` + p."""
 
     def __init__(self, source: BundleReader, options: OrderOptions, first: int) -> None:
         self._source, self.options, self._first = source, options, first
-        # `options.window` counts bundles
+        # convert the size of the window from bundles to samples
         self._samples = source.samples.order(replace(options, window=options.window * source.samples_per_bundle))
         self._step = (
             _SAMPLES_IN_KIND_WINDOW
@@ -200,7 +201,7 @@ class BundleReader:
     Args:
         sizes: Size of each sample, indexed by sample number, int64 [span]. Unused samples have size 0.
         rule: Function that divides a window into bundles; see the docstring of this module.
-        limit: Maximum number of tokens or samples in a bundle, the first argument of `rule`.
+        limit: Maximum number of tokens or samples in a bundle: the first argument of `rule`.
         make: Function that makes a block or batch from a bundle and its samples.
     """
 
@@ -276,7 +277,7 @@ class BundleReader:
         return reader
 
     def skip_or_raise(self, error: ShardError, number: int, *counts: SkippedSamples, damaged: bool = True) -> None:
-        """Count the damaged samples of a skipped bundle, or raise the error of the first."""
+        """Count the damaged samples of a skipped bundle. With `on_error="raise"`, raise the first error instead."""
         members, failed = self.bundle(number).numbers, list[tuple[int, ShardError]]()
         if damaged:
             samples = zip(members.tolist(), self._reader.read(members), strict=True)
@@ -285,7 +286,7 @@ class BundleReader:
             self._reader.skip_or_raise(failure, member, *counts, damaged=damaged)
 
     def read(self, numbers: Numbers, *, on_demand: bool = False) -> Samples:  # noqa: ARG002 - as other readers
-        """Yield bundles. If a sample of a block, or all samples of a batch are damaged, yield an error instead."""
+        """Yield bundles, or an error for a block with a damaged sample or a batch of only damaged samples."""
         members = self._sample_numbers(numbers)
         unique_members, inverse = np.unique(members, return_inverse=True)
         if len(unique_members) == len(members):
@@ -296,7 +297,7 @@ class BundleReader:
     def with_skip_callback(
         self, bundles: Samples, get_skipped: Callable[[], SkippedSamples]
     ) -> Iterator[Sample | ShardError]:
-        """Count the damaged samples of each batch, and add a callback that counts samples which stages skip."""
+        """Count the damaged samples of each batch, and add a callback that counts samples skipped by later stages."""
 
         def on_skip(error: ShardError, number: int, *, damaged: bool = False) -> None:
             self._reader.skip_or_raise(error, number, get_skipped(), damaged=damaged)
@@ -348,8 +349,8 @@ def sample_sizes(
 ) -> Numbers:
     """Return the size of each sample, indexed by sample number. Unused samples have size 0.
 
-    `shard_sizes` returns the sizes of all samples in a shard. If a used sample has a negative size, raise
-    InvalidRequest: the sample has no `what`.
+    `shard_sizes` returns the sizes of all samples in a shard. A negative size means that the sample has no `what`. If
+    such a sample is used, raise InvalidRequest.
     """
     parts = []
     for dataset_reader, view in each_dataset(reader, views):
@@ -392,7 +393,7 @@ DEFAULT_ASPECT_RATIOS = (1 / 2, 9 / 16, 2 / 3, 3 / 4, 1.0, 4 / 3, 3 / 2, 16 / 9,
 
 
 def nearest_aspect_ratios(aspects: Sequence[float], reader: AnySampleReader, views: EpochSamples) -> Numbers:
-    """Return the index in `aspects` (ascending) of the ratio nearest to each image, by sample number."""
+    """For each sample number, return the index in `aspects` (ascending) of the ratio nearest to the image."""
     if not aspects or aspects[0] <= 0:
         raise InvalidRequest("aspects", repr(aspects), expected="ratios of width to height, above 0")
     width, height = (np.log(np.maximum(1, metadata_sizes(name, reader, views))) for name in ("width", "height"))
@@ -401,7 +402,7 @@ def nearest_aspect_ratios(aspects: Sequence[float], reader: AnySampleReader, vie
 
 
 def make_size_batch(aspects: Sequence[float], bundle: Bundle, samples: Samples) -> Sample:
-    """Return a bundle as one item of a stream. `SizeBatches` collates its undamaged samples."""
+    """Return a bundle as one item of a stream. `SizeBatches` collates the undamaged samples of the bundle."""
     numbered: list[tuple[int, Sample]] = []
     damaged: list[tuple[int, ShardError]] = []
     for number, sample in zip(bundle.numbers.tolist(), samples, strict=True):
@@ -417,7 +418,7 @@ def make_size_batch(aspects: Sequence[float], bundle: Bundle, samples: Samples) 
 class SizeBatches(Map):
     """The stage of `batch(by=...)`. It runs the earlier stages on each sample of a batch, and collates the results.
 
-    If these stages skip all samples of the batch, the stream reads another batch.
+    If the earlier stages skip all samples of a batch, this stage skips the batch.
     """
 
     def __init__(self, stages: Pipeline, lists: ListFields = ()) -> None:

@@ -1,6 +1,7 @@
 """A catalog lists the shards of one or several datasets, and the number of samples in each shard.
 
-Opening a catalog scans the shards without a sidecar, and stores their indexes in shared memory for worker processes.
+If there is no dataset file, opening a catalog scans the shards that have no valid sidecar. Their indexes are stored in
+shared memory for worker processes.
 """
 
 from __future__ import annotations
@@ -52,21 +53,22 @@ class Catalog:
     """The shards of one or several datasets. Unknown attributes are empty.
 
     Attributes:
-        firsts: Number of the first sample of each shard, then the total number of samples, int64 [shards + 1].
+        firsts: Sample number of the first sample of each shard, then the total number of samples, int64 [shards + 1].
         order_hash: A hash of the sizes, checksums and order of the shards.
         fields: Number of samples that have each field.
         kinds: The type of each numeric TFRecord field.
         lists: TFRecord features that are lists in every sample.
         fingerprint: Content fingerprint of the samples, from the dataset file.
         key_ranges: First and last key of each shard.
-        parts: The catalog of each dataset, if there are several. These catalogs have the shard indexes, `split` and
-            `appends`.
+        parts: The catalog of each dataset, if there are several. Only these catalogs contain the shard indexes, `split`
+            and `appends`.
         shared: Shared memory with the index of each shard, and the index of all keys.
         crcs: The CRC-32C of each shard, or -1 if unknown, int64 [shards].
         split: Name of the split. Without a split, the name of the dataset file or folder.
         listed: Whether shardtool dataset files list all shards.
         can_scan: Whether a shard may be scanned if its sidecar is missing or damaged.
-        appends: Index of the first shard of each appended run. The sidecars of each run may have different columns.
+        appends: Index of the first shard of each appended run. The sidecars of different runs may have different
+            columns.
     """
 
     name: str
@@ -93,7 +95,7 @@ class Catalog:
         return int(self.firsts[-1])
 
     def locate(self, numbers: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the shard index and the row in this shard for each sample number."""
+        """For each sample number, return the shard (an index in `shards`), and the row of the sample in this shard."""
         shards = np.searchsorted(self.firsts, numbers, side="right") - 1
         return shards, numbers - self.firsts[shards]
 
@@ -116,7 +118,7 @@ class Catalog:
         return self.parts or (self,)
 
     def dataset(self, shard: int) -> tuple[Catalog, int]:
-        """Return the catalog of a shard's dataset, and the shard's index in it."""
+        """Return the catalog of the dataset that contains a shard, and the shard's index in this catalog."""
         for part in self.parts:
             if shard < len(part.shards):
                 return part, shard
@@ -189,7 +191,8 @@ def _catalog_of(opened: StoredDataset) -> Catalog:
     entries: Sequence[tuple[int, int, int | None]]  # number of samples, bytes, and CRC-32C of each shard
     if file is None:
         heads = [*map_paths(StoredShard.read_footer, shards, lambda shard: shard.path)]
-        if None in heads:  # scans must end keys at the same dot of a file name as the existing sidecars
+        if None in heads:
+            # in scanned shards, keys must end at the same dot of the file name as in the existing sidecars
             shards = opened.with_dots(recorded_dots(opened)).shards
         counts_by_shard, lists = _scan_shards(
             [shard for shard, head in zip(shards, heads, strict=True) if head is None], shared
@@ -204,7 +207,7 @@ def _catalog_of(opened: StoredDataset) -> Catalog:
         ]
         attributes: dict[str, Any] = {"can_scan": None in heads, "lists": lists}
     else:
-        # `firsts` contains the numbers of samples, so remove the entries, to make pickles smaller
+        # remove the entries to make pickles smaller: `firsts` already contains the sample counts
         shards = tuple(replace(shard, entry=None) for shard in shards)
         entries = [(shard.samples, shard.size, shard.crc) for shard in file.shards]
         fingerprint_parts = [

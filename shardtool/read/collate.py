@@ -47,8 +47,8 @@ class Batch:
 def collate(samples: list[Any], lists: ListFields = ()) -> object:
     """Combine samples into one batch. Dicts become a dict of fields, and tuples become a tuple.
 
-    A field of numbers (int64, float64 or bool), or of arrays of one shape and dtype, becomes an array [samples, ...].
-    Other fields, and the fields or tuple positions in `lists`, become a list.
+    A field of numbers, or of arrays of one shape and dtype, becomes an array [samples, ...]. Python numbers become
+    int64, float64 or bool. Other fields, and the fields or tuple positions in `lists`, become a list.
 
     Raises:
         InvalidRequest: `lists` names an unknown field.
@@ -83,7 +83,7 @@ def join_sample(form: type, parts: dict[object, object]) -> object:
 
 
 def check_same_fields(samples: Sequence[tuple[object, type, Collection[object]]]) -> None:
-    """Raise SampleFailed unless all samples (key, structure, field names) have the same structure and fields."""
+    """Raise SampleFailed if samples, each given as (key, structure, fields), differ in structure or fields."""
     first, form, fields = samples[0]
     expected = {*fields}
     for key, sample_form, sample_fields in samples:

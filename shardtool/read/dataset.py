@@ -95,7 +95,10 @@ class Dataset(Streamable[SampleT]):
 
     @property
     def field_counts(self) -> Mapping[str, int]:
-        """The number of samples with each field. For a view, or without a dataset file, all shard indexes are read."""
+        """The number of samples with each field.
+
+        For a view, or if there is no dataset file, this reads shard indexes.
+        """
         catalog = self.reader.catalog
         if self.source.chosen is None and catalog.fields:
             return catalog.fields
@@ -261,7 +264,9 @@ class Dataset(Streamable[SampleT]):
         return view
 
     def select(self, indices: Iterable[int] | Iterable[str] | NDArray[np.generic]) -> Self:
-        """Return a view of the samples with these numbers or keys, in this order, or selected by a boolean mask.
+        """Return a view of the samples with these numbers or keys, in this order.
+
+        Or pass a boolean mask with one value per sample.
 
         Raises:
             IndexError: A number is out of range.
@@ -361,7 +366,7 @@ class Dataset(Streamable[SampleT]):
 
 
 def check_in_range(positions: Numbers, count: int) -> Numbers:
-    """Return positions in `count` samples, with negative positions counted from the end, or raise IndexError."""
+    """Convert negative positions, counted from the end of `count` samples. Raise IndexError if out of range."""
     out_of_range = positions[(positions < -count) | (positions >= count)]
     if len(out_of_range):
         raise IndexError(f"sample {out_of_range[0]} of {count:,}")

@@ -43,7 +43,7 @@ _BOOLEANS = {b"1": True, b"0": False, b"true": True, b"false": False, 1: True, 0
 _BAND_PIXELS = 2**18  # pixels converted at a time
 _MAX_ERROR_CHARS = 200
 NewRng: TypeAlias = "Callable[[], np.random.Generator]"
-RngOf: TypeAlias = "Callable[[int], np.random.Generator]"  # the generator of a stage, by its index
+RngOf: TypeAlias = "Callable[[int], np.random.Generator]"  # returns the generator of the stage with this index
 
 
 def seeded_rng(_: int = 0) -> np.random.Generator:
@@ -84,8 +84,9 @@ class Decode:
       is rejected before memory is allocated.
 
     The decoder `mask` returns the stored values of the upright image, [height, width] or [height, width, channel]. The
-    values are palette indices, grey as uint8 or uint16 (0 to 15 for 4 bits), int32, float32, or 0 and 1. Images that
-    Pillow does not read exactly are rejected: 16-bit colours, signed bytes, integers from 2^31.
+    values are palette indices, grey levels as uint8 or uint16 (0 to 15 for 4 bits), int32, float32, or 0 and 1 for a
+    1-bit image. Images that Pillow does not read exactly are rejected: 16-bit colours, signed bytes, integers from
+    2^31.
 
     The decoder `audio` returns `Audio` for WAV, FLAC, Ogg, Opus and MP3. Audio is rejected if it may need more than
     `max_bytes`, or is shorter than its header claims. A truncated Ogg or MP3 may not be detected.
@@ -347,7 +348,7 @@ def read_npy(data: bytes) -> NDArray[Any]:
     view: NDArray[Any] = np.ndarray(shape, dtype, data, stream.tell(), order="F" if by_column else "C")
     if version in _NPY_VERSIONS:
         return np.array(view, order="K")
-    # version 3 has field names in UTF-8
+    # version 3 stores field names in UTF-8, so NumPy must parse the header again
     array: NDArray[Any] = npy_format.read_array(BytesIO(data), allow_pickle=False)
     return array
 

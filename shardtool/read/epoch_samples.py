@@ -1,7 +1,8 @@
 """The samples of an epoch: all samples of a catalog, some of them, or a weighted mix of several datasets.
 
 Among the first t positions of a mix, the first dataset has its rounded share of t. The second dataset has its rounded
-share of the remaining positions, and so on. Within blocks of positions, the datasets are then shuffled.
+share of the remaining positions, and so on. The order of the datasets is then shuffled within each block of 64
+positions.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ def parts_window_ranks(
 ) -> tuple[int, int, int]:
     """Choose `parts`, `window` and `ranks` of `OrderOptions`.
 
-    If `parts` is given, for bundles, and for a mix with a cache, the order must not depend on the number of ranks, so
-    `ranks` is 0. Otherwise, each rank reads its own parts.
+    `ranks` is 0 if `parts` is given, for bundles, and for a mix with a cache. The order then does not depend on the
+    number of ranks. In all other cases, each rank reads its own parts.
     """
     kinds = (CatalogSamples,) if copies else (CatalogSamples, MixedSamples)
     if parts is not None or not isinstance(source, kinds):
@@ -219,7 +220,7 @@ class MixedSamples:
         return numbers
 
     def turns(self, options: OrderOptions, positions: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the dataset at each position, and how many of its samples precede this position, over all epochs."""
+        """Return the dataset at each position, and how many of its samples come earlier, including previous epochs."""
         blocks, row = np.unique(positions // _MIX_BLOCK_POSITIONS, return_inverse=True)
         starts, slots = blocks * _MIX_BLOCK_POSITIONS, np.arange(_MIX_BLOCK_POSITIONS)
         sizes = np.minimum(_MIX_BLOCK_POSITIONS, self.length - starts)

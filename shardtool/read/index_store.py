@@ -47,7 +47,7 @@ Value = TypeVar("Value")
 
 
 class LruCache(Generic[Key, Value]):
-    """A cache of the most recently used values, with a total size of at most `room`, but at least one value.
+    """A cache of the most recently used values. Their total size is at most `room`, but one value is always kept.
 
     The cache is safe in threads and after a fork. It calls `on_release` when it removes a value.
     """
@@ -79,8 +79,9 @@ class LruCache(Generic[Key, Value]):
 class IndexStore(LruCache[int, ShardIndex]):
     """The indexes of a catalog's shards.
 
-    If the shards have known key ranges that do not overlap, a key is searched in the shard whose range contains the
-    key. Otherwise, or if this finds nothing, an index of all keys is built (12 or 16 bytes per sample).
+    If the key ranges of the shards are known and do not overlap, a key is searched in the shard whose range contains
+    the key. If there are no such ranges, or the key is not found, an index of all keys is built (12 or 16 bytes per
+    sample).
     """
 
     def __init__(self, catalog: Catalog, on_release: Callable[[], None] = lambda: None) -> None:
@@ -134,7 +135,10 @@ class IndexStore(LruCache[int, ShardIndex]):
         return [first for first, _ in ranges] if ascend and ("", "") not in ranges else []
 
     def numbers(self, keys: Sequence[str]) -> Numbers:
-        """Return the sample number of each key, or -1, int64 [keys]. For a duplicate key, always the same number."""
+        """Return the sample number of each key, int64 [keys], or -1 for an unknown key.
+
+        A duplicate key always gets the same number.
+        """
         encoded = [key.encode("utf-8", "surrogatepass") for key in keys]  # a lone surrogate matches no key
         numbers = np.full(len(keys), -1, np.int64)
         if self._all_keys is None and self._first_keys:
@@ -233,7 +237,7 @@ def _hash_buffer(count: int) -> Hashes:
 
 
 def hash_keys(keys: list[bytes]) -> Hashes:
-    """Hash each key (CRC-32C and CRC-32), uint64 [keys]."""
+    """Return one uint64 hash per key, with CRC-32C in the high half and CRC-32 in the low half."""
     high, low = (np.fromiter(map(crc, keys), np.uint64, len(keys)) for crc in (crc32c, zlib.crc32))
     hashes: Hashes = high << np.uint64(32) | low
     return hashes

@@ -103,7 +103,7 @@ def matching_samples(catalog: Catalog, chosen: Numbers | None, query: str) -> Nu
 
 
 def read_column(catalog: Catalog, chosen: Numbers | None, name: str) -> list[Any]:
-    """Return the values of a metadata column for the chosen samples (None: all), with None for missing values."""
+    """Return the values of a metadata column for the samples `chosen`, or for all samples. A missing value is None."""
     schema = metadata_schema(catalog)
     if name not in schema.names:
         remedy = f"Run reshard with {option_text('columns_from', name)} to turn a field into a column."
@@ -114,7 +114,7 @@ def read_column(catalog: Catalog, chosen: Numbers | None, name: str) -> list[Any
 
 
 def read_table(catalog: Catalog, chosen: Numbers | None) -> pads.Dataset:
-    """Return the sidecars as one table, or only the rows of the chosen samples, in memory."""
+    """Return the sidecars as one table. If `chosen` is given, load only the rows of these samples, into memory."""
     import pyarrow.dataset as pads
 
     schema = arrow_schema(catalog)
@@ -160,7 +160,8 @@ def read_index(catalog: Catalog, number: int, *, metadata: bool = False) -> Shar
     """Return the index of a shard from its sidecar. If the sidecar is missing or damaged, scan the shard and warn.
 
     Raises:
-        CorruptShard: The shard is damaged, or must not be scanned although its sidecar is invalid.
+        CorruptShard: The shard is damaged or differs from the catalog, or its sidecar is missing or damaged and the
+            shard must not be scanned.
     """
     shard, dataset = catalog.shards[number], catalog.dataset(number)[0]
     index = shard.index(metadata=metadata)
@@ -209,7 +210,7 @@ class SelectedShard(NamedTuple):
 def selected_shards(
     datasets: Sequence[StoredDataset], where: str | None = None, *, metadata: bool = False
 ) -> Iterator[SelectedShard]:
-    """Yield each shard with the rows of its samples that match the query `where`, or of all samples without a query.
+    """Yield each shard with the rows of its matching samples. If the query `where` is None, all samples match.
 
     Raises:
         InvalidRequest: The query is invalid, or no sample of any shard matches.

@@ -78,8 +78,8 @@ def mix(
     """Mix several datasets into one that can be streamed, divided among ranks and resumed.
 
     Each block of 64 samples has the requested proportions, up to rounding. The datasets alternate in random order, even
-    without `shuffle`. After its last sample, a dataset starts its next epoch. Each epoch of the mix continues the
-    datasets where the previous epoch stopped. Without options, each sample occurs once per epoch.
+    without `shuffle`. After its last sample, a dataset starts its next epoch. In each epoch of the mix, a dataset
+    continues where it stopped in the previous epoch. Without options, each sample occurs once per epoch.
 
     Args:
         datasets: Datasets, views or other mixes. Their stages run before the stages of the mix.

@@ -122,7 +122,7 @@ class OpenShardFile:
         return self._checksum
 
     def read_ahead(self, starts: Numbers, ends: Numbers) -> None:
-        """Ask the operating system to read ascending ranges ahead."""
+        """Ask the operating system to load these ranges (ascending) into its page cache."""
         if not len(starts) or not hasattr(os, "posix_fadvise"):
             return
         begins = np.flatnonzero(np.append(True, starts[1:] - ends[:-1] > _ADVICE_BYTES))
@@ -145,7 +145,7 @@ def read_exactly(fd: int, length: int, offset: int) -> bytes:
 
     Raises:
         OSError: The file cannot be read.
-        EOFError: The file ends too early. The arguments are its end and the number of missing bytes.
+        EOFError: The file ends too early. The error's arguments are the file size and the number of missing bytes.
     """
     data = _pread(fd, length, offset)
     if len(data) == length:

@@ -80,8 +80,8 @@ class ReadOptions:
 
     Attributes:
         fields: Fields to read, or None for all.
-        storage: Storage options by the key in shard addresses (see `store_options`), registered when a reader is
-            unpickled.
+        storage: Storage options, by the key that shard addresses contain (see `store_options`). An unpickled reader
+            registers these options in its process.
     """
 
     check: bool = False

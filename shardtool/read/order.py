@@ -35,10 +35,11 @@ class OrderOptions:
 
     Attributes:
         shuffle: `full` shuffles all samples globally.
-        parts: Number of parts of the dataset read in parallel, a multiple of `ranks`.
+        parts: Number of parts into which the dataset is cut, a multiple of `ranks`. The parts are read in parallel.
         window: Number of samples of a part that are shuffled together.
-        ranks: Number of ranks, if each rank reads its own parts. With 0, as in stream states of version 1, the order
-            does not depend on the number of ranks, and consecutive positions read from the parts in a fixed order.
+        ranks: Number of ranks, if each rank reads its own parts. If 0, the order does not depend on the number of
+            ranks, and consecutive positions read from the parts in a fixed order. In stream states of version 1, it is
+            0.
     """
 
     shuffle: Shuffle = True
@@ -63,7 +64,7 @@ class OrderOptions:
 
     @property
     def round_size(self) -> int:
-        """Number of samples in one window from each part. These samples are read together."""
+        """Number of samples in a round. A round consists of one window from each part, and is read together."""
         return self.parts * self.window
 
 
@@ -160,9 +161,9 @@ _NEAR_POSITIONS = 64
 class Share:
     """The positions of an epoch that one worker of one rank reads.
 
-    Rank r of W reads the positions origin + r, origin + r + W, and so on, in batches. Worker w of N reads each batch n,
-    counted from `origin`, with n % N == w. The n-th batches of all ranks together therefore contain the same positions
-    for any number of ranks and workers with the same total batch size.
+    Rank r of W reads the positions origin + r, origin + r + W, and so on, in batches. Batches are counted from
+    `origin`. Worker w of N reads each batch n with n % N == w. If the total batch size stays the same, the n-th batches
+    of all ranks together therefore contain the same positions for any number of ranks and workers.
 
     Attributes:
         ends: What to do with the last positions if they cannot be divided evenly: `drop` them, add the first positions

@@ -27,9 +27,9 @@ class TokenField(NamedTuple):
     """The field with the tokens of a document, and how samples store it.
 
     Attributes:
-        form: `npy`, plain `bytes`, or `values` for a TFRecord list (the size in bytes does not determine the length).
-        head: For `npy`, the header before the shape.
-        header: For `npy`, the bytes of the whole header.
+        form: `npy`, plain `bytes`, or `values` for a TFRecord list, whose size in bytes does not determine its length.
+        head: For `npy`, the part of the header before the shape.
+        header: For `npy`, the size of the whole header in bytes.
         row: Bytes per value, or per row of an array.
     """
 
@@ -44,7 +44,7 @@ class TokenField(NamedTuple):
     def from_sample(
         cls, reader: SampleReader, numbers: Iterable[int], name: str, dtype: DTypeLike | None
     ) -> TokenField:
-        """Read one of these samples, the first that is not skipped, to detect how samples store the field."""
+        """Detect how samples store the field, from the first of these samples that is not skipped."""
         samples, failed = map(reader.with_options(fields=None).read_one, numbers), list[ShardError]()
         while isinstance(sample := next(samples, None), ShardError) and reader.options.on_error == "skip":
             failed.append(sample)
@@ -131,7 +131,7 @@ class BlockMaker:
     pad: int
 
     def __call__(self, bundle: Bundle, samples: list[Sample]) -> Sample:
-        """Return the block of a bundle, as `Streamable.pack` describes it."""
+        """Pack the samples of a bundle into one block. `Streamable.pack` describes the block."""
         cuts = zip(samples, bundle.sizes.tolist(), bundle.starts.tolist(), bundle.counts.tolist(), strict=True)
         parts = [self.source.values(sample, size)[first : first + count] for sample, size, first, count in cuts]
         counts = np.append(bundle.counts, self.tokens - bundle.counts.sum())

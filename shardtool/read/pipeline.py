@@ -60,7 +60,7 @@ _RESERVED_FIELDS = ("__key__", "__dataset__", "__padding__")  # always kept by `
 
 @dataclass(frozen=True)
 class Map:
-    """Calls a function with the output of the previous stage. None skips the sample."""
+    """Calls a function with the output of the previous stage. If the function returns None, the sample is skipped."""
 
     function: Callable[..., object]
     draws: bool = field(default=False, init=False, repr=False, compare=False)
@@ -82,7 +82,7 @@ class Filter(Map):
     can_skip = True
 
     def __call__(self, sample: object, rng: NewRng = seeded_rng) -> object:
-        """Return the sample or None."""
+        """Return the sample, or None to skip it."""
         return sample if super().__call__(sample, rng) else None
 
 
@@ -209,7 +209,7 @@ class Pipeline:
         return first.required_fields if isinstance(first, _FieldStage) else None
 
     def then(self, stage: Stage | Batch) -> Pipeline:
-        """Return these stages and `stage`. A `Decode` directly before `Fields` or `Tuple` decodes only named fields."""
+        """Append a stage. A `Decode` directly before `Fields` or `Tuple` then decodes only their fields."""
         stages = self.stages
         if getattr(stage, "can_skip", False) and any(isinstance(earlier, Batch) for earlier in stages):
             raise InvalidRequest(
@@ -261,7 +261,7 @@ class Pipeline:
     def __getstate__(self) -> dict[str, object]:
         from multiprocessing.context import get_spawning_popen
 
-        # only to spawn a process, because other picklers, such as cloudpickle, accept any function
+        # check only if a process is spawned, because other picklers, such as cloudpickle, accept any function
         if get_spawning_popen() is not None:
             chains = [stage.by_dataset if isinstance(stage, DatasetPipelines) else ((stage,),) for stage in self.stages]
             for stage in chain.from_iterable(chain.from_iterable(chains)):
@@ -418,13 +418,13 @@ _DATALOADER_HINTS = {
 
 
 def refuse_dataloader_options(options: Mapping[str, object], known: Collection[str]) -> None:
-    """Raise InvalidRequest with the equivalent of an option of PyTorch's DataLoader."""
+    """If an option belongs to PyTorch's DataLoader, raise InvalidRequest with the equivalent option."""
     for name in options.keys() & _DATALOADER_HINTS.keys() - set(known):
         raise InvalidRequest(name, "an option of PyTorch's DataLoader", remedy=_DATALOADER_HINTS[name])
 
 
 def with_dataloader_hints(function: Callable[_Params, _ReturnT]) -> Callable[_Params, _ReturnT]:
-    """Call `refuse_dataloader_options` before a function."""
+    """Decorate a function to call `refuse_dataloader_options` with its options first."""
     known = signature(function).parameters
 
     @wraps(function)

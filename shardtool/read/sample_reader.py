@@ -60,7 +60,7 @@ class SkippedSamples:
         return SkippedSamples, ()
 
     def count_sample(self, error: ShardError, shard: str, *, damaged: bool) -> None:
-        """Count a skipped sample of the shard with this path, or "" if unknown."""
+        """Count a skipped sample. `shard` is the path of the shard, or "" if unknown."""
         with self._lock:
             self.samples += 1
             self.damaged += damaged
@@ -80,8 +80,8 @@ class SampleReader:
     """
 
     def __init__(self, catalog: Catalog, options: ReadOptions) -> None:
-        # After 16 MB were allocated and freed, the C library keeps freed memory for reuse. Otherwise, it requests new
-        # memory for each list of large samples, which takes longer than reading the samples (measured).
+        # Allocate and free 16 MB once, so the C library keeps freed memory for reuse. Requesting new memory for each
+        # list of large samples takes longer than reading the samples (measured).
         bytes(_FREED_BLOCK_BYTES)
         self.catalog = catalog
         self._open_shards: dict[int, ReadableShard] = {}
@@ -109,7 +109,7 @@ class SampleReader:
         return SampleReader, (self.catalog, self.options)
 
     def copy_ahead(self, numbers: Numbers, seen: set[str]) -> None:
-        """Start copying the shards of these samples, except paths in `seen`, to the cache. Add the paths to `seen`."""
+        """Start copying shards of these samples to the cache, and add their paths to `seen`. Skip paths in `seen`."""
         if isinstance(cache := self.options.cache, CopyingCache):
             for shard in [self.catalog.shards[number] for number, *_ in self.catalog.group_by_shard(numbers)]:
                 if shard.path not in seen:
@@ -130,7 +130,8 @@ class SampleReader:
     def with_fields(self, fields: frozenset[str] | None) -> SampleReader:
         """Return a reader of only these fields, or this reader if the samples have no other fields.
 
-        If a sample may lack one of the fields, return this reader, because the error message lists all fields.
+        If a sample may lack one of the fields, return this reader, because the error for a missing field lists all
+        fields.
         """
         catalog = self.catalog
         names = None if fields is None else {name for name in fields if name[:2] != "__"}

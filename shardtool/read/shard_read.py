@@ -109,7 +109,7 @@ class ReadableShard:
 
     Attributes:
         readers: Functions that decode numeric fields, by field name. None if whole TFRecords must be parsed.
-        lists: TFRecord features that are lists in every sample. Only parsing whole TFRecords can read these.
+        lists: TFRecord features that are lists in every sample. They can be read only by parsing whole TFRecords.
         size: Bytes of the file, or 0 if unknown.
         crc: CRC-32C of the file, or -1 if unknown.
         views: Columns of the index as memoryviews, because these return single numbers faster than arrays.
@@ -350,8 +350,8 @@ def read_on_demand(
 ) -> Samples:  # fmt: skip
     """Return samples in the order of `numbers`, each read when the caller requests it.
 
-    `parts` contains pairs of a shard and its rows, ascending. If all samples have the same fields, they are read from
-    these rows. Otherwise, `read_one` reads each sample.
+    `parts` contains each shard with the rows to read, ascending. If all samples have the same fields, their payloads
+    are read directly. If not, `read_one` reads each sample.
     """
     edges_by_shard = [opened.edges(rows, selected) for opened, rows in parts]
     names, readers = edges_by_shard[0][0] if edges_by_shard[0] else [], parts[0][0].readers or {}

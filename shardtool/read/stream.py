@@ -48,7 +48,7 @@ _STATE_FIX = "Pass the unchanged result of `state_dict`."
 
 
 class StreamState(NamedTuple):
-    """The options that determine a stream's order, and the number of samples that all ranks have read in the epoch."""
+    """The options that determine a stream's order, and how many samples all ranks together have read in the epoch."""
 
     fingerprint: str
     options: OrderOptions
@@ -164,8 +164,8 @@ class Stream(SampleSource[SampleT]):
     After `load_state_dict`, the next iteration continues from the state. `state_dict` returns the state of the newest
     iterator.
 
-    On a single rank, samples that stages drop shorten the epoch, unless `ends` is `pad`. With several ranks, every rank
-    must perform the number of steps that `len` reports, so `ends` determines which dropped samples are replaced:
+    On a single rank, the epoch is shorter if stages drop samples, unless `ends` is `pad`. With several ranks, every
+    rank must perform as many steps as `len` reports. `ends` therefore determines which dropped samples are replaced:
 
     - `drop` replaces up to 1 % of a rank's samples. If more are dropped, the stream raises an error.
     - `pad` replaces any number of samples, and marks replacements with `__padding__`.
@@ -272,7 +272,7 @@ class Stream(SampleSource[SampleT]):
         return self.share.end(self._source.length_in(self._options))
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration read this epoch. A loaded state of the same epoch is kept."""
+        """Make the next iteration read this epoch. If a state of this epoch was loaded, continue from the state."""
         if epoch != self.next_epoch(self.stages):
             self._go_to(replace(self._options, epoch=epoch), 0)
 
@@ -281,7 +281,7 @@ class Stream(SampleSource[SampleT]):
         return self.state_after(0)
 
     def load_state_dict(self, state: dict[str, object]) -> None:
-        """Continue from a state, even from a state of a different number of ranks and workers.
+        """Continue from a state, which may come from a different number of ranks and workers.
 
         Raises:
             InvalidRequest: The state is invalid, or belongs to other samples.
@@ -421,7 +421,7 @@ class EpochPass:
 
     Attributes:
         start: Position that all ranks had reached before the samples at `positions`.
-        taken: Number of the samples at `positions` that were yielded.
+        taken: How many of the samples at `positions` were yielded.
         positions: Positions of the samples that were read together.
     """
 

@@ -192,9 +192,9 @@ class Streamable(SampleSource[SampleT]):
             drop_last: Skip the last batch if it is smaller. Not allowed with `by`.
             by: `length` groups samples of similar length. `aspect` groups images of similar aspect ratio, using the
                 columns `width` and `height`, and adds the ratio as `__aspect__`.
-            tokens: Maximum tokens in a batch padded to its longest sample, with `by="length"`.
-            field: Field that determines the length of a sample: the first dimension of a `.npy`. For other fields, the
-                length is the number of values of `dtype`, or of bytes without `dtype`.
+            tokens: With `by="length"`, maximum number of tokens in a batch, including padding to the longest sample.
+            field: Field that determines the length of a sample. For a `.npy`, the length is the first dimension. For
+                other fields, it is the number of values of `dtype`, or the number of bytes without `dtype`.
             dtype: Type of values stored as plain bytes.
             length: Metadata column with the length of each sample, instead of `field`.
             aspects: Ratios of width to height. Each image gets the nearest ratio.
