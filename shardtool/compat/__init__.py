@@ -1,1 +1,1 @@
-"""Shardtool functions under the names of other tools, so programs change only an import."""
+"""Shardtool functions with the names that other tools use, so programs change only their imports."""

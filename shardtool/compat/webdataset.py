@@ -122,7 +122,7 @@ class ShardWriter(Writer):
         return os.path.join(self._names.folder, self._names.shard(self._reported_shards))
 
     def write(self, obj: Mapping[str, Any], metadata: Mapping[str, object] | None = None) -> None:
-        """Write a sample, a dict of `__key__` and fields, with its metadata columns.
+        """Write a sample and its metadata. `obj` is a dict of `__key__` and fields.
 
         Raises:
             InvalidRequest: The sample cannot be written.

@@ -42,9 +42,9 @@ _open_datasets = LruCache[str, Any](4)  # the readers that tasks in this process
 def datasource(dataset: Dataset, *, fields: Collection[str] | None = None) -> Any:
     """Return a dataset as a source for `ray.data.read_datasource`, with one task per shard.
 
-    A shard becomes one block, or several of at most 128 MB, in shard order. The columns are `__key__` and the fields,
-    and, with `metadata=True`, the sidecar columns. Fields are stored bytes (`large_binary`) or, for TFRecord
-    numbers, int64 and float32. A missing field is null.
+    Each shard becomes one or several blocks of about 128 MB or less, in shard order. The columns are `__key__`, the
+    fields, and, for a dataset opened with `metadata=True`, the sidecar columns. Fields are stored bytes
+    (`large_binary`) or, for TFRecord numbers, int64 and float32. A missing field is null.
 
     Args:
         dataset: A dataset or view from `shardtool.open`, with paths that all nodes can read.

@@ -180,9 +180,10 @@ def import_library(module: str) -> Any:
 class BatchSequence:
     """Batches of a dataset, reordered each epoch, as a mixin for `keras.utils.PyDataset`.
 
-    Keras requests batches from worker threads, so the order must not change during an epoch. Keras also calls
-    `on_epoch_end` after reading batches only for their shapes. The next epoch therefore starts only if `on_epoch_begin`
-    was called. Older releases of Keras lack `on_epoch_begin`. With these, every `on_epoch_end` starts the next epoch.
+    Keras requests batches from worker threads, so the order must not change during an epoch. Keras also reads batches
+    only to determine their shapes, and then calls `on_epoch_end`. The next epoch therefore starts only if
+    `on_epoch_begin` was called. Older releases of Keras lack `on_epoch_begin`. With these, every `on_epoch_end` starts
+    the next epoch.
     """
 
     def __init__(self, samples: SampleSequence, batch_size: int, first: OrderOptions, workers: int) -> None:
@@ -275,7 +276,8 @@ def tf_dataset(
         shuffle: With False, keep the order of the dataset. With True, read shards in random order, several in parallel,
             through a buffer of at most 256 MB and 10,000 samples. An integer sets the number of samples in the buffer.
         seed: Seed of the shuffle.
-        epoch: Epoch, counted from 0, whose order every pass uses. With None, every pass uses a different order.
+        epoch: Epoch, counted from 0, that determines the order of every iteration. With None, every iteration has a
+            different order.
         batch_size: Samples per batch. The last batch can be smaller. None yields single samples.
 
     Returns:
@@ -334,7 +336,7 @@ def keras_sequence(
 ) -> Any:
     """Return the batches of a dataset as a `keras.utils.PyDataset` for `fit`, on any backend of Keras.
 
-    Pass `shuffle=False` to `fit`, because Keras would shuffle the batches again, without a seed. Batches keep the
+    Pass `shuffle=False` to `fit`. Otherwise, Keras shuffles the batches again, without a seed. Batches keep the
     samples' dtype. `int` becomes int64, `float` becomes float32, and `str` and `bytes` become objects.
 
     Args:

@@ -1,4 +1,4 @@
-"""Datasets for PyTorch's `DataLoader`, a loader with threads, and a prefetcher to the GPU."""
+"""Datasets for PyTorch's `DataLoader`, a loader with threads, and a prefetcher that copies batches to the GPU."""
 
 from __future__ import annotations
 

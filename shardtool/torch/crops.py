@@ -40,8 +40,8 @@ class _Crop:
     """A decoder that returns a square part of an image.
 
     Attributes:
-        place: Name of a field to add with the position of the crop, int64 [5]: left, top, width and height in pixels of
-            the whole upright image, and 1 if the crop is mirrored, else 0.
+        place: Name of a field to add, which contains the position of the crop, int64 [5]: left, top, width and height
+            in pixels of the whole upright image, and 1 if the crop is mirrored, else 0.
     """
 
     size: int

@@ -67,7 +67,7 @@ copyreg.pickle(_ErrorFromText, lambda kind: (_ErrorFromText.of, kind.__bases__))
 
 @contextmanager
 def _picklable_errors() -> Iterator[None]:
-    """Make a worker's errors restorable. PyTorch sends only the class and text of an error to the parent process."""
+    """Let the parent process recreate a worker's errors. PyTorch sends only the class and text of an error."""
     try:
         yield
     except PlainError as error:
@@ -96,7 +96,7 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 
     Attributes:
         dataset: A dataset or mix. Its stages run first. The numbers of a mix are positions in an unshuffled epoch.
-        decode: True to decode all fields by name, decoders by field, or None to decode nothing.
+        decode: True to decode all fields by name, a dict of decoders by field, or None to decode nothing.
         transform: Function to call with each sample after all other stages.
         labels: Labels by sample key, added as the field `label`.
         on_error: `raise` an error for a damaged or undecodable sample, or `skip` and count it in `dataset.skipped`. The
@@ -134,7 +134,7 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 
     @property
     def classes(self) -> list[str]:
-        """Class names, as in torchvision, or an empty list with `labels`."""
+        """Class names, as in torchvision, or an empty list if `labels` is given."""
         return [] if self.labels is not None else [*self._single_dataset.classes.get(self._label, ())]
 
     @property
@@ -160,7 +160,7 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {name: value for name, value in vars(self).items() if name != "targets"}
-        # pickle the stages first, because this error names the function that cannot be pickled
+        # pickle the stages first: if a function cannot be pickled, the error of `Pipeline` names the function
         return {"_stages": self._stages, **kept}
 
     @_picklable_errors()
@@ -266,7 +266,7 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
             raise InvalidRequest("StreamDataset", found, remedy=remedy)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next pass read this epoch. A loaded state of the same epoch is kept."""
+        """Make the next pass read this epoch. If a state of this epoch was loaded, continue from the state."""
         self._check_undivided(inspect.currentframe())
         self._record_end()
         self._pass_start.set_epoch(self._check_epoch(epoch))

@@ -5,7 +5,8 @@ Each batch passes through these steps. On a CUDA device, steps 2 and 3 run on a 
 1. The loader returns a batch. Tensors outside pinned memory are copied to pinned memory.
 2. Copies to the device are enqueued, followed by the event `copied`.
 3. Images are normalised on the device, followed by the event `ready`.
-4. When the batch is returned, the model's stream waits for `ready`. `record_stream` prevents early reuse of its memory.
+4. When the batch is returned, the model's stream waits for `ready`. `record_stream` prevents early reuse of the batch's
+   memory.
 
 The next batch is requested only after `copied`, so the loader can reuse the memory of a batch.
 """
@@ -215,9 +216,9 @@ class Prefetcher:
     A batch is a tensor, an array, or a nested dict, list or tuple of tensors and arrays. Numeric arrays become tensors.
     Other values stay unchanged. Returned tensors never share memory with the loader.
 
-    With `mean`, `std`, `dtype` or `channels_last`, images are copied as uint8 and become floats [n, c, h, w], with the
-    values (value / 255 - mean) / std. Images are uint8 tensors [n, h, w, c] or [n, c, h, w], with as many channels as
-    `mean` or `std` have values, or 1, 3 or 4.
+    With `mean`, `std`, `dtype` or `channels_last`, images are copied as uint8, and become floats [n, c, h, w] on the
+    device, with the values (value / 255 - mean) / std. Images are uint8 tensors [n, h, w, c] or [n, c, h, w]. If `mean`
+    or `std` has several values, their number is the number of channels. If not, images have 1, 3 or 4 channels.
 
     Attributes:
         loader: Any iterable of batches. Batches in pinned memory need one copy fewer.

@@ -1,8 +1,8 @@
-"""The options of `Loader` and `StreamDataset`, and the state that workers and their parent share during a pass.
+"""The options of `Loader` and `StreamDataset`, and the state that workers and their parent share.
 
 Workers read ahead, so the position of a worker is later than the position of the training loop. The state of a stream
-is therefore computed from two values: the start of the pass, in the state of each worker, and the number of batches
-that the training loop has received.
+is therefore computed from two values: the start of the pass (the current iteration) in each worker's state, and the
+number of batches that the training loop has received.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _add_label(labels: Mapping[str, Any], sample: dict[str, object]) -> dict[str
 def split_pipeline(
     source: StreamableT, kinds: tuple[type, ...], on_error: OnError | None
 ) -> tuple[StreamableT, Pipeline]:
-    """Return a copy of a source without its stages, and the stages, or raise InvalidRequest for other types."""
+    """Return a copy of a source without its stages, and the stages. Raise InvalidRequest for types not in `kinds`."""
     if not isinstance(source, kinds):
         expected = "a dataset that shardtool.open returned"
         if Stream in kinds:
@@ -243,7 +243,7 @@ def stream_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
         return state
     batches = snapshot["_snapshot_step"] + state["_steps_since_snapshot"]
     workers = snapshot["_worker_snapshots"].values()
-    # for all workers, because `_state_after_batches` fails if any has skipped samples
+    # for all workers, because `_state_after_batches` raises an error if a worker skipped samples
     states = [*filter(None, (_state_after_batches(worker, batches) for worker in workers))]
     return states[0] if states else state
 
@@ -253,7 +253,7 @@ def _state_after_batches(loader: Mapping[str, Any], batches: int) -> dict[str, o
     return state.after(batches) if state else None
 
 
-SKIP_TALLY_BLOCKS = 256  # blocks of shared memory; more workers share blocks
+SKIP_TALLY_BLOCKS = 256  # blocks of shared memory; with more workers, several workers share a block
 _TALLY_STEP_DIVISOR = 16  # each publication takes new shared memory, so wait until counts have grown by 1/16
 
 
@@ -304,8 +304,8 @@ _STARTED, _FINISHED = 1, 2
 class SharedPassStart:
     """The epoch and position at which a pass starts, in shared memory.
 
-    The first worker of a pass sets both. If all workers finished the previous pass, the new pass reads the next epoch,
-    otherwise the same epoch from its start.
+    The first worker of a pass sets epoch and position. If all workers finished the previous pass, the new pass reads
+    the next epoch. If not, it restarts the same epoch.
     """
 
     def __init__(self, blocks: SharedBlocks) -> None:
@@ -326,7 +326,7 @@ class SharedPassStart:
         self._workers.zero_()
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next pass read this epoch from its start, unless an unfinished pass reads this epoch."""
+        """Make the next pass start this epoch. Do nothing if this epoch is already set and unfinished."""
         with self._blocks.locked():
             if self._is_over or epoch != self.epoch_and_position[0]:
                 self.set_start(epoch, 0)

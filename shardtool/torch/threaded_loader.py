@@ -44,12 +44,12 @@ SKIPPED = object()
 class Loader(StreamOptions):
     """Yields batches of a dataset. Threads read, decode and collate the samples, without worker processes or pickling.
 
-    A `transform` in pure Python holds the interpreter lock, so it is faster in a DataLoader.
+    A `transform` in pure Python holds the interpreter lock, so it runs faster in the worker processes of a DataLoader.
 
     Each iteration starts the current epoch. A complete iteration moves to the next epoch. After `load_state_dict`, one
     iteration continues from the state.
 
-    A batch is a dict or a tuple, like a sample. The values of a field determine its type in the batch:
+    A batch is a dict or a tuple, like its samples. The values of a field determine its type in the batch:
 
     - Arrays and images of one shape become a tensor [samples, ...], in pinned memory if there is a GPU.
     - Arrays of different shapes become a list of tensors.
@@ -152,7 +152,7 @@ class Loader(StreamOptions):
         return self._stream.skipped
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration read this epoch. A loaded state of the same epoch is kept."""
+        """Make the next iteration read this epoch. If a state of this epoch was loaded, continue from the state."""
         epoch = self._check_epoch(epoch)
         if epoch != (self._state["epoch"] if self._next_epoch is None else self._next_epoch):
             self._state, self._next_epoch, self._pass = {**self._state, "epoch": epoch, "position": 0}, None, None
@@ -245,7 +245,7 @@ _IN_ROW: Any = object()
 
 
 class BatchRows:
-    """Collects the samples of one batch, in pinned memory with `pin`."""
+    """Collects the samples of one batch, in pinned memory if `pin` is true."""
 
     def __init__(self, count: int, *, pin: bool, lists: ListFields = ()) -> None:
         self._count, self._pin, self._lists, self._lock = count, pin, lists, Lock()
@@ -342,7 +342,7 @@ def _numbers_as_tensor(values: list[Any], *, pin: bool) -> object:
 
 
 def collate(samples: list[Any], lists: ListFields = ()) -> Any:
-    """Combine samples into a batch as `loader` does, as a `collate_fn` for a DataLoader.
+    """Combine samples into a batch in the same way as `loader`. Pass this function to a DataLoader as `collate_fn`.
 
     Fields, or tuple positions, in `lists` become a list of tensors. To pass `lists`, use `functools.partial`.
 

@@ -106,7 +106,7 @@ class MetadataColumns:
         self._types.update(self._row_types)
 
     def state(self) -> dict[str, object]:
-        """Return the column types for the journal. Sidecars do not preserve all types."""
+        """Return the column types for the journal, because sidecars do not preserve all types."""
         return {"schema": b64encode(self.schema.serialize()).decode(), "forms": dict(self._number_forms)}
 
     def restore(self, state: Mapping[str, Any]) -> bool:
@@ -122,7 +122,7 @@ class MetadataColumns:
         return True
 
     def table(self, rows: Sequence[Row]) -> pa.Table | None:
-        """Return the metadata of a shard as a table with all columns so far, or None without columns."""
+        """Return the metadata of a shard as a table with all columns so far, or None if there are no columns."""
         names = dict.fromkeys(chain(self.schema.names, *rows))
         if not names:
             return None

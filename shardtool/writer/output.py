@@ -1,8 +1,8 @@
 """The dataset of a writer. Each full shard is published immediately, and the dataset file at the end.
 
 Each sidecar records the number of shards in the dataset. A sidecar published with its shard records one shard more than
-exist, so `verify` reports the dataset as incomplete. At the end, the writer corrects this number in all sidecars,
-and adds the metadata columns of later shards.
+exist, so `verify` reports the dataset as incomplete. At the end, the writer corrects this number in all sidecars. To
+earlier sidecars, it adds metadata columns that first appeared in later shards.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class WriterOutput:
         return dataset
 
     def start_part(self) -> None:
-        """Delete the record of this part that an earlier writer without samples left."""
+        """Delete the record of this part if an earlier writer finished the part without samples."""
         if self._tag and not self.options.overwrite:
             self.folder.remove([*self.folder.find_entries([self._part_record, parts.old_empty_name(self.pattern)])])
 
@@ -150,7 +150,7 @@ class WriterOutput:
             raise InvalidRequest(self.destination.dataset_file, problem, remedy=remedy)
 
     def reuse_finished_shards(self, encoder: SampleEncoder, notes: Notes) -> JournalEntry | None:
-        """Keep the shards that match the journal of an earlier writer. Return the last entry kept."""
+        """Keep the shards that match the journal of an earlier writer. Return the entry of the last kept shard."""
         entries = self._read_entries()
         reused: list[JournalEntry] = []
         for number, entry in enumerate(entries):

@@ -350,12 +350,12 @@ class SampleEncoder:
         self.inline = self.inline or sample.inline
 
     def add_existing_keys(self, keys: list[bytes]) -> None:
-        """Refuse later samples with the keys of existing samples."""
+        """Remember the keys of existing samples, to refuse later samples with the same keys."""
         self._key_hashes.update(blake2b(key, digest_size=_KEY_HASH_BYTES).digest() for key in keys)
         self.has_dotted_key = self.has_dotted_key or any(map(names.has_early_dot, keys))
 
     def restore(self, kinds: Mapping[str, str], *, inline: bool) -> None:
-        """Restore the restrictions of existing samples on fields."""
+        """Restore the rules for field names and types that existing samples impose."""
         self.kinds, self.inline = dict(kinds), inline
         self.dotted_field = next((name for name in kinds if "." in name), "")
 

@@ -178,7 +178,7 @@ class ShardBuilder:
 
     Attributes:
         rows: The metadata of each sample.
-        skipped: The samples that were skipped before the last sample of the shard, and after the previous shard.
+        skipped: The samples that were skipped after the previous shard, up to the last sample of this shard.
     """
 
     def __init__(self, folder: OutputFolder, name: str, shard_format: str) -> None:

@@ -223,7 +223,7 @@ class ShardWriter(SampleWriter):
             self._skipped = []
 
     def _publish(self, shard: ShardBuilder) -> None:
-        # samples skipped after the shard's last sample are not included, because a resumed program writes them again
+        # leave out samples skipped after the shard's last sample: a resumed program passes them to `write` again
         self._output.add(shard, self._encoder, shard.skipped)
         self._shard = None
 
