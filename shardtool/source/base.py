@@ -46,7 +46,7 @@ class Listing:
         dropped: Fields that are not packed. The numbers in these fields stay in metadata columns until splits are
             chosen.
         classes: Class names by field, including fields that are not packed.
-        kept: Positions of the samples among all samples that the source chose, or None if no duplicate was dropped.
+        kept: If duplicates were dropped, the positions of the remaining samples among all chosen samples, else None.
     """
 
     entries: SampleTable
@@ -114,25 +114,25 @@ class Source(ABC):
         return listing
 
     def labels(self, listing: Listing, option: str, name: str) -> pa.ChunkedArray:
-        """Return the column `name` of `option`, with class numbers replaced by class names."""
+        """Return the column that `option` requests, with class numbers replaced by class names."""
         from shardtool.entries.metadata_columns import to_class_names
 
         return to_class_names(self.column(listing, name, option), listing.all_classes.get(name, ()))
 
     @abstractmethod
     def column(self, listing: Listing, name: str, option: str = "") -> pa.ChunkedArray:
-        """Return the column `name`, with one value per sample. Messages name the `option` that requests the column."""
+        """Return the column `name`, with one value per sample. `option` requests the column, and occurs in messages."""
 
     def write_binary(self, file: Writable) -> None:
         """Write the payloads of the kind SPAN to `file`, in the order of their offsets.
 
-        Workers cannot read payloads in tables and compressed archives.
+        Workers cannot read the payloads of tables and compressed archives themselves.
         """
         raise Bug(str(file), "a source that is not a table has no binary payloads")
 
 
 def no_match_error(query: object, split: str = "", remedy: str = "") -> InvalidRequest:
-    """Return the error if no sample matches a query."""
+    """Return the error for a query that matches no sample."""
     found = f"no sample{f' of the split {printable(split)}' if split else ''} matches {query}"
     return InvalidRequest(option_text("where"), found, expected="at least one sample", remedy=remedy)
 

@@ -61,7 +61,7 @@ _Checksum = _Crc32c | _Digest
 def source_checksums(
     source: Source | None, entries: SampleTable, rows: Rows, pool: Pool, observer: Observer | None = None
 ) -> Rows:
-    """Return the CRC-32C of each row's payload as int64, or -1 if it cannot be read. No row may be INLINE.
+    """Return the CRC-32C of each row's payload as int64, or -1 for an unreadable payload. No row may be INLINE.
 
     `source` is needed only for payloads in tables and compressed archives.
     """
@@ -78,7 +78,7 @@ def source_checksums(
 def source_digests(
     source: Source | None, entries: SampleTable, rows: Rows, pool: Pool, observer: Observer | None = None
 ) -> NDArray[np.bytes_]:
-    """Return the 16-byte digest of each row's payload, or zeros if it cannot be read."""
+    """Return the 16-byte digest of each row's payload, or zeros for an unreadable payload."""
     import numpy as np
 
     inline, digests = entries.rows.kind[rows] == INLINE, np.zeros(len(rows), f"S{PAYLOAD_DIGEST_SIZE}")
@@ -93,7 +93,7 @@ def _encode_digest(digest: int) -> bytes:
 
 
 def inline_checksums(entries: SampleTable, rows: Rows, *, as_numbers: bool) -> tuple[Rows, Rows]:
-    """Return the payload size and CRC-32C of each row. The CRC-32C is -1 unless the row is INLINE."""
+    """Return the payload size and CRC-32C of each row. For rows that are not INLINE, the CRC-32C is -1."""
     import numpy as np
 
     sizes, sums = entries.rows.size[rows], np.full(len(rows), -1, np.int64)
@@ -105,7 +105,7 @@ def inline_checksums(entries: SampleTable, rows: Rows, *, as_numbers: bool) -> t
 
 
 def inline_payloads(entries: SampleTable, rows: Rows, *, as_numbers: bool) -> Iterator[bytes]:
-    """Yield the payloads of INLINE rows. `as_numbers` encodes numbers as in a TFRecord."""
+    """Yield the payloads of INLINE rows. If `as_numbers`, encode numbers as in a TFRecord."""
     owners, numbers = entries.owners(rows), entries.values.numbers
     for sample, code in zip(owners.tolist(), entries.rows.code[rows].tolist(), strict=True):
         field = entries.fields[code]

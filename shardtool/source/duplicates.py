@@ -36,8 +36,8 @@ class DuplicateGroups(NamedTuple):
     """Groups of samples with the same content.
 
     Attributes:
-        groups: The samples of each group, sorted by key, but samples that already exist in the output first. Groups are
-            sorted by their first samples.
+        groups: The samples of each group: first those that already exist in the output, then the others, each sorted by
+            key. Groups are sorted by their first samples.
         sizes: Content bytes of one sample of each group.
         fields: The fields whose content was compared.
         differ: For each sample, the labels and other fields that differ from the first sample of its group.
@@ -117,7 +117,7 @@ def drop_duplicate_samples(
     observer: Observer,
     read_existing_keys: Callable[[], PackedStrings | None],
 ) -> Listing:
-    """If `drop_duplicates` is set, keep only the first sample of each group of duplicates."""
+    """If `drop_duplicates` is set, drop new samples that are duplicates of an existing sample or an earlier one."""
     # A plan file contains no duplicates.
     if not options.drop_duplicates or getattr(options, "plan", None) is not None:
         return listing

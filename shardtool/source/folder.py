@@ -73,7 +73,7 @@ def add_folder_labels(
         raise InvalidRequest(option_text("label_from_folder"), "the samples already have a field 'cls'")
     expected = "paths such as SPLIT/CLASS/FILE" if depth else "paths such as CLASS/FILE"
     spans = _folder_spans(entries.keys, depth, ("label_from_folder", expected))
-    # Class numbers must stay the same once the skipped files can be read.
+    # Number the folders of skipped files, too: class numbers must not change when these files become readable.
     paths = [to_bytes(row.path).split(b"/") for row in skipped if row.code != "no-field"]
     failed = {parts[depth] for parts in paths if len(parts) > depth + 1}
     number, names = number_classes({*(name for _, _, name in spans), *failed}, "cls", known)
@@ -84,7 +84,7 @@ def add_folder_labels(
 
 
 def top_folders(keys: PackedStrings, *, in_order: bool = True) -> pa.ChunkedArray:
-    """Return the top folder of each sample. With `in_order`, keys are sorted."""
+    """Return the top folder of each sample. `in_order` means that the keys are already sorted."""
     import numpy as np
     import pyarrow as pa
 
@@ -169,7 +169,7 @@ class FolderSource(Source):
 
         listing = Listing(entries, skipped, self._name, tuple(notes))
         listing = selection.apply_field_options(listing, options, pool)
-        # Class numbers must not depend on the choice of samples.
+        # Number classes before samples are chosen: class numbers must not depend on the choice.
         if options.label_from_folder:
             from shardtool.dataset.class_names import read_classes
 
@@ -260,7 +260,7 @@ def open_tree(source: str, options: CreateOptions, outputs: Iterable[ShardPatter
 
 
 def folder_name(source: str) -> str:
-    """Return the name of a source folder that outputs record. For a link, this is the name of its target."""
+    """Return the name that outputs record for a source folder. For a link, this is the name of its target."""
     if address.is_url(source):
         return printable(to_bytes(source.rstrip("/").rpartition("/")[2]))
     return printable(os.fsencode(os.path.basename(os.path.realpath(source))))
@@ -321,7 +321,8 @@ def drop_failed_samples(entries: SampleTable, skipped: Iterable[Skipped]) -> Sam
 def check_dots(entries: SampleTable) -> None:
     """Raise an error for names that WebDataset's rule splits at the wrong dot, such as `scan.2019.01.jpg`.
 
-    A field such as `seg.png` is refused only if a part is a number or empty, or nearly every file has another field.
+    A field such as `seg.png` is refused only if a part before the last dot is a number or empty, or if such fields
+    occur less than twice on average.
     """
     dotted = [code for code, name in enumerate(entries.fields) if "." in name]
     if not dotted:

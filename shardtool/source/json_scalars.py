@@ -55,7 +55,7 @@ def read_scalars(task: tuple[str, FileReads | SpanReads]) -> JsonScalars:
 
 
 def parse_scalars(field: str, payloads: Iterable[bytes | _ReadProblem]) -> JsonScalars:
-    """Return the scalars of payloads. A reason code and a message replace a payload that could not be read."""
+    """Return the scalars of payloads. An unreadable payload is given as a reason code and a message."""
     lines, kinds, long = [], dict[str, Counter[str]](), Counter[str]()
     failed = list[tuple[int, SkipCode, str]]()
     for index, data in enumerate(payloads):

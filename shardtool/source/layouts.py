@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from shardtool.entries.sample_table import SampleTable
     from shardtool.source.table_head import Match
 
-# Number of keys to inspect, in runs, because adjacent files often belong to one sample.
+# Inspect this many keys, in runs of adjacent keys, because adjacent files often belong to one sample.
 SAMPLED_KEYS, _RUN_LENGTH = 512, 16
 _TESTED_KEYS = 64
 _MIN_PARTNER_SHARE = 0.8
@@ -55,7 +55,7 @@ _MEDIA = IMAGE_ENDINGS | _AUDIO | _VIDEO | {"avif", "jxl", "jp2", "heic"}
 _PACKED = {"Parquet": (PARQUET_ENDING,), "JSON-lines": JSON_LINES_ENDINGS, "zip": (".zip",)}
 _PAGES = {"Parquet": "docs/tables.md", "JSON-lines": "docs/tables.md", "zip": "docs/sources.md"}
 _ROWS = "packs their rows"
-_TRANSCRIPTS = "trans.txt"  # of LibriSpeech, with one line per audio clip
+_TRANSCRIPTS = "trans.txt"  # ending of LibriSpeech's transcripts, with one line per audio clip
 
 
 class Advice(NamedTuple):

@@ -1,4 +1,4 @@
-"""Find the fields of source datasets that contain numbers or lists, and read the numbers.
+"""In source datasets, find the fields that contain numbers or lists, and read the numbers.
 
 A field must have the same type in all TFRecord shards. Tar shards store numbers as strings.
 """
@@ -41,7 +41,7 @@ class NumberFields(NamedTuple):
     notes: tuple[str, ...]
 
     def columns(self, parts: Sequence[SourceShard]) -> dict[str, PackedStrings]:
-        """Return the strings of all samples by field, with "" for a missing number."""
+        """Return the numbers of all samples as strings, by field. A missing number is ""."""
         names = dict.fromkeys(name for texts in self.texts for name in texts)
         part_texts = [*zip(parts, self.texts, strict=True)]
         return {

@@ -1,8 +1,8 @@
 """Plan files: the listed samples of a source, stored so that other runs can skip the listing.
 
-A plan file is a Parquet file with one row per sample, and is untrusted: its source and options must match the run, its
-size limits the memory, and paths must stay inside the source. Strings are stored as bytes, because some file names are
-not valid UTF-8.
+A plan file is a Parquet file with one row per sample. Plan files are untrusted: their source and options must match the
+run, their size limits the memory to read them, and paths must stay inside the source. Strings are stored as bytes,
+because some file names are not valid UTF-8.
 
 Source: docs/format.md, "Plan files".
 """
@@ -199,7 +199,7 @@ def _read_fields(
 def _check_entries(entries: SampleTable) -> None:
     rows, counts, spans = entries.rows, entries.counts(), entries.spans
     min_kind, max_kind = (FILE, INLINE) if spans is None else (INLINE, SPAN)
-    # Without stored paths, the field name is part of the path.
+    # Without stored paths, the field name is part of the path, so it must not contain a slash.
     forbidden = {*(b"\0" if rows.paths is not None else b"/\0")}
     has_bad_size = rows.size.min(initial=0) < 0 or rows.size.max(initial=0) > _MAX_PAYLOAD_BYTES
     has_bad_kind = rows.kind.min(initial=min_kind) < min_kind or rows.kind.max(initial=min_kind) > max_kind

@@ -38,8 +38,8 @@ class PlanRequest(NamedTuple):
         kind: The kind of the source, as in `SourceArgument`.
         stamps: Size and modification time of each manifest or archive.
         root: The folder to which paths are relative, with a final slash.
-        folders: For several source folders, the folder for each first component of a path.
-        identity: Identifies the source on this machine. Empty if `root` does.
+        folders: For several source folders, maps the first component of each path to its folder.
+        identity: Identifies the source on this machine. Empty if `root` identifies the source.
     """
 
     kind: str

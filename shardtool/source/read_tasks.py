@@ -47,7 +47,7 @@ class SpanReads(NamedTuple):
 def payload_tasks(
     entries: SampleTable, rows: Rows, *, reads: int = 1, max_files: int = FILES_PER_TASK
 ) -> list[tuple[Rows, FileReads | SpanReads]]:
-    """Return tasks that read the payloads of `rows`, each with the positions of its payloads in `rows`.
+    """Return tasks that read the payloads of `rows`. Each task is paired with the positions of its payloads in `rows`.
 
     A task contains at most `max_files` FILE and LINK rows, or all SPAN rows of one shard or archive.
     """
@@ -101,7 +101,7 @@ def choose_parallel_reads(entries: SampleTable, tasks: int) -> tuple[int, str]:
 
 
 def measure_open_seconds(entries: SampleTable) -> float:
-    """Return the median seconds to open a file and read its start, or 0 without files."""
+    """Return the median seconds to open a file and read its start, or 0 if there are no files."""
     rows, buffer = entries.rows, memoryview(bytearray(_PROBE_BYTES))
     times: list[float] = []
     end = time.monotonic() + _MAX_PROBE_SECONDS

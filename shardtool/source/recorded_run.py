@@ -54,9 +54,9 @@ _SOURCE_OPTIONS = ("root", "allow_outside", "symlinks", "map", "join")
 
 @contextmanager
 def verify_options_in_errors(source: object, join: object, remedy: str) -> Iterator[None]:
-    """Change the errors of a source to name only options of `verify` and `diff`.
+    """Make errors of a source mention only options that `verify` and `diff` have.
 
-    `remedy` replaces advice that names none of these options.
+    `remedy` replaces advice that mentions none of these options.
     """
     try:
         yield
@@ -192,7 +192,7 @@ def find_table(name: object, folders: Iterable[str]) -> str:
     if not isinstance(name, str) or name != os.path.basename(name):
         return ""
     for folder in folders:
-        path = os.path.join(folder, name)  # with a folder, the name - does not mean standard input
+        path = os.path.join(folder, name)  # with a folder, the name `-` does not mean standard input
         if is_regular(path):
             return path
     return ""
@@ -230,7 +230,7 @@ def _build_run(
 
 
 def _without_table(recorded: dict[str, Any], kind: type[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    # Return the options that work without the table, and the attributes of `RecordedRun` that describe the rest.
+    # Return the options that work without the table, and attributes of `RecordedRun` that describe the other options.
     table, valid = recorded.pop("join", ""), _valid_options(recorded, kind)
     if table == "":
         return valid, {}

@@ -1,4 +1,4 @@
-"""Rules for listing files, and the listed files as columns."""
+"""Rules for listing files, and columns that contain the listed files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ScanRules:
 
     Attributes:
         hidden: Whether to include names that start with a dot, and names that operating systems create.
-        outputs: The relative folder, with a final slash, and the pattern of each output inside the source.
+        outputs: Folder and pattern of each output inside the source. The folder is relative, with a final slash.
     """
 
     include: Sequence[str] = ()
@@ -158,9 +158,9 @@ _SORT_CHUNK_FILES = 2**16
 def resolve_folder(
     known: dict[bytes, Property], folder: bytes, derive: Callable[[Property, bytes], Property]
 ) -> Property:
-    """Return a property of a folder. `derive` computes it from the parent's property and the path.
+    """Return a property of a folder. `derive` computes it from the parent's property and the folder's path.
 
-    `known` caches properties. A folder path is empty or ends in a slash.
+    `known` caches the properties of folders. A folder path is empty or ends in a slash.
     """
     unresolved = []
     while folder not in known:
@@ -203,7 +203,7 @@ class FileCollector:
         return parent + split[0], split[1]
 
     def add(self, name: tuple[bytes, bytes], size: int, second: int, third: int) -> None:
-        """Add a file with the key and field from `split`. `in_order` returns the three numbers again."""
+        """Add a file. `name` is the key and field from `split`. `in_order` returns the three numbers."""
         self._names += b"%b\0%b\0" % name
         self._starts.append(len(self._names))
         self._numbers.extend((size, second, third))

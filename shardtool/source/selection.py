@@ -72,7 +72,7 @@ def find_listed_samples(
 ) -> tuple[NDArray[np.int64], list[str]]:
     """Return the positions in `keys` of the keys that `keys_from` lists, and notes.
 
-    Keys of skipped samples may be missing. With `on_error="skip"`, others may be missing too, but not all.
+    Keys of skipped samples may be missing. With `on_error="skip"`, any keys may be missing, but not all keys.
     """
     skipped_keys = {row.key for row in skipped if row.key}
     is_known = (lambda key: printable(key) in skipped_keys) if skipped_keys else None

@@ -158,7 +158,7 @@ def merge_classes(
 
 
 def agreed_classes(datasets: Sequence[StoredDataset]) -> dict[str, list[str]]:
-    """Return the class names by field, without fields whose names differ between datasets."""
+    """Return the class names by field, except fields whose class names differ between datasets."""
     agreed: dict[str, list[str]] = {}
     for dataset in datasets:
         for name, names in dataset.file.classes.items() if dataset.file else ():
@@ -169,7 +169,7 @@ def agreed_classes(datasets: Sequence[StoredDataset]) -> dict[str, list[str]]:
 def drop_partial_labels(
     columns: pa.Table | None, parts: Sequence[SourceShard], labels: Collection[str]
 ) -> tuple[pa.Table | None, list[str]]:
-    """Drop label columns that a shard with the label's field lacks. Return the other columns, and notes."""
+    """Drop a label column if a shard has the label's field but not the column. Return the other columns, and notes."""
     notes = []
     for name in sorted({*labels}.intersection(() if columns is None else columns.column_names)):
         lacking = [part for part in parts if name in part.index.names and name not in part.index.metadata.column_names]
@@ -182,7 +182,7 @@ def drop_partial_labels(
 
 
 def merge_metadata(parts: Sequence[SourceShard], datasets: Sequence[StoredDataset]) -> pa.Table | None:
-    """Concatenate the metadata of all shards, or return None. Missing columns become null."""
+    """Concatenate the metadata of all shards. Missing columns become null. Return None if no shard has metadata."""
     tables = [part.index.metadata for part in parts]
     names = [*dict.fromkeys(name for table in tables for name in table.column_names)]
     if not names:
@@ -206,7 +206,7 @@ def _metadata_conflict(
         holders = [part for part in parts if name in part.index.metadata.column_names]
         columns = [part.index.metadata.select([name]) for part in holders]
         try:
-            # Concatenate values too, because large whole numbers do not fit into floats.
+            # Concatenate values, not only types, because large whole numbers do not fit into floats.
             pa.concat_tables(columns, promote_options="permissive")
         except MemoryError:
             raise
@@ -227,7 +227,7 @@ def merge_fingerprints(datasets: Sequence[StoredDataset]) -> int | None:
     for file in files:
         kinds = {*number_features(file.features).values()}
         may_map = any("map" in run.options for run in (file.made, *file.made.appended))
-        # The fingerprint may cover strings to which the stored numbers do not convert back.
+        # The fingerprint may cover strings that cannot be restored from the stored numbers.
         if "float" in kinds or (kinds and may_map):
             return None
     return sum_fingerprints(file.fingerprint for file in files) if len(files) == len(datasets) else None

@@ -35,7 +35,8 @@ _MAX_PROBED_SHARDS = 8
 def shards_note(entries: SampleTable, *, named: bool) -> str:
     """Return a note if a folder contains shards, or "".
 
-    Raise an error if the shards belong to a dataset or are the only files, but not if the user selected them (`named`).
+    If `named`, the user selected the shards. Otherwise, raise an error if the shards belong to a dataset, or if there
+    are no other files.
     """
     counts = entries.code_counts()
     codes = [code for code, field in enumerate(entries.fields) if counts[code] and is_shard_name(f"x.{field}")]

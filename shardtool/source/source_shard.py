@@ -113,7 +113,7 @@ class SourceShard:
         return f"{self.path}, {printable(self.key(sample))}"
 
     def describe_value(self, field_name: str, index: int = 0) -> str:
-        """Return `where` for the sample with value `index` (from 0) of a field."""
+        """Return `where` of the sample that contains value number `index` of a field, counted from 0."""
         return self.where(int(np.searchsorted(self.index.firsts, self.rows_of(field_name)[index], side="right")) - 1)
 
 

@@ -77,7 +77,7 @@ class BytesColumns:
                     yield arrays
 
     def measure(self, rows: Rows | None) -> list[Rows]:
-        """Return the length of each value by column, or -1 for a null."""
+        """Return, for each column, the length of each value, or -1 for a null."""
         lengths_of_columns = [[np.zeros(0, np.int64)] for _ in self._names]
         for batch in self._batches(rows) if self._names else ():
             for array, lengths in zip(batch, lengths_of_columns, strict=True):
@@ -103,7 +103,7 @@ class BytesColumns:
             raise SampleFailed(self._table.location, found, expected=expected, remedy=remedy)
 
     def path_stems(self) -> PackedStrings | None:
-        """Return the path of each row without its extension, or None unless they are valid, unique keys."""
+        """Return the path of each row without its extension. Return None if these stems are not valid, unique keys."""
         column = next((name for name in self._names if _has_paths(self._table.schema.field(name).type)), None)
         if column is None:
             return None
@@ -140,7 +140,7 @@ def _write_rows(file: Writable, batch: list[pa.Array], lengths: list[Rows]) -> N
 
 
 def written_spans(entries: SampleTable) -> FieldSpans:
-    """Return the location of each payload in the file that `BytesColumns.write` writes."""
+    """Return the location of each payload in the file that `BytesColumns.write_payloads` writes."""
     spans = entries.rows.kind == SPAN
     sizes = np.where(spans, entries.rows.size, 0)
     offset = np.where(spans, np.cumsum(sizes) - sizes, 0)

@@ -198,7 +198,7 @@ class PathEndings:
         return taken
 
     def stems(self) -> Iterator[pa.Array]:
-        """Yield all paths without their extensions, in arrays."""
+        """Yield all paths without their extensions, in several arrays."""
         for first in range(0, len(self._paths), CHUNK_ROWS):
             chunk, codes = self._paths.slice(first, CHUNK_ROWS), self.codes[first : first + CHUNK_ROWS]
             ending = self.names[codes[0]]
@@ -213,8 +213,8 @@ def row_paths(
 ) -> ArrowStrings:
     """Return the paths of all rows of samples, sample by sample. Each array in `columns` has one path per sample.
 
-    `endings` has the extension number of each sample, or is None if all are 0. With extension number e, the path of row
-    r is in `columns[roles[e, r]]`, or empty if this column number is -1.
+    `endings` has the extension number of each sample, or is None if all are 0. In a sample with extension number e, the
+    path of row r comes from `columns[roles[e, r]]`. The path is empty if `roles[e, r]` is -1.
     """
     count = samples * roles.shape[1]
 

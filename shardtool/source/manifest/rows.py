@@ -1,6 +1,6 @@
-"""Combine the columns of a manifest into rows. The rows of a sample are sorted by the bytes of the field names.
+"""Combine the columns of a manifest into rows: one row per field of a sample, sorted by the bytes of the field names.
 
-The fields of samples differ only if the extensions of their paths differ.
+Two samples have different fields only if the extensions of their paths differ.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def merge_stat_results(
 ) -> tuple[list[FieldColumn], list[Problem], NDArray[np.int64]]:
     """Merge the results of workers. Return a `FieldColumn` for each column of paths, and the problems.
 
-    The third result is int64[samples, columns]: the number of each file's problem, from 1, or 0.
+    The third result is int64[samples, columns]: the number of each file's problem, counted from 1, or 0 for no problem.
     """
     kinds = np.frombuffer(b"".join([part.kinds for part in parts]), np.uint8).reshape(-1, columns)
     arrays = [np.frombuffer(part.facts, np.int64).reshape(-1, columns, 4) for part in parts]
