@@ -199,7 +199,7 @@ class BundleReader:
     """Divides the samples of an epoch into bundles, and reads the bundles.
 
     Args:
-        sizes: Size of each sample, indexed by sample number, int64 [span]. Unused samples have size 0.
+        sizes: Size of each sample, indexed by sample number, int64 [samples]. Unused samples have size 0.
         rule: Function that divides a window into bundles; see the docstring of this module.
         limit: Maximum number of tokens or samples in a bundle: the first argument of `rule`.
         make: Function that makes a block or batch from a bundle and its samples.
@@ -442,7 +442,7 @@ def _run_and_collate(stages: Pipeline, lists: ListFields, bundle: Sample, rng: n
             return np.random.default_rng([start, index, stage])
 
         kept += stages.run([{**sample, **padding}], skip, rng_of)
-    if "__on_skip__" in bundle:  # missing in a replacement batch, whose skipped samples are not counted
+    if "__on_skip__" in bundle:  # a replacement batch has no callback: its skipped samples are not counted
         for skipped_sample in skipped[not kept :]:  # if all samples are skipped, the stream counts the first
             cast("Callable[..., None]", bundle["__on_skip__"])(*skipped_sample)
     return collate(kept, lists) if kept else None

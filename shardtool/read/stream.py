@@ -133,7 +133,7 @@ _MAX_SAMPLES_PER_READ = 2**12
 _STEPS_AHEAD = 2
 _CONCURRENT_ROUNDS = 2  # with a shuffle, maximum number of concurrent reads of remote shards
 _ROUNDS_PER_READ = 2  # rounds (`OrderOptions.round_size`) per read of remote shards, to avoid small requests
-_MAX_ROUND_GROWTH = 4  # limits memory: a state saved with more ranks has larger rounds
+_MAX_ROUND_GROWTH = 4  # limits memory, because states of more ranks have larger rounds
 _PREFETCH_BYTES = 2**30  # enough to copy a large shard before it is read
 _MAX_PREFETCH_JOBS = 2**8
 

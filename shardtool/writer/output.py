@@ -61,8 +61,8 @@ class JournalEntry:
     Attributes:
         rounded: For each field, the number of floats that TFRecord rounds to 32 bits.
         skipped: Key, code and message of the samples skipped since the previous shard.
-        version: The version of the shard in a store, or "". While it is unchanged, a resumed writer does not read the
-            shard to verify its checksum.
+        version: The version of the shard in a store, or "". If the version is unchanged, a resumed writer does not read
+            the shard to verify its checksum.
     """
 
     shard: str
