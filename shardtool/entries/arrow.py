@@ -26,7 +26,7 @@ def number_array(values: NDArray[np.generic]) -> pa.Array:
 
 
 def string_array(data: bytes, lengths: NDArray[np.int64]) -> pa.StringArray:
-    """Convert concatenated strings with these lengths in bytes to an Arrow array."""
+    """Convert concatenated strings to an Arrow array. `lengths` contains the length of each string in bytes."""
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
     return pa.StringArray.from_buffers(len(lengths), pa.py_buffer(offsets), pa.py_buffer(data))
@@ -164,7 +164,7 @@ def to_plain(array: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
 
 
 def is_list_type(kind: pa.DataType) -> bool:
-    """Return whether a type is a list of any length or of a fixed length."""
+    """Return whether a type is a list type, of variable or fixed length."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
@@ -209,7 +209,7 @@ def to_one_chunk(column: pa.ChunkedArray) -> pa.Array:
 
 
 def compact_table(table: pa.Table) -> pa.Table:
-    """Return a table with one chunk per column. To save memory, free each old column after its copy."""
+    """Return a table with one chunk per column. To save memory, free each old column after copying it."""
     names, columns, remaining = table.column_names, [], table.columns[::-1]
     del table
     while remaining:

@@ -104,7 +104,7 @@ def merge_classes(old: Mapping[str, list[str]], new: Mapping[str, list[str]]) ->
 
 
 def sorted_labels_note(entries: SampleTable, order: NDArray[np.int64] | None) -> str:
-    """Return a note if the samples of each of several classes are adjacent in `order`, otherwise ""."""
+    """Return a note if there are several classes and `order` keeps samples of a class together, otherwise ""."""
     total = len(entries) if order is None else len(order)
     for name in entries.values.classes:
         texts = entries.values.inline.get(name)

@@ -66,9 +66,9 @@ def with_split(columns: pa.Table | None, names: tuple[str, ...], split_numbers: 
 def with_measured_columns(
     columns: pa.Table | None, kinds: Iterable[tuple[str, str]], sample_values: Sequence[tuple[object, ...]]
 ) -> pa.Table | None:
-    """Add or replace columns with values that workers measured, such as image sizes.
+    """Add columns of values that workers measured, such as image sizes. Replace columns of the same name.
 
-    `kinds` contains the name and type of each column, `sample_values` a tuple per sample.
+    `kinds` contains the name and type of each column, and `sample_values` one tuple of values per sample.
     """
     for index, (name, kind) in enumerate(kinds):
         column = pa.array([values[index] for values in sample_values], pa.type_for_alias(kind))

@@ -1,7 +1,7 @@
 """Compute the exact size of every sample in a shard before reading any payload.
 
-Each payload has a head, the format's bytes before the payload (such as a tar header), and a tail, the format's bytes
-after the payload (such as padding).
+The head of a payload is the format's bytes before the payload, such as a tar header. The tail is the format's bytes
+after the payload, such as padding.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _tfrecord_sizes(payloads: RecordColumns) -> tuple[NDArray[np.int64], NDArray
 def _feature_sizes(
     name_lengths: NDArray[np.int64] | np.int64, sizes: NDArray[np.int64], is_list: NDArray[np.bool_] | None = None
 ) -> NDArray[np.int64]:
-    # `sizes` are the sizes of single values, or of encoded lists where `is_list` is true
+    # `sizes` are sizes of encoded lists where `is_list` is true, and of single values elsewhere
     total = sizes + 1 + _varint_sizes(sizes)
     if is_list is not None:
         total[is_list] = sizes[is_list]

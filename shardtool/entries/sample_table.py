@@ -1,4 +1,4 @@
-"""`SampleTable`, the samples of a source as columns, and functions that match the rows of two tables.
+"""`SampleTable`, which stores the samples of a source as columns, and functions to match the rows of two tables.
 
 Ten million samples must fit into the memory of a laptop (see benchmarks/plan10m.py). A table takes about 35 bytes per
 field, and 16 bytes plus the key per sample.
@@ -55,7 +55,7 @@ class FieldRows:
 
     @classmethod
     def concat(cls, parts: Sequence[FieldRows], codes: Sequence[NDArray[np.uint16]]) -> FieldRows:
-        """Concatenate the rows of several tables, without paths. `codes` replaces `code` in each table."""
+        """Concatenate the rows of several tables, but drop paths. `codes` contains the new `code` of each table."""
         return cls(
             code=np.concatenate(codes),
             kind=concat_columns([part.kind for part in parts]),
@@ -109,8 +109,8 @@ class FieldValues(NamedTuple):
     """Values, value types and class names of fields. Each attribute is a dict by field name.
 
     Attributes:
-        inline: One text per sample, the payload of its INLINE row (see `decode_inline_payload`). Unused if the sample
-            has no INLINE row for the field.
+        inline: One text per sample: the payload of its INLINE row (see `decode_inline_payload`). If a sample has no
+            INLINE row for the field, its text is ignored.
         types: The original type of values stored as text. Bytes and unknown types are omitted.
         lists: The value types of fields with TFRecord lists. All rows of such a field are SPAN rows.
         classes: The class names of fields with class numbers.
@@ -123,7 +123,7 @@ class FieldValues(NamedTuple):
 
     @property
     def numbers(self) -> dict[str, NumberType]:
-        """The number type of each field whose values are numbers, stored as text."""
+        """The number type of each field whose values are numbers that are stored as text."""
         return number_fields(self.types)
 
     def rename(self, names: Mapping[str, str]) -> FieldValues:
@@ -228,7 +228,7 @@ class SampleTable:
         return self.first[samples + 1] - self.first[samples]
 
     def code_counts(self) -> list[int]:
-        """Return the number of samples that have each field in `fields`."""
+        """Return for each of `fields` the number of samples that have this field."""
         return [int(count) for count in np.bincount(self.rows.code, minlength=len(self.fields))]
 
     def used_fields(self) -> list[str]:
@@ -308,7 +308,7 @@ def field_ids(
         samples: The id of each sample, or -1 if the sample is only in this table.
         counts: The number of rows of each sample.
         codes: The index in `names` of each row's field.
-        ids_by_name: The same for both tables: the id of each field name, or -1 if the field is not compared.
+        ids_by_name: The id of each field name, or -1 if the field is not compared. Use the same ids for both tables.
     """
     owners, fields = np.repeat(samples, counts), np.array([*(ids_by_name[name] for name in names), -1], np.int64)[codes]
     return np.asarray(np.where((owners < 0) | (fields < 0), -1, owners * (len(ids_by_name) + 1) + fields))

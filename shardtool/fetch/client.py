@@ -117,7 +117,7 @@ def refusing_directive(headers: Iterable[str], user_agent: str) -> str:
 
 
 class BodyDecoder:
-    """Decompresses a response body in steps of limited size. `coding` is its Content-Encoding header.
+    """Decompresses a response body in steps of limited size. `coding` is the body's Content-Encoding header.
 
     Invalid data raises `FetchFailed`.
     """

@@ -1,7 +1,7 @@
 """Download the files of a shard concurrently and return them in order.
 
-Downloads start in this order, as far ahead as memory allows. While a host has its maximum number of requests, downloads
-from other hosts start first.
+Downloads start in the order of the files, as far ahead as the limits allow. While a host has its maximum number of
+requests, downloads from other hosts start first.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class HttpFetcher:
         self._next_report = self._started + _PROGRESS_INTERVAL_S
 
     def take(self, number: int) -> bytes:
-        """Wait for the file of URL `number` and return it. Drop files of earlier URLs."""
+        """Wait for the file of the URL at index `number`, and return the file. Drop earlier files."""
         if number > self._limits.head:
             self._loop.call_soon_threadsafe(self._skip_until, number)
         while (result := self._take_if_done(number)) is None:
@@ -125,7 +125,7 @@ class HttpFetcher:
         await self._loop.shutdown_default_executor()
 
     async def _replace_urls(self, urls: Sequence[str]) -> None:
-        self._urls, tasks = (), [*self._tasks]  # no download may start during cancellation
+        self._urls, tasks = (), [*self._tasks]  # empty, so no download can start during cancellation
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

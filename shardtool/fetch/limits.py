@@ -1,7 +1,7 @@
 """Limit the downloads of one worker: concurrent requests, requests per host, and bytes in memory.
 
-A download over a limit waits in the queue of its host, or in the queue for memory. The download of the head (the file
-that the caller takes next) never waits, because the caller frees memory only by taking the head. All code runs in one
+A download over a limit waits in the queue of its host, or in the queue for memory. The head is the file that the caller
+takes next. Its download never waits, because the caller frees memory only by taking the head. All code runs in one
 event loop.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shardtool.fetch.options import FetchOptions
 
 
-AHEAD_FACTOR = 4  # downloads to start per connection, because some of them wait for a slow host
+AHEAD_FACTOR = 4  # start several downloads per connection, because some of them only wait for a slow host
 _MAX_HOSTS = 100_000
 
 
@@ -59,7 +59,7 @@ class HostTimes:
         self._remaining[number // (AHEAD_FACTOR * self._options.connections)][host] -= 1
 
     def estimate(self) -> tuple[float, str, int, int, float]:
-        """Return the fields `remaining_s` to `seconds_per_file` of `FetchProgress`. Thread-safe."""
+        """Return the last five values of `FetchProgress`, from `remaining_s` on. Thread-safe."""
         seconds_per_file, seconds = self._seconds_per_file(), defaultdict[str, float](float)
         for counts in self._remaining:
             busy = {host: count * seconds_per_file[host] for host, count in counts.items() if count}
@@ -120,7 +120,7 @@ class DownloadLimits:
 
     @asynccontextmanager
     async def request(self, download: Download, host: str) -> AsyncIterator[None]:
-        """Wait until the limits allow a request to a host, and count it during the `with` block."""
+        """Wait until the limits allow a request to a host, and count the request during the `with` block."""
 
         def take() -> None:
             self._active += 1
@@ -138,7 +138,7 @@ class DownloadLimits:
             self._finish_request(host)
 
     async def hold(self, download: Download, size: int) -> None:
-        """Wait until `size` more bytes fit in memory, and count them."""
+        """Wait until `size` more bytes fit in memory, and count these bytes."""
 
         def take() -> None:
             self.held += size
@@ -194,7 +194,7 @@ class DownloadLimits:
 
 
 class PausableTimeout:
-    """Raises `asyncio.TimeoutError` in its `with` block after `seconds`. Time from `stop` to `start` is not counted."""
+    """Ends its `with` block with `asyncio.TimeoutError` after `seconds`. Time from `stop` to `start` is not counted."""
 
     def __init__(self, seconds: float) -> None:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()

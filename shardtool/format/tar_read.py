@@ -3,8 +3,8 @@
 If GNU tar, bsdtar and `tarfile` read a header differently, this module follows the majority and reports the difference.
 Unlike in `tarfile`, damage or an early end of the file raises `CorruptShard`.
 
-After damage, `next_header` searches for a block with a valid header checksum. If a payload is a tar itself, its headers
-are accepted only if the size in the damaged header does not lead to another header.
+After damage, `next_header` searches for a block with a valid header checksum. The headers of a tar inside a payload are
+accepted only if the size in the damaged header does not lead to another header.
 
 Source: POSIX.1-2017, pax; GNU tar manual, "Basic Tar Format"; docs/format.md, "Tar shards".
 """
@@ -21,7 +21,7 @@ from shardtool.format.tar_write import HEADER_TAIL, TAR_BLOCK_BYTES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    Read = Callable[[int, int], bytes | memoryview]  # (offset, length); fewer bytes only at the end of the file
+    Read = Callable[[int, int], bytes | memoryview]  # (offset, length); returns fewer bytes only at the end of the file
     Note = Callable[[int, str], None]
 
 
@@ -130,8 +130,8 @@ def _check_trailer(read: Read, offset: int, where: str) -> None:
 
 def _plain_file_size(block: bytes) -> int:
     """Return the size in the header of a regular file with a short name, or -1 for other headers."""
-    # The low half of Adler-32 is a fast sum of bytes, plus one. It cannot overflow for 148 bytes, or if half of the
-    # bytes are zero.
+    # The low half of Adler-32 is a fast sum of bytes, plus one. It cannot overflow for 148 bytes, or for 512 bytes
+    # of which half are zero.
     size_text, checksum, tail = block[124:136], block[148:156], block[156:]
     if tail == HEADER_TAIL:
         total = (adler32(block[:148]) & 0xFFFF) + _HEADER_TAIL_SUM
@@ -140,7 +140,7 @@ def _plain_file_size(block: bytes) -> int:
     else:
         return -1
     if size_text[11] or not size_text[:11].isdigit() or checksum != b"%06o\0 " % total:
-        return -1  # checked, because `int` would also accept signs, blanks and `0o`
+        return -1  # `int` alone would also accept signs, blanks and `0o`
     try:
         return int(size_text[:11], 8)
     except ValueError:
@@ -357,7 +357,7 @@ def _search_header(read: Read, offset: int, first: int, end: int | None) -> int 
 
 
 def _leads_to(read: Read, offset: int, end: int) -> bool:
-    # A header in a nested tar leads to False, because no member of the nested tar ends exactly at `end`.
+    # Return False for a header in a nested tar, because no member of the nested tar ends exactly at `end`.
     try:
         for member in iter_members(read, "", offset=offset):
             if member.end >= end:
@@ -389,5 +389,5 @@ def damaged_name(block: bytes) -> bytes:
 
 
 def may_lack_name(name: bytes) -> bool:
-    """Return whether `name` may be the short form of a name in a lost extended header."""
+    """Return whether `name` may be a short form, if the extended header with the full name is lost."""
     return len(name) >= 99 or b"?" in name  # noqa: PLR2004 - the field has 100 bytes; tools replace non-ASCII by ?

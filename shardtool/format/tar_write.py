@@ -2,7 +2,7 @@
 
     shard = { record } trailer
     record = [ pax ] header payload padding
-    pax = a header block of type x and its body, only if a name or size requires one
+    pax = a header block of type x and its body, only if the name or size does not fit in the header
     trailer = 1024 zero bytes
 
 A header depends only on name and size: the mode is 0644, uid, gid and mtime are 0, and user names are empty. Shard

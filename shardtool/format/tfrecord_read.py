@@ -73,7 +73,7 @@ def iter_records(read: Read, where: str, hold: Hold | None = None, offset: int =
     """Yield the records of a shard without checking the data (see `check_record_crc`).
 
     Pass `hold` if `read` can only read forward. `hold(offset, size)` must keep the bytes of a large record, so that
-    `read` can return them again until the next `hold`.
+    `read` can return them again until the next call of `hold`.
 
     Raises:
         CorruptShard: A length does not match its checksum, or the file ends too early.
@@ -284,7 +284,7 @@ def next_record(read: Read, offset: int, first: int, size: int) -> int | None:
     """Return the offset of the first undamaged record after damage at `offset`, or None.
 
     Records are recognised by the checksum of their length. The search starts at `first`. If the previous record may be
-    damaged, `first` is before `offset`. `size` is the size of the shard, or -1 if it is compressed.
+    damaged, `first` is before `offset`. `size` is the shard's size, or -1 if the shard is compressed.
     """
     if size >= 0:
         length = int.from_bytes(bytes(read(offset, 8)), "little")

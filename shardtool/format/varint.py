@@ -40,7 +40,7 @@ def encode_varint(number: int) -> bytes:
 
 
 def read_varint(data: ByteSource, at: int, end: int) -> tuple[int, int]:
-    """Return the unsigned number at index `at`, and the index after it.
+    """Return the unsigned number at index `at`, and the index after the varint.
 
     Raises:
         ValueError: The varint does not end before `end`, or within ten bytes.

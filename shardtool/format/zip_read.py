@@ -36,7 +36,7 @@ _ZIP64_EXTRA_ID = 1
 _UNIX_SYSTEM = 3
 _MAX_DEFLATE_RATIO = 1032
 _BLOCK_BYTES = 2**18
-_PACKED_SLACK_BYTES = 2**16  # if the compressed size is unknown, read at most this plus twice the original size
+_PACKED_SLACK_BYTES = 2**16  # if the compressed size is unknown, read at most twice the original size plus this
 _DESCRIPTOR_BYTES = 12
 _HEADER_READ_BYTES = 512
 
@@ -105,7 +105,7 @@ def zip_payload_start(read: Read, member: ZipMember, where: str) -> int:
 
 
 def iter_zip_payload(read: Read, offset: int, size: int, where: str) -> Iterator[bytes]:
-    """Yield blocks of the decompressed payload, `size` bytes in total, of the member at `offset`.
+    """Yield the decompressed payload of the member at `offset` in blocks, `size` bytes in total.
 
     Raises:
         CorruptShard: The member is damaged. The checksum is verified after the last block.

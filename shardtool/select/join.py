@@ -82,8 +82,8 @@ def join_table(
 
     Args:
         on: The key column of the table. By default, the column that the table's format defines, or `key`.
-        collect: The columns whose values are collected into one list per key. `all` means all columns. If empty, keys
-            must be unique.
+        collect: The columns whose values become one list per key. `all` means all columns. If empty, keys must be
+            unique.
     """
     source, default_key = open_table(table, {on or _DEFAULT_KEY_COLUMN}, form), list[str]()
     if not (on := on or source.key_column):

@@ -93,7 +93,7 @@ class KeyPattern:
         return PackedStrings.parse(bytes(keys)), [*rests], rest_numbers
 
     def check_matched(self, keys: PackedStrings) -> None:
-        """Raise an error if no path has matched the pattern, unless `keys` is empty. The error shows the first key."""
+        """Raise an error if no path has matched the pattern, unless `keys` is empty."""
         if not self.matched and len(keys):
             expected = f"a pattern for whole paths without their endings, such as '{printable(keys[0])}'"
             raise InvalidRequest(self._where, "no file matches", expected=expected)

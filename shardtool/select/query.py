@@ -143,9 +143,9 @@ def match_partially(
 ) -> tuple[NDArray[np.int64], ReadCondition | None]:
     """Split a query at `and`, and evaluate only the conditions whose columns are all in `table`.
 
-    Return the matching rows, and the remaining conditions (None if no condition remains). `later_columns` contains the
-    names and types of columns that are measured while reading samples, such as image sizes. If `table` has a column of
-    the same name, this column is used instead.
+    Return the matching rows, and the remaining conditions, or None if there are none. `later_columns` contains the
+    names and types of columns that are measured while reading samples, such as image sizes. Columns in `table` take
+    precedence.
     """
     where = option_text("where")
     try:
@@ -154,7 +154,7 @@ def match_partially(
             warnings.simplefilter("ignore")
             parsed, table_columns = _parse(query, where, classes), {*table.column_names}
             measured = [(name, kind) for name, kind in later_columns.items() if name not in table_columns]
-            # First evaluate the query on a table that has all columns but no rows, so errors can list all columns.
+            # First evaluate the query on an empty table with all columns, so errors can list all columns.
             _evaluate(metadata_columns.with_measured_columns(table.slice(0, 0), measured, []), parsed)
             parts = _split_conjunction(parsed.tree)
             later_parts = [part for part in parts if not table_columns.issuperset(parsed.columns(part))]

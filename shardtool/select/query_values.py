@@ -162,7 +162,7 @@ def calculate_pair(function: Callable[[Any, Any], Any], left: Any, right: Any) -
         OverflowError: As in `calculate`, or one operand is a column with values above 2^63 - 1, and the other operand
             contains a negative integer.
     """
-    if function is not operator.truediv:  # the result of a division is a float and cannot overflow
+    if function is not operator.truediv:  # a division always returns floats
         left, right = _to_unsigned(right, left), _to_unsigned(left, right)
     return calculate(function, _to_range_of(right, left), _to_range_of(left, right))
 

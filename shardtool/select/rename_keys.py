@@ -79,7 +79,7 @@ def rename_keys(
 
 
 def old_keys(entries: SampleTable) -> PackedStrings:
-    """Return the keys that the samples had before `rename_keys`. If keys were not renamed, return the current keys."""
+    """Return the keys that the samples had before `rename_keys`."""
     if entries.metadata is None or OLD_KEY_COLUMN not in entries.metadata.column_names:
         return entries.keys
     return PackedStrings.parse(arrow.append_nuls(arrow.to_one_chunk(entries.metadata.column(OLD_KEY_COLUMN))))
@@ -135,7 +135,7 @@ def _check_column(keys: PackedStrings, column: pa.ChunkedArray, name: str) -> pa
 
 
 def _check_unique(keys: PackedStrings, new_keys: PackedStrings) -> None:
-    # Check only that different keys do not become equal. `on_duplicate` handles keys that were already equal.
+    # Ignore keys that were equal before, because `on_duplicate` handles them.
     repeated = {new: [*dict.fromkeys(keys[at] for at in rows)] for new, rows in find_repeated(new_keys).items()}
     if clashes := {new: old for new, old in repeated.items() if len(old) > 1}:
         new, old = next(iter(clashes.items()))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _MAX_LISTED_FIELDS = 100
 _RESERVED_NAME = re.compile(r"__.*__")  # WebDataset adds fields such as `__key__` and `__url__` to samples
-_PATHS_COLUMN = "source_paths"  # each row is a list with one path per field, see docs/format.md, "Sidecar"
+_PATHS_COLUMN = "source_paths"  # a list with one path per field, see docs/format.md, "Sidecar"
 
 
 def select_fields(

@@ -106,7 +106,7 @@ def find_repeated(keys: PackedStrings) -> dict[bytes, list[int]]:
 
 def find_positions(keys: PackedStrings, others: PackedStrings) -> NDArray[np.int64]:
     """Return the position of each key in `others`, or -1 if it is missing. The keys in `others` must be unique."""
-    # Divide the keys into groups by hash, and look up one group at a time, to halve the memory of the lookup table.
+    # Group keys by hash and look up one group at a time, to halve the memory of the lookup table.
     import pyarrow.compute as pc
 
     positions = np.full(len(keys), -1, np.int64)

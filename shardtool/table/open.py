@@ -61,7 +61,7 @@ def open_table(source: object, named: Collection[str], form: DelimitedFormat = D
         source: A path, several paths, a glob, `-` for standard input, or a table in memory.
         named: Column names in the user's options. If the first line of standard input contains such a name, the input
             is a table, not a list of paths.
-        form: The format of delimited text. By default, the file name determines the delimiter.
+        form: The format of delimited text. By default, it depends on the file name.
     """
     path = os.fspath(source) if isinstance(source, str | os.PathLike) else None
     if path is not None and (files := _expand_glob(path)):

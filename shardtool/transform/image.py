@@ -3,8 +3,8 @@
 `change_image` returns the same bytes if there is nothing to do. Otherwise:
 
 - Pixels are turned upright. EXIF, XMP and comments are removed. The ICC profile is kept unless the colour kind changes.
-- Values that may be labels or measurements are never blended. Modes 1, P, PA, I;16, I and F, GIFs, and the fields in
-  `masks` are resampled with NEAREST. These images keep their mode in their own format and in PNG.
+- Values that may be labels or measurements are blended only by `encode` to jpg or webp. Otherwise, modes 1, P, PA,
+  I;16, I and F, GIFs, and the fields in `masks` are resampled with NEAREST. They keep their mode if the format allows.
 - Other images are resampled with LANCZOS, weighted by alpha.
 - `encode` to jpg or webp converts to 8 bits per colour. Palettes become colours, white becomes 255 for any bit depth,
   and jpg replaces transparency by white. Images without a defined white, such as floats, are refused (`image-depth`).
@@ -56,7 +56,7 @@ for _name in PILLOW_READERS:
 
 _PILLOW_FORMATS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP"}
 _FORMAT_ENDINGS = {"jpg": ("jpg", "jpeg", "jpe", "jfif"), "png": ("png",), "webp": ("webp",)}
-# maximum pixels per side, from libjpeg, libwebp and GIF
+# maximum pixels per side in libjpeg, libwebp and the GIF format
 _MAX_SIDES = {"JPEG": 65_500, "WEBP": 16_383, "GIF": 65_535}
 _LOSSY_FORMATS = ("JPEG", "WEBP")
 _LABEL_MODES = WIDE_MODES | {"1", "P", "PA"}
@@ -74,8 +74,8 @@ _FORMAT_MODES = {
 _LOSSLESS_TIFF_CODECS = frozenset({"raw", "packbits", "tiff_lzw", "tiff_adobe_deflate", "tiff_deflate"})
 _DEFAULT_QUALITY = 90
 
-# A JPEG is decoded at 1/2, 1/4 or 1/8 if the result is at least this many times the target size. For eight photographs,
-# the PSNR to LANCZOS on all pixels is at least 43 dB. JPEG quality 90 alone has 29 to 38 dB.
+# A JPEG is decoded at 1/2, 1/4 or 1/8 if the result is at least this many times the target size. Compared with LANCZOS
+# on all pixels, the PSNR of eight photographs is at least 43 dB. JPEG quality 90 loses more (29 to 38 dB).
 _DRAFT_GAP = 2.0
 _REDUCING_GAP = 3.0  # Pillow first averages blocks of pixels, down to at least this many times the target size
 
@@ -91,10 +91,10 @@ class ImageOptions:
         resize: Target width and height in pixels, in display orientation.
         resize_mode: `shorter` scales until the image covers `resize`, `longer` until it fits inside. `exact` may change
             the aspect ratio. `crop` scales like `shorter`, then crops the centre. `pad` scales like `longer`, then adds
-            borders: transparent if the written mode has alpha, otherwise black. A palette without such a colour gives
-            borders of its first colour.
-        only_larger: Never enlarge. An image that fits in `resize` is not changed, even by `pad`. A side that is shorter
-            than its target keeps its length.
+            borders: transparent if the written mode has alpha, otherwise black. If a palette contains neither,
+            borders have its first colour.
+        only_larger: Never enlarge. An image that fits in `resize` is not changed, even by `pad`. With `exact` or
+            `crop`, a side that is shorter than its target keeps its length.
         encode: Output format. For `jpg`, CMYK JPEGs are re-encoded as RGB.
         fields: Image fields. If empty, all fields with an image suffix.
         masks: Fields with labels. They are resampled with NEAREST, and never encoded as jpg or webp.
@@ -149,12 +149,12 @@ def _ending(field: str) -> str:
 
 
 def change_image(data: bytes | memoryview, field: str, options: ImageOptions) -> tuple[bytes | memoryview, ImageInfo]:
-    """Return the changed image, or `data` itself if no change is needed, and the size and mode.
+    """Return the changed image and its `ImageInfo`. If no change is needed, the image is `data` itself.
 
     With `resize` or `encode`, always decode pixels, to detect damage.
     """
     with warnings.catch_warnings(), image_errors(data):
-        warnings.simplefilter("ignore")  # real damage raises an error
+        warnings.simplefilter("ignore")  # not needed, because real damage raises an error
         return _change_image(data, field, options)
 
 
@@ -186,7 +186,7 @@ def _change_image(data: bytes | memoryview, field: str, options: ImageOptions) -
     if image.size != placement.canvas:
         image = _centre(image, placement.canvas)
     if kind == "WEBP" and image.mode == "RGBA" and image.getchannel("A").getextrema() == (255, 255):
-        image = image.convert("RGB")  # libwebp drops an opaque alpha channel
+        image = image.convert("RGB")  # report the stored mode, because libwebp drops an opaque alpha channel
     return _encode_image(image, picture, kind, options.quality), ImageInfo(*image.size, image.mode)
 
 
@@ -215,7 +215,7 @@ def _place_pixels(size: tuple[int, int], options: ImageOptions) -> _Placement:
         canvas = min(target_width, scaled[0]), min(target_height, scaled[1])
         if scaled == size:
             return _Placement(size, size, canvas)
-        # scaling a whole image of 1 x 60,000 pixels would need too much memory
+        # crop before scaling, because scaling all of 1 x 60,000 pixels would need too much memory
         kept: tuple[float, float] = (width, target_height * width / target_width)
         if target_width * height < target_height * width:
             kept = (target_width * height / target_height, height)

@@ -3,8 +3,8 @@
 - The content determines the format, not the name. For example, `ImageNet/n02105855_2933.JPEG` is a PNG.
 - Only seven formats are tried. EPS, for example, would start another program.
 - Only the first picture of a multi-picture JPEG (MPO) is used, because the others are previews and gain maps.
-- A truncated image is refused (`truncated-image`), even if its decoder accepts it. Exception: a JPEG, GIF or fax (TIFF)
-  whose compressed data end correctly, but before the last row.
+- A truncated image is refused (`truncated-image`), even if its decoder accepts it. Exception: in a JPEG, GIF or fax
+  (TIFF), rows may be missing if the compressed data end correctly.
 
 Source: the Pillow handbook, "Concepts" (modes, filters) and "Image file formats"; EXIF 2.32, tag 0x0112.
 """
@@ -47,7 +47,7 @@ _WEBP_BYTES_PER_PIXEL = 20
 _COEFFICIENT_BYTES = 2  # bytes per colour and pixel of a progressive JPEG
 _PILLOW_BITS = 8  # bits per value in most Pillow modes
 
-# Other modes take 4 bytes.
+# bytes per pixel in Pillow modes; other modes take 4
 _BYTES_PER_PIXEL = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2, "I;16N": 2}
 WIDE_MODES = frozenset({"I", "I;16", "I;16B", "I;16L", "I;16N", "F"})
 GREY_MODES = frozenset({"1", "L", "LA", "La"}) | WIDE_MODES
@@ -89,14 +89,14 @@ def decode_image(
     data: bytes, *, min_size: tuple[int, int] | None = None, exact: bool = False, max_bytes: int = MAX_DECODE_BYTES,
     on_loss: Callable[[DecodingLoss], None] | None = None,
 ) -> Image.Image:  # fmt: skip
-    """Return an image's pixels (first frame) in their own mode and in display orientation.
+    """Return the first frame of an image, in its own mode and in display orientation.
 
     If `exact` is false, 16-bit grey is rounded to 8 bits. Thread-safe.
 
     Args:
         min_size: Width and height. A JPEG is decoded at 1/8, 1/4 or 1/2 of its size if the result is at least this
             large.
-        exact: Whether to return stored values. Raises `BadImage` if Pillow does not preserve them.
+        exact: Whether to return the values stored in the file. If Pillow does not preserve them, raise `BadImage`.
         max_bytes: Memory limit for decoding, rotation and conversion to RGB.
         on_loss: Function that is called if the result has fewer bits or pages than the image.
     """
@@ -136,7 +136,7 @@ class OpenedImage:
 
     Attributes:
         image: Pillow's image. A PNG whose EXIF may follow the pixels is already decoded.
-        turn: EXIF orientation to apply after decoding; Pillow itself applies the orientation of a TIFF.
+        turn: EXIF orientation to apply after decoding. For a TIFF, 1, because Pillow itself turns it.
         deep: Whether Pillow keeps only the upper eight bits of each value.
         white: The value of white (the largest possible value), or 0 if white is not defined.
     """
@@ -154,7 +154,7 @@ class OpenedImage:
         if width * height > max_pixels:
             raise BadImage("image-too-large", f"{width:,} x {height:,} pixels, more than {max_pixels:,}")
         self.deep, self.white = _has_deep_colours(image), _white_value(image)
-        if self.kind == "PNG":  # reading the EXIF of a PNG may decode its pixels
+        if self.kind == "PNG":  # check now, because reading the EXIF of a PNG may decode its pixels
             self.check_memory()
         profile = image.info.get("icc_profile")
         self.profile = profile if isinstance(profile, bytes) else None
@@ -172,7 +172,7 @@ class OpenedImage:
             return
         image: Any = self.image
         kind, pixel_bytes, (width, height) = self.kind, _BYTES_PER_PIXEL.get(image.mode, 4), image.size
-        # bytes per pixel that conversion to RGB, rotation, or conversion to an array needs
+        # extra bytes per pixel for converting to RGB, rotating, or converting to an array
         copy_bytes = 5 if image.mode != "RGB" else 4 if turned else 3
         peak_bytes = _WEBP_BYTES_PER_PIXEL if kind == "WEBP" else pixel_bytes + copy_bytes
         if kind in ("PPM", "BMP"):
@@ -263,8 +263,8 @@ def colour_kind(mode: str) -> str:
 def decode_pixels(picture: OpenedImage, goal: tuple[int, int] | None) -> tuple[Image.Image, tuple[float, float]]:
     """Return the decoded image, and the width and height of its content in pixels.
 
-    A JPEG may be decoded at a fraction of its size, at least `goal`. The content may then cover only a part of the last
-    row and column.
+    A JPEG may be decoded at a reduced size of at least `goal`. The content may then cover only a part of the last row
+    and column.
     """
     image: Any = picture.image
     full_size, extent = image.size, None
@@ -394,7 +394,7 @@ def image_errors(data: bytes | memoryview) -> Iterator[None]:
     try:
         yield
     except (BadImage, MemoryError):
-        raise  # the image is within the pixel limit, so the machine lacks memory
+        raise  # the image is within the pixel limit, so a MemoryError is not a fault of the image
     except Exception as error:  # hostile bytes can make Pillow raise any exception
         raise _image_error(error, data) from error
 

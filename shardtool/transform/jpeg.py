@@ -1,12 +1,12 @@
-"""Decode JPEGs with libjpeg-turbo (simplejpeg). It returns the same pixels as Pillow in three quarters of the time.
+"""Decode JPEGs with simplejpeg (libjpeg-turbo), which returns the same pixels as Pillow in three quarters of the time.
 
 `decode_jpeg_fast` returns None in the following cases, and the caller decodes the image with Pillow:
 
 - simplejpeg is not installed, or the image is not an upright 8-bit JPEG with one or three colours.
 - Decoding may exceed the memory limit.
 - A side has fewer than 8 pixels, and the image is decoded at a fraction of its size.
-- libjpeg reports a warning. The warning about the rows that `crop_jpeg_rows` drops is ignored if the file ends with the
-  end marker.
+- libjpeg reports a warning. Exception: after `crop_jpeg_rows`, the warning about extra data is ignored if the file ends
+  with the end marker.
 
 Source: ITU T.81, B.1.1.3 and B.2.2 (markers, frame header), B.2.4.2 (sampling factors); TIFF 6.0, section 2 (tags).
 """
@@ -54,7 +54,7 @@ class JpegHeader(NamedTuple):
 
     Attributes:
         height_offset: Offset in the file of the two bytes with the height.
-        block_rows: Pixel rows per row of blocks.
+        block_rows: Height of a row of blocks in pixels.
         is_supported: Whether simplejpeg decodes the JPEG: eight bits, and one or three colours.
         is_cropped: Whether `crop_jpeg_rows` reduced `height`.
     """
@@ -91,7 +91,7 @@ def read_jpeg_header(data: bytes) -> JpegHeader | None:
 
 
 def crop_jpeg_rows(data: bytes, head: JpegHeader, rows: int) -> tuple[bytes, JpegHeader]:
-    """Reduce the height in a sequential JPEG's header to `rows`, so only these rows are decoded."""
+    """Set the height in a sequential JPEG's header to `rows`, so only the first `rows` rows are decoded."""
     view = memoryview(data)
     cropped = b"".join((view[: head.height_offset], rows.to_bytes(2, "big"), view[head.height_offset + 2 :]))
     return cropped, head._replace(height=rows, is_cropped=True)
@@ -104,7 +104,7 @@ def decode_jpeg_fast(
     min_size: tuple[int, int] | None = None,
     max_bytes: int = MAX_DECODE_BYTES,
 ) -> NDArray[np.uint8] | None:
-    """Return the RGB pixels of a JPEG, writable uint8 [height, width, 3], or None if Pillow must decode the image.
+    """Return the RGB pixels of a JPEG as a writable array, uint8[height, width, 3]. Return None if Pillow must decode.
 
     A JPEG of at least twice `min_size` is decoded at a fraction of its size.
     """
@@ -121,7 +121,7 @@ def decode_jpeg_fast(
     scale = min(width // min_size[0], height // min_size[1]) if min_size else 1
     if scale > 1:
         if min(width, height) < _BLOCK_PIXELS:
-            return None  # several fractions give the same size, and simplejpeg may choose differently
+            return None  # several fractions give this size, and simplejpeg may choose another one than Pillow
         fraction = next(divisor for divisor in _SCALE_FRACTIONS if scale >= divisor)
         width, height = -(-width // fraction), -(-height // fraction)
     pixels = np.empty((height, width, 3), np.uint8)

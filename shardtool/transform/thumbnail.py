@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
 
-# valid images that `change_image` cannot resize; their thumbnail shows the first frame
+# reason codes of valid images that `change_image` cannot resize; their thumbnails show the first frame
 FRAME_PROBLEMS = ("animated-image", "image-depth")
 MAX_PIXELS = 100_000_000
 WEBP_QUALITY = 75
@@ -88,7 +88,7 @@ def is_mask_name(field: str) -> bool:
 def mask_thumbnail(
     data: bytes, name: str, edge: int, *, has_photo: bool
 ) -> tuple[bytes, tuple[int, int], tuple[tuple[int, str], ...]] | None:
-    """Return a coloured WebP of a mask, its size and its colours, or None for other images."""
+    """Return a coloured WebP of a mask, its size and its colours, or None if the image is not a mask."""
     from PIL import Image
 
     options = ImageOptions((edge, edge), "longer", only_larger=True, masks=(name,), max_pixels=MAX_PIXELS)

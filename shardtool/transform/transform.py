@@ -29,7 +29,7 @@ EXIF_COLUMN = "exif"
 
 
 class ReadCondition(NamedTuple):
-    """The part of a query that needs a sample's payloads."""
+    """The conditions of a query that need a sample's payloads."""
 
     query: str
     columns: tuple[str, ...]

@@ -84,7 +84,7 @@ class Transformer:
             returned = self._function(sample)
             is_several = isinstance(returned, Iterable) and not isinstance(returned, (dict, str, bytes))
             results = list(returned) if is_several else [] if returned is None else [returned]
-        except MemoryError:  # skipped samples must not depend on the machine
+        except MemoryError:  # do not skip the sample, because the result must not depend on the machine
             raise
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's function may raise anything
             user_frames = error.__traceback__.tb_next if error.__traceback__ else None  # skip the frame of this module
