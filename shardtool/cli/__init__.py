@@ -142,7 +142,7 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """Run the command line, and exit."""
-    # Replace closed standard streams, because an output file could get the descriptor number of a closed stream.
+    # Open /dev/null for closed standard streams, so no output file gets the descriptor of such a stream.
     for fd in range(3):
         try:
             os.fstat(fd)

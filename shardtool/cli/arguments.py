@@ -1,4 +1,4 @@
-"""Split arguments into sources or datasets and the output, even if a shell has expanded a shard pattern.
+"""Split arguments into inputs (sources or datasets) and the output, even if a shell has expanded a shard pattern.
 
 The output of `pipe:COMMAND`, and a tar or zip on standard input, are stored in temporary files, because several
 processes read them.
@@ -39,8 +39,8 @@ def split_sources(names: tuple[str, ...]) -> tuple[str | list[str], list[str]]:
     """Split `SOURCE... OUTPUT` into sources and output.
 
     A shell may have replaced the output pattern by the names of existing shards. Therefore, all shard names at the end
-    belong to the output. If the first argument is also a shard name, such as a tar to read, only names with consecutive
-    numbers do.
+    belong to the output. If the first argument is also a shard name, such as a tar to read, only the consecutively
+    numbered names at the end belong to the output.
     """
     output_start = len(names) - 1
     first, last = names[0], names[output_start]
@@ -170,7 +170,7 @@ def _is_next_number(name: str, following: str) -> bool:
 def materialize_inputs(names: Sequence[str], *, table: bool = False) -> tuple[str, ...]:
     """Replace `pipe:COMMAND` and `-` (standard input) in `names` by temporary files, deleted at the end of the run.
 
-    If `table` is true, standard input is stored only if it is an archive.
+    If `table` is true, keep `-` unless standard input is an archive, because `create` reads other input itself.
     """
     if [*names, click.get_current_context().params.get("keys_from")].count("-") > 1:
         raise InvalidRequest("-", "standard input is named twice", expected="one use of -")

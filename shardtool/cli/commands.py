@@ -85,7 +85,7 @@ def register_verb(
         option_names = {kind: [name for name in option_specs(kind) if name not in omitted] for kind in kinds}
         params = [build_click_option(kind, name) for kind, names in option_names.items() for name in names]
         first = VerbOption(["-h", "first_help"], is_flag=True, is_eager=True, expose_value=False, callback=_show_brief)
-        # Accept --no-color after the verb, too; `allow_color` was already called.
+        # Accept --no-color after the verb, too. `main` has already read it.
         plain = VerbOption(["--no-color"], is_flag=True, expose_value=False)
         first.hidden = plain.hidden = True
         params += [first, plain]
@@ -446,7 +446,7 @@ def _index_dataset(
     lines, file, forms = list[str](), dataset[0], options.export
     reads_shards = options.checksum or options.columns_from
     if options.merge or not forms or len(dataset) > 1 or not file.endswith(".json") or reads_shards:
-        if options.merge:  # import late: this starts threads, but `run` must first fork workers
+        if options.merge:  # import only here: the import starts threads, but `run` below must fork workers first
             from shardtool.publish.merge_parts import merge
 
             result: IndexResult = merge(dataset[0] if len(dataset) == 1 else dataset, observer=terminal)

@@ -1,7 +1,7 @@
 """Read and write job files: options and arguments of a verb in TOML.
 
-Keys are command-line options without dashes, or arguments as in the usage line (`source`, `output`). Paths are relative
-to the folder of the job file. Typed options override the file.
+Keys are command-line options without the leading dashes, or arguments as in the usage line (`source`, `output`). Paths
+are relative to the folder of the job file. Typed options override the file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ else:
 _MAX_CONFIG_BYTES = 2**20
 _EXAMPLE_NAME = "job.toml"
 _SECRET_KEYS = ("header",)
-_WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # a text that is unchanged after being stored as a number in TOML
+_WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # a text that TOML can store as a number unchanged
 
 
 def read_config(path: str, ctx: click.Context) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def read_config(path: str, ctx: click.Context) -> dict[str, Any]:
             is_key = "--" in suggestion and key.replace("-", "_") not in CONFIG_OPTIONS  # -f and --config are no keys
             remedy = suggestion.replace("--", "") if is_key else f"`{ctx.command_path} --help` lists all options."
             raise InvalidRequest(where, f"not an option of {ctx.info_name}", remedy=remedy)
-    # without the first argument, the others would take its place
+    # Without the first argument, ignore the others, because click would shift them.
     is_complete = bool(arguments.get(next(iter(is_path_argument), "")))
     words = [text for key in is_path_argument for text in arguments.get(key, ()) if is_complete]
     names = [param.name or "" for param in ctx.command.params if isinstance(param, click.Argument)]

@@ -1,4 +1,4 @@
-"""Write the help: on one screen (`-h`), with all options (`--help`), for a topic, or for a word.
+"""Write the help: on one screen (`-h`), in full (`--help`), for a topic, or for a word.
 
 A topic is a section of options with background text from `topics.txt`. `shardtool help WORD` searches topics, options
 and documentation pages. `synonyms.txt` lists options and verbs of other tools, for suggestions.
@@ -38,7 +38,7 @@ _OPTION_PREFIX = re.compile(r"^Option '[^']*' ")
 CONFIG_OPTIONS = ("config", "save_config")  # not allowed in job files
 _MIN_SIMILARITY = 0.75  # this allows one wrong, missing or swapped letter
 _MEANT_WORDS = re.compile(r"--[a-z][a-z-]*|\b(?:OUTPUT|DEST|DIR|SOURCE|DATASET)\b")
-REVOKED_OPTIONS = "shardtool.taken_back"  # key in `Context.meta` of options that `--no-KEY` turns off
+REVOKED_OPTIONS = "shardtool.taken_back"  # under this key, `Context.meta` stores options that `--no-KEY` turns off
 
 
 class Topic(NamedTuple):
@@ -92,11 +92,11 @@ class VerbOption(click.Option):
 
 
 class HelpShown(click.UsageError):
-    """Raised to print the help of a verb without arguments."""
+    """Raised to print the help of a verb if the user types no arguments."""
 
 
 def usage_error(error: click.ClickException, verb: str, arguments: Sequence[str]) -> InvalidRequest:
-    """Convert an error of click to `InvalidRequest` that names options as typed."""
+    """Convert an error of click to `InvalidRequest`, and keep option names as the user typed them."""
     where, found, expected = verb or "shardtool", error.format_message().removesuffix("."), ""
     remedy = f"See `{f'shardtool {verb}'.rstrip()} --help`."
     if isinstance(error, HelpShown):
@@ -153,7 +153,7 @@ class VerbCommand(click.Command):
         return rest
 
     def get_help(self, ctx: click.Context) -> str:
-        """Return the help with all options."""
+        """Return the full help."""
         return full_help(self, ctx)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -190,7 +190,7 @@ class VerbCommand(click.Command):
 
 @cache
 def read_synonyms(kind: str) -> list[tuple[list[str], str]]:
-    """Return names in other tools, with shardtool's name or advice. `kind` is `options`, `verbs` or `help`."""
+    """Return (names in other tools, shardtool's name or advice) pairs. `kind` is `options`, `verbs` or `help`."""
     lines = _read_resource("synonyms.txt").partition(f"[{kind}]\n")[2].partition("\n\n")[0].splitlines()
     return [(names.split(), meaning) for names, _, meaning in (line.partition(": ") for line in lines)]
 
@@ -327,7 +327,7 @@ def full_help(verb: VerbCommand, ctx: click.Context) -> str:
 
 
 def topic_help(verb: VerbCommand, ctx: click.Context, name: str) -> str:
-    """Return the help of the topic `name`, or of the topic with the option `name`."""
+    """Return the help of the topic `name`, or of the topic that contains the option `name`."""
     topics, topic_name = verb.topics(), verb.find_topic(name)
     if not topic_name:
         raise InvalidRequest(name, f"no such topic of `{ctx.command_path}`", expected=f"one of {', '.join(topics)}")
@@ -352,7 +352,7 @@ def topic_sentences(verb: VerbCommand, name: str) -> list[str]:
 
 
 def option_keys(verb: VerbCommand, topic: str) -> dict[str, list[VerbOption]]:
-    """Return the `key=value` keys of the options of a topic, by the name of the option."""
+    """Return the sub-options in a topic (such as `per-host` of `--fetch`), by the name of their option."""
     keys: dict[str, list[VerbOption]] = {}
     for param in verb.params:
         if isinstance(param, VerbOption) and param.section == topic and param.parent and " " not in param.parent:

@@ -32,7 +32,7 @@ def write_pictures(dataset: Sequence[str], options: InspectViewOptions, run_opti
     from shardtool.verbs.inspect.reports import inspect_contact_sheet, inspect_html
     from shardtool.verbs.inspect.samples import check_report_path
 
-    if options.contact_sheet is not None and options.html is not None:  # check both before one is written
+    if options.contact_sheet is not None and options.html is not None:  # check the HTML path before writing the sheet
         for path in expand_datasets(dataset):
             check_report_path(open_dataset(path), options.html, overwrite=options.overwrite, ending=".html")
     if options.contact_sheet is not None:

@@ -1,7 +1,7 @@
 """Print results on stdout and messages on stderr, and lay out text for terminals.
 
-All output goes through this module. It escapes control characters, so names and fields cannot control the terminal. The
-module is imported at start-up, because it may have to report that no more files can be opened.
+All output goes through this module. It escapes control characters, so names and fields cannot control the terminal.
+Import the module at start-up: it must already be loaded to report that the process cannot open more files.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def until_closed(parts: Iterable[_PartT]) -> Iterator[_PartT]:
 
 
 def json_text(document: object) -> str:
-    """Return a document as JSON without control characters. To a dict, add the speed and retries of this run."""
+    """Return a document as JSON without control characters. If it is a dict, add the speed and retries of this run."""
     if isinstance(document, dict):
         document = {**document, **LOG.rates(document.get("seconds")), **_retry_totals()}
     # DEL is the only control character that JSON does not escape.
@@ -72,7 +72,7 @@ def json_text(document: object) -> str:
 
 
 def print_message(text: str, *, label: str = "", label_color: str = "", location: str = "") -> None:
-    """Print a message on stderr, or as a line of the log with `--log`.
+    """Print a message on stderr. With `--log`, write it as a line of the log.
 
     `label`, such as `note:`, precedes `text`. If `text` starts with `location`, a terminal shows `location` in bold.
     """
@@ -184,8 +184,8 @@ _DEFAULT_COLUMNS, _MIN_COLUMNS, _MAX_COLUMNS = 100, 40, 160
 
 
 def terminal_width(default: int = _DEFAULT_COLUMNS) -> int:
-    """Return COLUMNS if set, else the terminal's width, else `default`, but from 40 to 160."""
-    # like shutil.get_terminal_size, but shutil imports bz2 and lzma
+    """Return COLUMNS if set, else the terminal's width, else `default`, limited to between 40 and 160."""
+    # not shutil.get_terminal_size, because shutil imports bz2 and lzma
     columns = os.environ.get("COLUMNS", "")
     if columns.isdecimal() and int(columns):
         width = int(columns)

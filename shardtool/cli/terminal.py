@@ -146,7 +146,7 @@ class FetchEstimate:
 
 # tqdm's format without the remaining time, which `FetchEstimate` computes.
 _FETCH_BAR_FORMAT = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}, {rate_fmt}{postfix}]"
-# After this many attempts, or before such a wait, a failing request is reported even without -v.
+# Without -v, a failing request is reported only after this many attempts, or before a wait of at least this length.
 _REPORTED_ATTEMPTS, _REPORTED_WAIT_S = 7, 10.0
 _RETRY_NOTE_INTERVAL_S = 60.0
 
@@ -203,7 +203,7 @@ class Terminal(Observer):
             self.note(event.text)
 
     def _report_retry(self, event: RequestRetry) -> None:
-        is_long_wait = event.wait_s >= _REPORTED_WAIT_S and self._fetched is None  # in downloads, only one host waits
+        is_long_wait = event.wait_s >= _REPORTED_WAIT_S and self._fetched is None  # in downloads, it delays one host
         if self._verbose:
             self.log(f"retry: {event}")
         elif (event.attempts >= _REPORTED_ATTEMPTS or is_long_wait) and time.monotonic() >= self._next_retry_note_s:
@@ -229,7 +229,8 @@ class Terminal(Observer):
             LOG.write("start", samples=samples, bytes=size, shards=shards)
         self._close_bar()
         self._shards = (0, shards)
-        self._fetched = None if size or not samples else FetchEstimate(samples, shards)  # downloads have no known size
+        # Samples of unknown size are downloads.
+        self._fetched = None if size or not samples else FetchEstimate(samples, shards)
         if self._fetched is not None:
             self._start_bar("downloading", samples, " samples", leave=True)
             return
@@ -314,7 +315,7 @@ def open_progress_display(options: RunOptions) -> closing[Terminal]:
 def run_and_print(
     work: Callable[..., Any], run_options: RunOptions, text: Callable[[Any], str], *, always: bool = False
 ) -> Any:
-    """Run a verb with progress, and print and return its result. `always` overrides `--quiet`."""
+    """Run a verb with progress. Print and return its result. `always` overrides `--quiet`."""
     with open_progress_display(run_options) as terminal:
         result = work(observer=terminal)
     print_result(run_options, result.to_json, partial(text, result), always=always)
