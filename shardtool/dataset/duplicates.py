@@ -8,7 +8,7 @@ Keys, labels and numbers are not content. The content of a sample is the first o
 4. its JSON
 
 Two samples are duplicates if their content has the same digests (16 bytes of BLAKE2b, RFC 7693), in any order. Digests
-are not stored, and computed only for samples with equal sizes and CRC-32C.
+are not stored. They are computed only for samples with equal sizes and CRC-32C.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Content(NamedTuple):
     ranks: NDArray[np.uint8]
 
     def select(self, is_chosen: NDArray[np.bool_]) -> Content:
-        """Return the content of the chosen samples (`is_chosen` is true)."""
+        """Return the content of the samples for which `is_chosen` is true."""
         chosen = is_chosen[self.owners]
         return Content(self.rows[chosen], self.owners[chosen], self.ranks)
 

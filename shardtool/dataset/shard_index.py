@@ -124,7 +124,7 @@ class ShardIndex:
 
     @cached_property
     def table(self) -> pa.Table:
-        """The columns of the sidecar without the shard's name. Text may be dictionary-encoded."""
+        """All columns of the sidecar except the shard's name. Text may be dictionary-encoded."""
         names = pa.DictionaryArray.from_arrays(
             number_array(self.codes.astype(np.int32)), bytes_array(self._field_names())
         )
@@ -180,7 +180,7 @@ class ShardIndex:
         return np.insert(text, self.key_offsets[1:], 0).tobytes()
 
     def find_row(self, key: bytes) -> int:
-        """Return the number of the first sample with a key, or -1."""
+        """Return the index of the first sample with this key, or -1."""
         if not key:
             empty = np.flatnonzero(self.key_sizes == 0)
             return int(empty[0]) if len(empty) else -1

@@ -67,7 +67,7 @@ class ShardFacts(NamedTuple):
         crc: CRC-32C of the shard, or None if unknown.
         plan: Hash of the shard's plan, or "" if unknown.
         first: Name of the run's first shard, or "" if unknown.
-        shards: Minimum number of shards that the run planned, or None if unknown.
+        shards: Minimum number of shards that the run writes, or None if unknown.
     """
 
     name: str
