@@ -24,8 +24,8 @@ def create(source: object, output: OutputNames, options: CreateOptions, observer
     only write the plan to this file.
 
     Args:
-        source: A folder, a list of folders, or a zip or tar archive, where files with the same key form one sample. Or
-            a manifest (a table with one row per sample or file): a path, `-` for standard input, or a table in memory
+        source: A folder, a list of folders, or a zip or tar archive. Files with the same key form one sample. Or a
+            manifest (a table with one row per sample or file): its path, `-` for standard input, or a table in memory
             (pandas, pyarrow, or any object with the Arrow C stream interface).
         output: A shard pattern such as `out-{000000..}.tar`, or a list of shard names, with `{split}` for splits.
 

@@ -45,9 +45,9 @@ ResultT = TypeVar("ResultT")
 _RETRY_POLICY = retry.DEFAULT_POLICY._replace(tries=2, max_total_s=5.0, first_answer_s=5.0, speed_window_s=10.0)
 _MAX_LISTED_OBJECTS = 100  # maximum number of objects to list, to find an object that is not empty
 _NOT_CHECKED = Check("", "unknown", "")
-_EXACT_S = 2  # the header `Date` has whole seconds
+_EXACT_S = 2  # ignore smaller differences, because the header `Date` has whole seconds
 _SKEW_S = 300  # stores reject requests if clocks differ by more than 5 minutes (some: 15)
-_SECOND_REMOVAL_S = 0.3  # then delete again, because a store may still complete an interrupted write
+_SECOND_REMOVAL_S = 0.3  # wait before deleting again, because a store may still complete an interrupted write
 _READER, _WRITER = "the role Storage Blob Data Reader", "the role Storage Blob Data Contributor"
 
 _PERMISSIONS = {
@@ -63,8 +63,8 @@ def doctor(place: DatasetLike, options: DoctorOptions, observer: Observer) -> Do
     """Check which operations a location allows.
 
     Args:
-        place: A folder, a prefix of a store, or a file on the web. For a dataset file or shard elsewhere, its folder is
-            checked.
+        place: A folder, a prefix of a store, or a file on the web. For a dataset file or shard in a folder or store,
+            its folder is checked.
 
     Raises:
         InvalidRequest: `place` is not a location, or a required library is not installed.
@@ -148,7 +148,7 @@ def _check_connection(address: str, steps: _Steps) -> FirstResponse:
 def _check_clock(address: str, headers: Mapping[str, str]) -> str:
     try:
         date = parsedate_to_datetime(headers["Date"]).timestamp()
-        off_s = time.time() - date - float(headers.get("Age", 0))  # a proxy has cached the response for `Age`
+        off_s = time.time() - date - float(headers.get("Age", 0))  # a proxy cached the response `Age` seconds ago
     except (KeyError, TypeError, ValueError, OverflowError):
         return "the server sends no time"
     difference = f"{abs(off_s):,.0f} s {'ahead of' if off_s > 0 else 'behind'} the server's"
@@ -225,7 +225,7 @@ def _check_write(probe: str, steps: _Steps) -> None:
 
 def _check_conditions(probe: str, version: str) -> str:
     check_conditional_writes(probe, b"2")
-    put_object(probe, b"3", version)  # as for renewed locks and replaced dataset files
+    put_object(probe, b"3", version)  # runs replace locks and dataset files in this way
     check_conditional_writes(probe, b"4", version)
     return "supported (If-None-Match, If-Match)"
 
@@ -280,7 +280,7 @@ def _check_folder(path: str, steps: _Steps) -> None:
         existing = paths.folder_of(existing.rstrip("/"))
     folder, name = Folder(existing or "."), _probe_name()
     description = "exists" if existing == path else f"does not exist yet, but {folder.path} exists"
-    if existing not in (path, parent):  # the path may be misspelled
+    if existing not in (path, parent):  # show the parent, too, because the path may be misspelled
         description = f"does not exist yet, nor does {parent}; both would be created in {folder.path}"
     steps.require("folder", partial(files.list_folder, folder.path), lambda _: description)
     steps.check("space", folder.free_bytes, lambda free_bytes: f"{format_size(free_bytes)} free")

@@ -1,7 +1,7 @@
 """`extract`: write the fields of a dataset's samples to files.
 
-`create` packs the folder into the same samples with the options in the result, and with the same content fingerprint
-unless a TFRecord field contains a list.
+To pack the folder into the same samples, call `create` with the options in `ExtractResult.create`. The content
+fingerprint is also the same, unless a TFRecord field contains a list.
 
 During a run, the file `.extract.unfinished` identifies the request. The next run with the same request keeps complete
 files and rewrites truncated files.
@@ -134,7 +134,7 @@ def _list_samples(datasets: Sequence[StoredDataset], options: ExtractOptions, po
     from shardtool.source.base import skipped_notes
     from shardtool.source.shards import DatasetSource
 
-    # `create` can derive these labels from folder names.
+    # Skip labels that `create` can derive from folder names.
     adds_labels = not options.fields and all(map(_labels_from_folders, datasets))
     fields = f"-{_LABEL_FIELD}" if adds_labels else options.fields
     request = ReshardOptions(where=options.where, keys_from=options.key_list, fields=fields)
@@ -190,7 +190,7 @@ def _file_paths(entries: SampleTable, *, by_key: bool) -> PackedStrings:
 
 
 def check_file_names(names: PackedStrings, *, folded: bool = False) -> None:
-    """Raise InvalidRequest unless all paths are safe, distinct, and possible in one folder.
+    """Raise InvalidRequest unless all paths are safe and distinct, and none is both a file and a folder.
 
     Args:
         folded: Whether the file system ignores case.
@@ -237,7 +237,7 @@ def _create_options(
         create_options.pop("portable", None)
     if _LABEL_FIELD in entries.used_fields():
         create_options.pop("label_from_folder", None)  # the labels are written as files
-    # Otherwise, `create` would choose other class numbers if a class has no samples.
+    # From folder names, `create` would choose other class numbers if a class has no samples.
     if "label_from_folder" in create_options:
         create_options["classes_from"] = datasets[0].dataset_file
     # With `portable`, keys would not match, because `create` joins the table before it renames the keys.
@@ -250,7 +250,7 @@ def _create_options(
 def _write_files(
     listing: Listing, names: PackedStrings, folder: Folder, options: ExtractOptions, pool: Pool, notes: Notes
 ) -> int:
-    # If the lock file also has a name in capitals, the file system ignores case.
+    # If the lock file is also found under its name in capitals, the file system ignores case.
     if folder.find_entries([f".{_LOCK_NAME.upper()}.lock"]):
         check_file_names(names, folded=True)
     entries, observer = listing.entries, notes.observer
@@ -268,7 +268,7 @@ def _write_files(
             observer.advance(samples, size, 0)
 
         for number, existing in pool.map(unpack_samples, unpack_tasks, advance):
-            tables = tables or _parquet_tables(entries, names)  # while workers write files
+            tables = tables or _parquet_tables(entries, names)  # build the tables while the workers write files
             kept += existing
             observer.advance(0, 0, 1)
             content = tasks[number].samples.content
@@ -360,7 +360,7 @@ def _check_space(folder: Folder, entries: SampleTable, names: PackedStrings) -> 
     size = int(entries.rows.size.sum())
     try:
         check_space(folder, size, "extracted")
-    except OutputFailed:  # subtract existing files only now, because this needs the size of each
+    except OutputFailed:  # only now subtract existing files, because this reads the size of each file
         sizes, top = entries.rows.size.tolist(), os.fsencode(folder.path)
         for start, chunk in names.chunks():
             for index, name in enumerate(chunk, start):

@@ -70,7 +70,7 @@ _MAX_LISTED_KEYS = 3
 
 @accepts_options(RemoveOptions)
 def remove(dataset: DatasetLike | Sequence[DatasetLike], options: RemoveOptions, observer: Observer) -> RemoveResult:
-    """Remove the samples whose keys are in `keys` or `keys_from`, or that match `where`, from existing datasets.
+    """Remove samples from existing datasets: those in `keys` or `keys_from`, or those that match `where`.
 
     Args:
         dataset: Datasets (such as splits) with a dataset file. Each dataset is processed separately.
@@ -78,8 +78,8 @@ def remove(dataset: DatasetLike | Sequence[DatasetLike], options: RemoveOptions,
     Raises:
         InvalidRequest: A dataset or sample does not exist, or no sample would remain. Nothing was changed.
         CorruptShard: A dataset is damaged. Nothing was changed.
-        OutputExists: Another run is writing a dataset or was interrupted, or a link or unlisted file could also contain
-            the samples.
+        OutputExists: Another run is writing a dataset or was interrupted, a file of a dataset is a symbolic link, or an
+            unlisted file may contain the samples, too.
         OutputFailed: A file cannot be written.
     """
     notes, started = Notes(observer), time.monotonic()

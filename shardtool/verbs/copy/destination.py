@@ -1,7 +1,7 @@
 """Open a dataset to copy, and find the files that already exist at the destination.
 
-Existing files in a folder are read to compare them. A shard in a store matches the source if its size, its sidecar and
-the store's MD5 match.
+If the destination is a folder, existing files are read and compared with the source. In a store, a shard matches if its
+size, its sidecar and the store's MD5 match.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ if TYPE_CHECKING:
 
 
 class ShardCopy(NamedTuple):
-    """A shard and its sidecar, and whether the files at the destination match (None if a file is missing)."""
+    """A shard and its sidecar to copy.
+
+    `shard_matches` and `sidecar_matches` are None if the file is missing at the destination or not yet compared.
+    """
 
     shard: OriginalFile
     sidecar: OriginalFile
@@ -66,7 +69,7 @@ class CopySource(NamedTuple):
     """A dataset to copy.
 
     Attributes:
-        data: The bytes of the dataset file, even if the file changes during the run.
+        data: The bytes of the dataset file at the start of the run. The file may change later.
         pairs: The shards and sidecars, not yet compared with the destination.
         skipped: The bytes of the list of skipped samples, or b"".
     """
@@ -152,7 +155,7 @@ class CopyTarget(NamedTuple):
     Attributes:
         shard_folder: The folder of the shards: `folder` or a subfolder.
         existing_files: The existing files by name, in `folder` and in `shard_folder`.
-        data: The bytes of the existing dataset file, even if an interrupted copy renamed it, or None.
+        data: The bytes of the existing dataset file, or None. An interrupted copy may have renamed the file.
         old: The parsed `data`, or None if missing or damaged.
     """
 
@@ -276,7 +279,7 @@ def _compare_shard(target: CopyTarget, trust: Trust | None, pair: ShardCopy, met
         matches: bool | None = True
     elif pair.shard.crc is None or (sidecar_matches is not None and not target.shard_folder.has_staging):
         matches = bool(sidecar_matches) and _is_same_object(target.shard_folder, pair.shard, meter)
-    else:  # an interrupted run may have copied the shard without its sidecar
+    else:  # compare the bytes: an interrupted run may have copied only the shard
         matches = _matches_original(target.shard_folder, target.existing_files[1], pair.shard, meter)
     return pair._replace(shard_matches=matches, sidecar_matches=sidecar_matches)
 

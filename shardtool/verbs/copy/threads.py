@@ -69,8 +69,9 @@ class ByteMeter:
 class ThreadCount:
     """The number of concurrent tasks: the `requested` number, or a number adapted to the throughput.
 
-    The adapted number starts at four. The throughput is measured for at least a second. If it grew by more than a
-    fifth, the number is doubled, up to 16. Otherwise, the number is halved and stays constant.
+    The adapted number starts at four, and is doubled, up to 16, as long as each doubling raises the throughput by more
+    than a fifth. A doubling that gains less is undone, and the number then stays constant. Each measurement takes at
+    least a second.
     """
 
     def __init__(self, requested: int | None) -> None:
@@ -80,7 +81,7 @@ class ThreadCount:
 
     def note(self, size: int, finished: int, now: float) -> None:
         """Record copied bytes and finished tasks, and adapt `limit`."""
-        self._progress += size + finished  # a task may copy no bytes
+        self._progress += size + finished  # count tasks, too, because a task may copy no bytes
         self._finished += finished
         elapsed_s = now - self._started
         if not self._is_adapting or self._finished < self.limit or elapsed_s < _MEASURE_S:

@@ -96,7 +96,7 @@ class Uncompared(NamedTuple):
 def dataset_sides(
     first: list[StoredDataset], second: list[StoredDataset], pool: Pool, notes: Notes
 ) -> tuple[ComparedSide, ComparedSide]:
-    """List the samples of two groups of datasets. If only one is TFRecord, convert its numbers to text."""
+    """List the samples of two groups of datasets. If their formats differ, list numbers in TFRecord shards as text."""
     forms = [{shard.format for side_a in datasets for shard in side_a.shards} for datasets in (first, second)]
     same_format = len(forms[0] | forms[1]) == 1
     side_a, side_b = (
@@ -191,7 +191,7 @@ class SideComparison:
         self._width = len(self._names) + 1
 
     def result(self) -> DiffResult:
-        """Return the differences, without `a`, `b`, `notes` and `seconds`."""
+        """Return the differences. The caller must set `a`, `b`, `notes` and `seconds`."""
         a, b = self._a, self._b
         removed, added = self._removed, self._added
         if self._excluded.added:
@@ -203,7 +203,7 @@ class SideComparison:
         moved = np.flatnonzero((before != "") & (now != "") & (before != now))
         metadata_ids, columns = self._changed_metadata(moved)
         ids = np.sort(np.concatenate((self._changed_fields(), metadata_ids)))
-        ids = ids[np.diff(ids, prepend=-1) > 0]  # ten times faster than `np.unique`, because that hashes
+        ids = ids[np.diff(ids, prepend=-1) > 0]  # ten times faster than `np.unique`, which hashes the ids
         samples, firsts = np.unique(ids // self._width, return_index=True)
         ends = np.append(firsts[1:], len(ids))
         metadata_only = np.count_nonzero((ends - firsts == 1) & (ids[firsts] % self._width == len(self._names)))
@@ -254,7 +254,7 @@ class SideComparison:
         sides = (a, rows_a), (b, rows_b)
         inline = [inline_checksums(side.entries, rows, as_numbers=as_numbers) for side, rows in sides]
         sizes, sums = zip(*inline, strict=True)
-        fetched = b.entries.rows.kind[rows_b] == URL  # the content may have changed
+        fetched = b.entries.rows.kind[rows_b] == URL  # not compared, because the content may have changed
         differ = np.asarray((sizes[0] != sizes[1]) & ~fetched)
         if fetched.any():
             count = pluralize(int(fetched.sum()), "file")

@@ -34,12 +34,12 @@ class DuplicateSample(NamedTuple):
 
 
 class DuplicateGroups(NamedTuple):
-    """Groups of samples with the same content, in order of their keys.
+    """Groups of samples with the same content, sorted by the key of their first sample.
 
     Attributes:
         surplus: Number of samples that repeat the first sample of their group.
         size: Total bytes of the `surplus` samples.
-        leaks: Number of groups in more than one split.
+        leaks: Number of groups whose samples are in more than one split.
         unlike: Number of groups whose labels or other fields differ.
     """
 

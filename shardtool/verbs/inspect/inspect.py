@@ -69,15 +69,15 @@ def _inspect_one(dataset: StoredDataset, options: InspectOptions, observer: Obse
         path, problem = dataset.dataset_file or dataset.shards[0].path, summary.problems[0]
         found = f"no shard can be read: {problem.where}: {problem.message}"
         raise CorruptShard(path, found, remedy="Copy or create the shards again.")
-    return (dataset, overview.counts), summary  # overviews of many datasets would be too large
+    return (dataset, overview.counts), summary  # drop the overview, to save memory
 
 
 _MAX_COLUMN_VALUES = 10
 _SCOPE_FIELDS = ("samples", "shards", "walked")
 _MAX_CLASSES = 1000
-_MAX_MEAN_NAME_CHARS = 32  # longer values are text, not class names
+_MAX_MEAN_NAME_CHARS = 32  # values with a larger mean length are text, not class names
 _MAX_LISTED_IMAGES = 10
-_MAX_RECORDED_SIZE = 2**62  # sums of sizes in damaged dataset files must stay in range
+_MAX_RECORDED_SIZE = 2**62  # limits sizes in damaged dataset files, so their sums do not overflow
 
 
 def summarize(overview: DatasetOverview, max_values: int = MAX_LABEL_VALUES) -> Summary:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from shardtool.values import FeatureType
 
 
-MAX_READ_SAMPLES = 4_000_000  # if there are more, only `full` reads all sidecars
+MAX_READ_SAMPLES = 4_000_000  # with more samples, all sidecars are read only if `full` is set
 _MAX_FIELDS = 1000
 MAX_LABEL_BYTES = 64
 _MAX_UNPACKED_BYTES = 2**26
@@ -72,7 +72,7 @@ class StoredSample:
     """A sample and its location.
 
     Attributes:
-        number: Number of the sample. The first sample of the shard has the number `first` of `stored_samples`.
+        number: Number of the sample, if the first sample of the shard has the number `first` (see `stored_samples`).
     """
 
     shard: StoredShard
@@ -89,9 +89,9 @@ class StoredSample:
 def stored_samples(
     shard: StoredShard, index: ShardIndex, rows: NDArray[np.int64], names: Sequence[str] | None = None, first: int = 0
 ) -> list[StoredSample]:
-    """Return the samples in `rows` of a shard, with all metadata columns, or only the columns `names`.
+    """Return the samples in the rows `rows` of a shard.
 
-    `first` is the number of the shard's first sample.
+    If `names` is given, include only these metadata columns. `first` is the number of the shard's first sample.
     """
     table = index.table if names is None else index.table.select([*_INDEX_COLUMNS, *names])
     samples = []
@@ -149,8 +149,8 @@ class DatasetOverview:
     Attributes:
         counts: Number of samples of each read shard, by shard number.
         scanned: Number of shards without a valid sidecar.
-        interleaved: Numbers of samples and distinct keys of each scanned shard with repeated keys.
-        images: Inspected images by field, as the sample's key and (width, height, mode) or an error message.
+        interleaved: Scanned shards with repeated keys, each with its number of samples and of distinct keys.
+        images: Inspected images by field: the sample's key, and either (width, height, mode) or an error message.
         label_texts: Label texts from `labels`, by field and content id.
     """
 
@@ -187,7 +187,7 @@ class DatasetOverview:
     def read(self) -> Iterator[tuple[StoredShard, ShardIndex, dict[str, FieldPayloads]]]:
         """Yield each shard, its index, and its payloads by field.
 
-        If there are more than `MAX_READ_SAMPLES` samples, skip some shards, unless `full` is set.
+        If the dataset file lists more than `MAX_READ_SAMPLES` samples, skip some shards, unless `full` is set.
         """
         file, step = self.dataset.file, 1
         if file is not None:
@@ -273,7 +273,7 @@ class DatasetOverview:
         max_chosen = self.options.looks
         if max_chosen < 1:
             return
-        if self._all_chosen:  # importing numpy.random takes 8 ms
+        if self._all_chosen:  # needs no random numbers; importing numpy.random takes 8 ms
             ranks = np.zeros(len(shard_index))
         else:
             ranks = shard_random_numbers(self.options.seed, shard.number, len(shard_index))
@@ -339,7 +339,7 @@ class DatasetOverview:
         return self.label_rank(name) <= 1
 
     def label_rank(self, name: str) -> int:
-        """Return how likely a field or column is a label.
+        """Return a rank: the lower, the likelier a field or column is a label.
 
         0: It has class names. 1: It is named like a label. 2: Other columns. 3: Other fields.
         """
@@ -350,7 +350,7 @@ class DatasetOverview:
         return {name: column for name, column in self.columns.items() if name not in (*NON_LABEL_COLUMNS, *self.fields)}
 
     def label_names(self) -> list[str]:
-        """Return labels whose values were all counted, the likeliest first."""
+        """Return the labels for which all values were counted, the likeliest label first."""
         names = [name for name, tally in self.fields.items() if tally.counts.values and not tally.unknown]
         names += [name for name, column in self.label_columns().items() if column.counts.values]
         return sorted(filter(self.is_label, names), key=lambda name: (self.label_rank(name), name))

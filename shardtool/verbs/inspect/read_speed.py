@@ -74,7 +74,7 @@ class ReadSpeed(NamedTuple):
 
     @property
     def large_enough(self) -> bool:
-        """Whether opening takes at most a tenth of the reading time, or there is one shard."""
+        """Whether there is only one shard, or opening takes at most a tenth of the reading time."""
         return self.shards == 1 or self.opening_share <= _MAX_OPENING_SHARE
 
     @property

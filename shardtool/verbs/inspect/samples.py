@@ -78,7 +78,7 @@ def first_samples(
 
 
 def find_sample(datasets: Sequence[StoredDataset], key: str) -> StoredSample:
-    """Return the first sample with this key, or else with this number, counted from 0 over all datasets."""
+    """Return the first sample with this key. If none has it, `key` is a sample number, from 0 over all datasets."""
     if (sample := _find_in_key_ranges(datasets, key)) is not None:
         return sample
     sample_number = int(key) if key.isascii() and key.isdigit() and len(key) <= _MAX_NUMBER_DIGITS else -1
@@ -360,7 +360,7 @@ _REPORT_FORMATS = {
 
 
 def check_report_path(dataset: StoredDataset, path: str, *, overwrite: bool, ending: str) -> None:
-    """Raise an error unless a report can be written to `path`. `overwrite` permits replacing such a report."""
+    """Raise an error unless a report can be written to `path`. `overwrite` permits replacing an existing report."""
     check_target_name(path, f"report{ending}")
     dataset_paths = [dataset.dataset_file, *(name for shard in dataset.shards for name in (shard.path, shard.sidecar))]
     if real_path(path) in {real_path(name) for name in dataset_paths if name}:

@@ -93,7 +93,7 @@ def _names_in_folders(subject: VerifiedDataset, *, needed: bool = False) -> set[
 
 
 def _neighbouring_datasets(subject: VerifiedDataset, names: set[str]) -> dict[str, set[str]]:
-    # Return the shards that each dataset file in the folder lists, if it lists any of the given shards.
+    # Find dataset files in the folder that list some of the given shards. For each, return all shards that it lists.
     unlisted, datasets = {case.name for case in subject.cases}, dict[str, set[str]]()
     if names.isdisjoint(case.sidecar for case in subject.cases):
         return datasets  # without sidecars, a dataset file may describe other shards with these names
@@ -140,7 +140,7 @@ def _find_gaps(subject: VerifiedDataset) -> Iterator[Finding]:
     for name in subject.dataset.missing:
         yield Finding("shard-missing", to_output_name(name), "missing, although the pattern includes it")
     if subject.file is not None:
-        # Only `index` does not know the original names. The output of the other verbs may have been any list of names.
+        # `index` lists the shards that it finds, so some may be missing. Other verbs list all shards, with any names.
         is_complete = not subject.is_all or subject.file.made.verb != "index"
         names = [] if is_complete else [shard.name for shard in subject.file.shards]
     elif subject.dataset.missing or not isinstance(subject.dataset.argument, (str, os.PathLike)):
@@ -234,7 +234,7 @@ def _find_duplicate_keys(subject: VerifiedDataset, scans: Mapping[int, ShardScan
 def sample_at(subject: VerifiedDataset, read: dict[int, ShardScan], index: int) -> tuple[int, str]:
     """Return the shard number and key of a sample. `index` counts the samples of all read shards.
 
-    If `read` lacks the shard, scan and add it.
+    If `read` lacks the scan of the shard, add it.
     """
     ends = subject.ends()
     position = bisect_right(ends, index)

@@ -48,7 +48,7 @@ class ShardExamination:
         unrecognised: Number of tar members outside samples.
         hashes: The 16-byte hashes of the keys, concatenated.
         content_ids: The 8-byte ids of the samples' content, concatenated, or b"" if not needed.
-        further_counts: Number of further findings by code.
+        further_counts: Number of unlisted findings, by code.
         undecoded: Number of payloads too large to decode.
         error: Why the shard cannot be opened, or None.
         damage: The damage that ended the scan, or None.
@@ -71,7 +71,7 @@ class ShardExamination:
 def examine_shard(task: ExamineTask) -> tuple[ShardScan | None, ShardExamination]:
     """Scan a shard until its end or the first damage, and decode its fields if requested.
 
-    Return the scan, or None if the shard cannot be opened, and results that need less memory.
+    Return the scan (None if the shard cannot be opened), and a `ShardExamination`, which needs less memory.
     """
     try:
         scan = task.shard.scan(checksum=True)

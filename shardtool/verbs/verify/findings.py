@@ -15,7 +15,7 @@ from shardtool.notebook import Displayed
 
 _RENAME_FIX = "Rename one of them in the source, and recreate the shards."
 MAX_LISTED_PER_FILE = 100  # per code; further findings are only counted
-_MAX_TEXT_CHARS = 1000  # a name in a tar may have a million characters, in thousands of findings
+_MAX_TEXT_CHARS = 1000  # names in a tar may have a million characters, and be in many findings
 
 
 class FindingKind(NamedTuple):
@@ -185,7 +185,7 @@ class Findings:
             self._list(number, finding)
 
     def add_first(self, code: str, number: int, total: int, findings: Iterator[Finding]) -> None:
-        """Count `total` findings with the same code, and list the first."""
+        """Count `total` findings with the same code, and list the first `MAX_LISTED_PER_FILE`."""
         for finding in islice(findings, MAX_LISTED_PER_FILE):
             self._list(number, finding)
         if total:
@@ -220,7 +220,7 @@ class Report(Displayed):
     Attributes:
         findings: Problems in the order of the shards, up to `MAX_LISTED_PER_FILE` for each code and file.
         read: Number and total size of the shards that `sample` selected, or None without `sample`.
-        datasets: One report per dataset if several were verified. The other attributes then cover all.
+        datasets: One report per dataset if several were verified. The other attributes then cover all datasets.
         uncompared: Fields that were not compared with `source`.
     """
 

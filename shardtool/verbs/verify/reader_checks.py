@@ -1,7 +1,7 @@
 """`verify --for`: find names and fields that readers of other tools would misread.
 
-tests/clients/test_targets.py confirms each rule with the reader. DALI uses the names of tar members only without an
-index for DALI.
+tests/clients/test_targets.py confirms each rule with the reader. DALI uses the names of tar members only if the shards
+have no index for DALI.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from shardtool.verbs.verify.verified_dataset import VerifiedDataset
 
 
-# `_find_missing_fields` reports missing fields; the others are not errors.
+# `_find_missing_fields` reports missing fields; the other problems are not errors.
 _NOTE_ONLY_RULES = ("space-in-key", "meta-field", "text-label", "missing-field")
 _DALI_NAME_RULES = ("dot-in-key", "pax-name")
 _UNCOMPRESSED_ONLY = ("wids", "dali", "energon")
-_INSPECTED_SAMPLES = 5  # from these, `load_dataset` infers the fields
+_INSPECTED_SAMPLES = 5  # `load_dataset` infers the fields from this many samples
 
 
 def check_readers(subject: VerifiedDataset, shards: Sequence[ShardScan], targets: Sequence[str]) -> Findings:

@@ -2,7 +2,7 @@
 
 - A missing, damaged or stale sidecar is rebuilt if its shard has the checksum in the dataset file.
 - A missing or damaged dataset file is rebuilt if every shard has the checksum in its sidecar.
-- Shards are rebuilt only with the source: `create` runs again with the recorded options and the user's `--map` and
+- Shards are rebuilt only from the source: `create` runs again with the recorded options and the user's `--map` and
   `--root`. New shards replace old shards only if they match the dataset file exactly. If a run cannot be repeated this
   way (`_why_not_repeatable`), a message describes what the user can do.
 

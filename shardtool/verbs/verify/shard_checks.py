@@ -76,7 +76,7 @@ def _find_unsafe_keys(name: str, scan: ShardScan) -> Iterator[Finding]:
         if field in RESERVED_NAMES:
             problem = f"a reserved field name, in {pluralize(scan.codes.count(code), 'sample')}"
             yield Finding("key-unsafe", name, problem, "another name", field=printable(field))
-        # TFRecord features such as image/encoded contain a slash.
+        # Slashes are allowed, as in the TFRecord feature image/encoded.
         if field[:1] == b"/" or has_parent_part(field) or _CONTROL_CHARS.search(field):
             problem = "a field with an absolute path, a part `..`, or a control character"
             problem += f", in {pluralize(scan.codes.count(code), 'sample')}"
@@ -186,7 +186,7 @@ def _check_sidecar_matches_shard(case: ShardCheck) -> Iterator[Finding]:
 
 
 def check_index(case: ShardCheck, scan: ShardScan | None, sidecar: bytes) -> Iterator[Finding]:
-    """Parse the sidecar, and compare its samples with those of the shard, if read."""
+    """Parse the sidecar. If the shard was read, compare the samples in both."""
     from shardtool.dataset.shard_index import compare_indexes, scanned_index
     from shardtool.dataset.sidecar_read import parse_sidecar
 

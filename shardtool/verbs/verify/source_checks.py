@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 class SourceComparison:
-    """The comparison of a dataset with its source, without samples appended from other sources."""
+    """Compares a dataset with its source. Samples appended from other sources are not compared."""
 
     def __init__(self, subject: VerifiedDataset, options: VerifyOptions, observer: Observer) -> None:
         self.subject, self.observer = subject, observer

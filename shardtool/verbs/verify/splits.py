@@ -49,7 +49,7 @@ def verify_several(
             reports[index] = _unreadable_report(dataset, error)
         elif index in split_indexes:
             verified[index] = verify(dataset, contents=index in content_indexes)
-        else:  # keep only the report
+        else:  # not a split: keep only the report
             reports[index] = build_report(verify(dataset), options)
     for (first, second), recorded in splits.items():
         if first in verified and second in verified:

@@ -1,4 +1,4 @@
-"""The state of a dataset while it is verified, and its report."""
+"""A dataset with the results of its checks so far, and its report."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class VerifiedDataset:
 
 
 def read_dataset_file(given: DatasetLike) -> tuple[StoredDataset, Findings]:
-    """Open a dataset. Return problems of the dataset file as findings."""
+    """Return a dataset, and the problems of its dataset file as findings."""
     dataset, findings = find.find_dataset(given, allow_missing=True), Findings()
     path = dataset.dataset_file
     try:

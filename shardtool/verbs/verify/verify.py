@@ -53,7 +53,7 @@ def verify(dataset: DatasetLike, options: VerifyOptions, observer: Observer) -> 
 
     Raises:
         InvalidRequest: The dataset does not exist, or the options conflict.
-        CorruptShard: Nothing can be read, because the dataset file is invalid or names files in other folders.
+        CorruptShard: Nothing can be read, because the dataset file is invalid or lists files in other folders.
         OutputFailed: A repaired file cannot be written.
 
     Example:
@@ -221,7 +221,7 @@ def _run_shard_checks(findings: Findings, number: int, case: ShardCheck, scan: S
 def sampled_shards(cases: Sequence[ShardCheck], options: VerifyOptions) -> list[int]:
     """Return the numbers of the shards to read: at least one, if shards exist.
 
-    Shards are sorted by a hash of their names. Consecutive values of `seed` select adjacent ranges.
+    Shards are sorted by a hash of their names. Consecutive values of `seed` select adjacent ranges in this order.
     """
     existing = [number for number, case in enumerate(cases) if case.size is not None]
     if options.sample is None or not existing:
@@ -235,6 +235,6 @@ def sampled_shards(cases: Sequence[ShardCheck], options: VerifyOptions) -> list[
     start = share * (options.seed or 0) % 1
     starts = [Fraction(before, ends[-1]) for before in [0, *ends[:-1]]]
     chosen = [number for number, shard_start in zip(ordered, starts, strict=True) if (shard_start - start) % 1 < share]
-    if not chosen:  # no shard starts in the selected range
+    if not chosen:  # the range lies inside one shard
         chosen = [ordered[sum(shard_start <= start for shard_start in starts) - 1]]
     return sorted(chosen)

@@ -96,7 +96,7 @@ def _shapes_of(value: object, image: tuple[int, int]) -> list[tuple[list[_Point]
         boxes, is_corners = value[name] if name else [], name == "xyxy"
         label: object = next((value[label] for label in _LABEL_NAMES if label in value), [])
         labels = label if isinstance(label, list) else [label]
-        if _numbers(boxes):  # a single box without a label may be a crop
+        if _numbers(boxes):  # ignore a single box without a label, because it may be a crop
             boxes = [boxes] if labels else []
     else:
         return []
@@ -133,8 +133,9 @@ def _rectangles(
 ) -> list[tuple[float, float, float, float]]:
     """Return left, top, right and bottom of each box as shares of the image, or an empty list if most do not fit.
 
-    If any number is greater than 1, all are pixels, otherwise shares. Boxes are [left, top, width, height] as in COCO
-    or, if more then fit into the image, [left, top, right, bottom].
+    If any number is greater than 1, all numbers are pixels. Otherwise, they are shares of the image. Boxes are
+    [left, top, width, height], as in COCO. If `is_corners`, or if more boxes fit that way, they are
+    [left, top, right, bottom].
     """
     if boxes and max(map(max, boxes)) <= 1:
         image = 1, 1

@@ -70,7 +70,7 @@ class _KeptNumbers:
 
 
 class ColumnCharts:
-    """Collects the values of all columns during the pass over the indexes.
+    """Collects the values of all columns while the indexes are read.
 
     Attributes:
         class_counts: For each column with lists of class numbers, the count of each class.

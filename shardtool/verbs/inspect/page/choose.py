@@ -1,6 +1,7 @@
-"""Choose random samples for a page or contact sheet, including rare labels, and find unusual samples.
+"""Choose random samples for the HTML page or contact sheet, and find unusual samples.
 
-Unusual samples are the smallest and largest, the widest and tallest image, and duplicates.
+Random samples include rare labels. Unusual samples are the smallest and largest samples, the widest and tallest images,
+and duplicates.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from shardtool.verbs.inspect.summary import Summary
 
     Collector = Callable[[DatasetOverview, StoredShard, ShardIndex, Mapping[str, FieldPayloads]], None]
-    # stratum, random number, shard number, row, and sample
+    # stratum (label value or shard), random number, shard number, row, and sample
     _Candidate = tuple[str, float, int, int, StoredSample]
 
 
@@ -47,7 +48,7 @@ _MAX_COMPARED_PAIRS = 10
 class UnusualSamples:
     """Finds unusual samples. Contents are compared without the fields in `labels`.
 
-    `find` sets `repeated`, the number of samples with the sizes and checksums of an earlier sample.
+    `find` sets `repeated`: how many samples have the same sizes and checksums as an earlier sample.
     """
 
     def __init__(self, labels: frozenset[str]) -> None:
@@ -103,7 +104,7 @@ class UnusualSamples:
         return samples + pairs
 
     def _duplicate_candidates(self) -> list[list[tuple[int, int]]]:
-        # Return shard number and row of two samples of each of the largest groups of likely duplicates.
+        # For each of the largest groups of likely duplicates, return the shard number and row of two samples.
         ids = np.concatenate([np.zeros(0, np.uint64), *(shard_ids for _, shard_ids in self._content_ids)])
         ends = part_offsets([len(shard_ids) for _, shard_ids in self._content_ids])
         order = np.flatnonzero(repeated(ids))
@@ -149,7 +150,7 @@ _MAX_STRATA = 2000
 class ChosenSamples:
     """The chosen samples of a dataset, and its statistics.
 
-    `spread` is the label over which the samples are spread, or "" for shards.
+    Samples are spread over the values of the label `spread`, or over shards if it is "".
     """
 
     overview: DatasetOverview
@@ -175,8 +176,8 @@ def choose_samples(
 ) -> ChosenSamples:
     """Choose up to `max_samples` samples, spread over the values of a label or, without labels, over shards.
 
-    With `default_count`, choose only this number of samples or, if there are more label values, one per value. The
-    `collectors` are called with the index of each read shard.
+    If `default_count` is given, choose only this number of samples. If there are more label values than this, choose
+    one sample per value. The `collectors` are called with the index of each read shard.
     """
     overview = DatasetOverview(dataset, InspectOptions(seed=seed), Observer())
     spread: set[str] = set()
@@ -248,7 +249,7 @@ def _candidates(
 
 
 def _first_candidates(pool: list[_Candidate], max_samples: int) -> list[_Candidate]:
-    # Sort by rank within the stratum, then by random number. Later samples only move a dropped candidate further down.
+    # Sort by rank within the stratum, then by random number. Later samples never improve a rank, so keep the first.
     strata = groupby(sorted(pool, key=_CANDIDATE_ORDER), key=itemgetter(0))
     ranked = [(rank, candidate) for _, members in strata for rank, candidate in enumerate(members)]
     ranked.sort(key=lambda ranked_candidate: (ranked_candidate[0], ranked_candidate[1][1], ranked_candidate[1][0]))

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 MAX_LABEL_SETS = 6
 _MAX_FIELDS = 60
-# without a dataset file, the example program lists up to this many shards, because a glob could match other files
+# Without a dataset file, the example program lists up to this many shards by name. For more shards, it uses a glob.
 _MAX_LISTED_SHARDS = 9
 _MAX_EXAMPLE_FIELDS = 4
-_MAX_AREA_IMAGES = 4  # up to this many images, the area of a dot is proportional to the number of images
+_MAX_AREA_IMAGES = 4  # below this number of images, a dot's area is proportional to the number
 _MAX_ANCHOR_CHARS = 120
 _DATASET_LABEL = "dataset"
 

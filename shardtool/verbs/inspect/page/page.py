@@ -233,7 +233,7 @@ class LogScale:
         return [step * index for index in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
     def ticks(self, show: Callable[[float], str]) -> list[tuple[float, float, str]]:
-        """Return the pixel of each mark, and the centre and text of its label ("" if texts would overlap)."""
+        """Return the pixel of each mark, and the centre and text of its label. A text that would overlap is ""."""
         ticks, free_from = [], 0.0
         for value in self.marks():
             pixel, text = self.at(value), show(value)
@@ -255,7 +255,7 @@ _OUTLINES = 10_000  # maximum outlines on the page, at about 150 bytes each
 _MEDIA_BYTES = 6_000_000
 _MAX_MIN_EDGE_PIXELS = (384, 96)
 _PIXELS_PER_BYTE = 8.0
-_MAX_SAMPLES_WITHOUT_UNUSUAL = 20  # in so small a dataset, no sample is shown as unusual
+_MAX_SAMPLES_WITHOUT_UNUSUAL = 20  # for datasets up to this size, no unusual samples are shown
 
 
 def write_page(

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from shardtool.verbs.inspect.page.samples import ShownSample
 
 MAX_ROWS = 100_000
-MAX_ROW_BYTES = 10_000_000  # as Arrow columns; JSON takes about as many bytes
+MAX_ROW_BYTES = 10_000_000  # size in Arrow; the JSON of the rows has about the same size
 _MAX_VALUE_CHARS = 200
 _MAX_LIST_VALUES = 20
-_MAX_EXACT_INTEGER = 2**53  # exact in JavaScript
+_MAX_EXACT_INTEGER = 2**53  # larger integers are inexact in JavaScript
 _UNSAFE_IN_FILE_NAMES = re.compile(r"[^A-Za-z0-9_-]+")
 _OWN_COLUMNS = 2  # the columns `key` and `size`
 
@@ -42,16 +42,16 @@ class _Values(NamedTuple):
 
 
 def class_names_of(classes: Mapping[str, list[str]], column: str) -> list[str]:
-    """Return the class names of a column, from its field, such as `labels.json` for `labels`."""
+    """Return the class names of a column, or of its field, such as `labels.json` for the column `labels`."""
     matches = (names for name, names in classes.items() if name.rpartition(".")[0] == column)
     return classes.get(column) or next(matches, [])
 
 
 class RowTable:
-    """Collects the rows of a dataset during the pass over its indexes.
+    """Collects the rows of a dataset while its indexes are read.
 
     Attributes:
-        first: Number of first samples of the dataset whose rows fit into the limits.
+        first: How many samples, from the start of the dataset, have rows that fit into the limits.
     """
 
     def __init__(self, name: str, max_rows: int = MAX_ROWS, max_bytes: int = MAX_ROW_BYTES) -> None:
@@ -89,7 +89,7 @@ class RowTable:
         size = sum(part.nbytes for column in (keys, *columns.values()) for part in column[1:] if part is not None)
         fitting = count if size <= self._bytes_left else count * self._bytes_left // size
         self._bytes_left -= size
-        if fitting < len(shard_index):  # rows must be the first samples, without a gap
+        if fitting < len(shard_index):  # add no later shards, because rows must be the first samples
             self._bytes_left = 0
         if fitting:
             self._ranges[shard.path] = self.rows, fitting
@@ -173,7 +173,7 @@ def _are_exact(values: pa.Array) -> bool:
 
 
 def _list_texts(values: pa.Array, class_names: Sequence[str]) -> pa.Array:
-    # Converting lists of objects, such as conversations, would take seconds.
+    # Lists of objects, such as conversations, become `[]`, because converting them would take seconds.
     import pyarrow.compute as pc
 
     if not is_scalar_type(values.type.value_type):
@@ -202,7 +202,7 @@ def cell_text(text: str) -> str:
 
 
 def script_json(value: object, *, ascii_only: bool = False) -> str:
-    """Return JSON for a script element, with characters escaped that could end the element."""
+    """Return JSON for a script element. Escape characters that could end the element."""
     document = json.dumps(value, ensure_ascii=ascii_only, separators=(",", ":"))
     for char in "<>&\u2028\u2029":
         document = document.replace(char, f"\\u{ord(char):04x}")
@@ -212,8 +212,9 @@ def script_json(value: object, *, ascii_only: bool = False) -> str:
 def rows_json(tables: Sequence[RowTable], overviews: Sequence[DatasetOverview]) -> str:
     """Return the rows as JSON for a script element.
 
-    A column contains its cells as `values`, or its distinct texts as `names` and each cell's index as `codes` (-1 for
-    null). If the column `key` shows a key escaped or cut, `keys` contains the original by row.
+    A column contains either its cells as `values`, or its distinct texts as `names` and, for each cell, an index into
+    `names` as `codes` (-1 for null). If the column `key` shows a key escaped or cut, `keys` contains the original, by
+    row.
     """
     pairs = [*zip(tables, overviews, strict=True)]
     keys = [key for table in tables for part in table.keys for key in part.to_pylist()]
@@ -284,6 +285,6 @@ def _column_document(parts: Sequence[_Values]) -> dict[str, object]:
 def _numbers(part: _Values) -> list[object]:
     if not part.kind or pt.is_integer(part.values.type):
         return list(part.values.to_pylist())
-    # Through text, 32-bit floats get no extra digits. NaN and infinity stay text, because JSON lacks them.
+    # Converted through text, 32-bit floats get no extra digits. NaN and infinity stay text, because JSON lacks them.
     texts = part.values.cast(pa.string()).to_pylist()
     return [text if text is None or text.lstrip("-") in ("nan", "inf") else float(text) for text in texts]
