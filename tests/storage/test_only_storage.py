@@ -31,7 +31,7 @@ _ALLOWED = {
     "execute/ray_task.py": {"os.access", "os.stat"},
     # Standard streams are redirected to the null device.
     "execute/worker.py": {"os.open"},
-    "cli/__init__.py": {"os.open"},
+    "cli/__init__.py": {"open", "os.open"},
     # The input and output of a command are kept in temporary files, which are removed when the run ends.
     "cli/output.py": {"open"},
     "cli/arguments.py": {"open"},
