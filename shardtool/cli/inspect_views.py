@@ -1,4 +1,4 @@
-"""Write the outputs of `inspect` other than the summary: samples, keys, tables and pages."""
+"""Write the outputs of `inspect` other than the summary: samples, keys, tables, HTML pages and contact sheets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write a page, a contact sheet or a table for `inspect`."""
+"""Write an HTML page, a contact sheet or a table for `inspect`."""
 
 from __future__ import annotations
 

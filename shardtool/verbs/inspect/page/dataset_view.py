@@ -72,7 +72,7 @@ class LabelSet(NamedTuple):
 
 
 def set_dataset_labels(views: Sequence[DatasetView]) -> None:
-    """On a page about several datasets, add the label `dataset` to each sample."""
+    """On an HTML page about several datasets, add the label `dataset` to each sample."""
     for view in views if len(views) > 1 else ():
         for sample in view.samples:
             sample.labels.setdefault(_DATASET_LABEL, view.name)
@@ -90,7 +90,7 @@ def set_rows(views: Sequence[DatasetView]) -> None:
 
 @dataclass(frozen=True)
 class DatasetView(ChosenSamples):
-    """A dataset on the page. `number` counts datasets from 1, and is 0 for a single dataset."""
+    """A dataset on the HTML page. `number` counts datasets from 1, and is 0 for a single dataset."""
 
     name: str
     rows: RowTable

@@ -1,4 +1,4 @@
-"""Embed audio and video in a page. The first bytes determine the MIME type, so no payload becomes a script."""
+"""Embed audio and video in the HTML page. The first bytes determine the MIME type, so no payload becomes a script."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def media_type(name: str, start: bytes) -> str:
 
 
 class MediaBudget:
-    """Divides a page's bytes for audio and video among all samples."""
+    """Divides the bytes for audio and video in the HTML page among all samples."""
 
     def __init__(self, total: int, samples: int) -> None:
         self._available = float(min(_MIN_CLIP_BYTES, total))

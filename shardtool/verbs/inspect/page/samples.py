@@ -1,4 +1,4 @@
-"""Read the samples that a page shows, and only the start of long fields.
+"""Read the samples that the HTML page shows. Read only the start of long fields.
 
 Conversations in JSON are shown as messages: LLaVA and ShareGPT (`from`, `value`), OpenAI (`role`, `content`), and
 similar.
@@ -111,7 +111,7 @@ class TextExcerpt(NamedTuple):
 
 @dataclass
 class ShownSample:
-    """A sample on a page.
+    """A sample on the HTML page or contact sheet.
 
     Attributes:
         labels: Label texts by field or column, the likeliest first.
