@@ -114,7 +114,7 @@ def _is_row_json(path: str) -> bool:
 def find_archive(source: object) -> tuple[str, str] | None:
     """Split a path such as `a.zip/b` into the archive `a.zip` and the folder `b/`. Return None for other paths.
 
-    For a path such as `a.zip`, the folder is "".
+    For `a.zip`, the folder is "".
     """
     if not isinstance(source, str | os.PathLike) or os.path.isdir(source):
         return None
