@@ -65,7 +65,7 @@ def call_text(verb: str, **options: object) -> str:
 
 
 def export_text(form: str) -> str:
-    """Return the option for an export, for example `export energon` or `--export energon`."""
+    """Return an export option as users know it: `export energon` in Python or `--export energon` as a flag."""
     return choose_text(f"export {form}", f"--export {form}")
 
 

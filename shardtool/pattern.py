@@ -27,7 +27,7 @@ _SHARD_NAME = re.compile(
     re.IGNORECASE | re.ASCII | re.DOTALL,
 )
 SPLIT_FIELD = "{split}"
-SPLIT_STAND_IN = "\ue000"  # stands for `{split}` while a pattern is parsed that covers all splits
+SPLIT_STAND_IN = "\ue000"  # replaces `{split}` while a pattern for all splits is parsed
 _FILE_ENDING = re.compile(r"\.[A-Za-z][A-Za-z0-9]*$")
 _NUMBERED_NAME = re.compile(r"(?<!\d)(\d{1,18})(-of-(\d{1,18}))$", re.ASCII)
 

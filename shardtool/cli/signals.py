@@ -81,7 +81,7 @@ class SignalHandler:
             raise Interrupted(self.first)
 
     def _on_unraisable(self, dropped: sys.UnraisableHookArgs) -> None:
-        """Raise the interrupt again soon, if a destructor has lost it."""
+        """Raise the interrupt again soon if Python ignored the exception, for example in a destructor."""
         if dropped.exc_type is not Interrupted:
             self._unraisable(dropped)
         elif not self._ended:

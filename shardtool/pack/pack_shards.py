@@ -373,7 +373,7 @@ class Packing:
         return before + self._round_plan.shards + (consumed < self._round_plan.count(shard))
 
     def _add_made_keys(self, keys: list[bytes]) -> None:
-        """Raise an error for duplicate keys from the user's function. Collect problems that readers have with keys."""
+        """Reject duplicate keys from the user's function. Record problems that other tools have with the keys."""
         if self.plan.format == "tar" and keys:
             for problem in find_key_problems(PackedStrings.of(keys)):
                 earlier = self._key_problems.get(problem.code)

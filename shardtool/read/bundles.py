@@ -240,7 +240,7 @@ class BundleReader:
 
     @property
     def length(self) -> int:
-        """Number of bundles in an epoch without shuffling."""
+        """Number of bundles (packed blocks or batches) in an epoch without shuffling."""
         return self.length_in(OrderOptions(shuffle=False))
 
     def length_in(self, options: OrderOptions) -> int:

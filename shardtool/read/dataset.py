@@ -270,7 +270,7 @@ class Dataset(Streamable[SampleT]):
 
         Raises:
             IndexError: A number is out of range.
-            UnknownKey: No sample has one of the keys.
+            UnknownKey: At least one of the keys belongs to no sample of this dataset or view.
         """
         if isinstance(indices, str) or not isinstance(indices, Iterable):
             expected = f"a list of numbers or keys, such as [{indices!r}], or a boolean mask"

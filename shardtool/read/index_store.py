@@ -217,7 +217,7 @@ class IndexStore(LruCache[int, ShardIndex]):
             written += len(indexes)
 
     def metadata(self, shard: int) -> pa.Table:
-        """Return the metadata of a shard's samples, with the columns of all sidecars."""
+        """Return the metadata of a shard's samples. Columns that exist only in sidecars of other shards are null."""
         return self._tables.get(shard, lambda: read_sidecar_table(self.catalog, shard, self._schema))
 
     @cached_property

@@ -33,7 +33,7 @@ _KIND_NAMES = {str: "text", int: "number", float: "number", bool: "boolean", lis
 
 
 class JsonScalars(NamedTuple):
-    """The scalars of payloads.
+    """The top-level strings, numbers, booleans and nulls in the payloads of a field.
 
     Attributes:
         lines: A JSON object on one line for each payload, empty if the payload cannot be read.

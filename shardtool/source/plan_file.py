@@ -199,7 +199,7 @@ def _read_fields(
 def _check_entries(entries: SampleTable) -> None:
     rows, counts, spans = entries.rows, entries.counts(), entries.spans
     min_kind, max_kind = (FILE, INLINE) if spans is None else (INLINE, SPAN)
-    # Without stored paths, the field name is part of the path, so it must not contain a slash.
+    # Without stored paths, the path of a file is `KEY.FIELD`, so the field name must not contain a slash.
     forbidden = {*(b"\0" if rows.paths is not None else b"/\0")}
     has_bad_size = rows.size.min(initial=0) < 0 or rows.size.max(initial=0) > _MAX_PAYLOAD_BYTES
     has_bad_kind = rows.kind.min(initial=min_kind) < min_kind or rows.kind.max(initial=min_kind) > max_kind

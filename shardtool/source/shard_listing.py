@@ -227,7 +227,7 @@ def merge_fingerprints(datasets: Sequence[StoredDataset]) -> int | None:
     for file in files:
         kinds = {*number_features(file.features).values()}
         may_map = any("map" in run.options for run in (file.made, *file.made.appended))
-        # The fingerprint may cover strings that cannot be restored from the stored numbers.
+        # The fingerprint may cover the original text of a number, which the stored number does not determine.
         if "float" in kinds or (kinds and may_map):
             return None
     return sum_fingerprints(file.fingerprint for file in files) if len(files) == len(datasets) else None

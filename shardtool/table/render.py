@@ -82,7 +82,7 @@ class ArrowStrings:
         return b"".join([arrow.concat_values(part) for part in self._iter_chunks(first, last)])
 
     def gather(self, positions: NDArray[np.int64]) -> bytes:
-        """Create the strings at `positions`, each followed by a NUL."""
+        """Return the strings at `positions` as bytes, each followed by a NUL."""
         return self.take(positions).span(0, len(positions))
 
     def _iter_chunks(self, first: int, last: int) -> Iterator[pa.Array]:

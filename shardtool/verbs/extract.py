@@ -237,7 +237,7 @@ def _create_options(
         create_options.pop("portable", None)
     if _LABEL_FIELD in entries.used_fields():
         create_options.pop("label_from_folder", None)  # the labels are written as files
-    # From folder names, `create` would choose other class numbers if a class has no samples.
+    # Pass the class names: if no samples of a class were extracted, the folder names would give other class numbers.
     if "label_from_folder" in create_options:
         create_options["classes_from"] = datasets[0].dataset_file
     # With `portable`, keys would not match, because `create` joins the table before it renames the keys.

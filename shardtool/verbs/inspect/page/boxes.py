@@ -131,11 +131,11 @@ def _numbers(value: object) -> list[float]:
 def _rectangles(
     boxes: Sequence[Sequence[float]], image: tuple[int, int], *, is_corners: bool
 ) -> list[tuple[float, float, float, float]]:
-    """Return left, top, right and bottom of each box as shares of the image, or an empty list if most do not fit.
+    """Return left, top, right and bottom of each box, or an empty list if most boxes do not fit.
 
-    If any number is greater than 1, all numbers are pixels. Otherwise, they are shares of the image. Boxes are
-    [left, top, width, height], as in COCO. If `is_corners`, or if more boxes fit that way, they are
-    [left, top, right, bottom].
+    The results are fractions of the width and height of the image. If any number in `boxes` is greater than 1, all
+    numbers in `boxes` are pixels. Otherwise, they are fractions, too. Boxes are [left, top, width, height], as in COCO.
+    If `is_corners`, or if more boxes fit that way, they are [left, top, right, bottom].
     """
     if boxes and max(map(max, boxes)) <= 1:
         image = 1, 1

@@ -222,7 +222,7 @@ class DatasetView(ChosenSamples):
 
     @cached_property
     def shards(self) -> list[tuple[int, str, int | None, int | None]]:
-        """Number, name, bytes and samples of each shard. Unknown bytes and samples are None."""
+        """Number, name, size in bytes and sample count of each shard. An unknown size or count is None."""
         rows = []
         for shard in self.dataset.shards:
             entry, size = shard.entry, shard.size()

@@ -35,7 +35,7 @@ class MediaClip(NamedTuple):
 
     @property
     def waveform(self) -> str:
-        """The waveform of the included bytes as an SVG path, or "" if not an uncompressed WAV."""
+        """The waveform of `data` as an SVG path, or "" if `data` contains no uncompressed WAV audio."""
         peaks = wav_peaks(self.data, _WAVEFORM_BARS)
         highest = max(peaks, default=0) or 1
         heights = (max(1, round(_WAVEFORM_HEIGHT / 2 * peak / highest)) for peak in peaks)

@@ -249,7 +249,7 @@ class LogScale:
 
 _MAX_SAMPLES = 2000
 _DEFAULT_SAMPLES = 200
-_IMAGE_BYTES = 3_000_000  # limit for all thumbnails: 4 MB in base64
+_IMAGE_BYTES = 3_000_000  # limit for all thumbnails of the page together; base64 expands them to 4 MB
 _TEXT_BYTES = 600_000
 _OUTLINES = 10_000  # maximum outlines on the page, at about 150 bytes each
 _MEDIA_BYTES = 6_000_000
