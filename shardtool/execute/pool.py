@@ -56,7 +56,7 @@ class Pool:
         for number, task in enumerate(tasks):
             callbacks = [] if progress is None else [partial(progress, number)]
             try:
-                # redirect the prints of a user's function to stderr, as worker processes do
+                # send what a user's function prints to stderr, as worker processes do
                 with redirect_stdout(sys.stderr):
                     result = function(task, *callbacks)
             except PlainError:

@@ -133,7 +133,7 @@ def lost_columns_notes(planned: Planned) -> Iterator[str]:
 def find_refusal(planned: Planned, changes: ResumeChanges, max_removed: Fraction) -> OutputExists | None:
     """Return an error if resuming would replace an existing dataset by a different dataset, else None.
 
-    `max_removed` is the maximum share of existing samples to remove.
+    `max_removed` is the largest share of the existing samples that the run may remove.
     """
 
     def refused(output: Output, found: str, expected: str) -> OutputExists:

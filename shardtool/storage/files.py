@@ -191,7 +191,7 @@ def is_regular(path: str) -> bool:
 def dangling_target(path: str) -> str | None:
     """Return the target of a broken symbolic link, or None for any other path."""
     try:
-        return None if os.path.exists(path) else os.readlink(path)
+        return None if is_url(path) or os.path.exists(path) else os.readlink(path)
     except (OSError, ValueError):
         return None
 

@@ -92,3 +92,12 @@ def test_large_files_need_the_expected_ending(ending: bytes, tmp_path: Path) -> 
             read_small(str(path), ending=b"PAR1")
     with pytest.raises(OSError, match="too large"):
         read_small(str(path), 2**25)
+
+
+def test_an_address_is_no_broken_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A local link whose path looks like an address is never followed for the address."""
+    monkeypatch.chdir(tmp_path)
+    Path("s3:/bucket").mkdir(parents=True)
+    Path("s3:/bucket/a.tar").symlink_to("nothing")
+    assert dangling_target("s3:/bucket/a.tar") == "nothing"
+    assert dangling_target("s3://bucket/a.tar") is None
