@@ -104,8 +104,8 @@ class DatasetFile:
         types: Original types of values stored as text. For TFRecord, also the types of numeric fields.
         appends: For each append, the index in `shards` of the first added shard.
         shards_folder: Subfolder of the shards, such as `train/tars`, or "".
-        part_of: If `shards` lists only some shards of the dataset, the number of all its shards, else 0. For a partial
-            list, `field_bytes`, `skipped` and `fingerprint` are unknown (0 or "").
+        part_of: 0 if `shards` lists all shards of the dataset. Otherwise, the number of all shards, and `field_bytes`,
+            `skipped` and `fingerprint` are unknown (0 or "").
     """
 
     name: str
@@ -128,7 +128,7 @@ class DatasetFile:
 
     @property
     def numbers(self) -> dict[str, NumberType]:
-        """The number type of each field that stores numbers as text. TFRecord shards have no such fields."""
+        """The number type of each field that stores numbers as text. TFRecord shards store no numbers as text."""
         return number_fields(self.types) if self.format == "tar" else {}
 
     @property
@@ -200,7 +200,7 @@ class DatasetFile:
         return body + b'%08x"\n}\n' % crc32c(body)
 
     def feature_texts(self) -> dict[str, str]:
-        """Return the argument `features` of `tf.io.parse_single_example`. Each value is written as Python source."""
+        """Return the argument `features` of `tf.io.parse_single_example`, with each value as Python source."""
         return {name: feature.encode() for name, feature in self.features.items()}
 
 
@@ -233,7 +233,7 @@ def _parse_urls(data: bytes) -> list[Any] | None:
 
 
 def parse_listed_shards(data: bytes, path: str) -> tuple[list[str], bool]:
-    """Return the local paths of the shards that a dataset file or wids index lists, and whether shardtool wrote it.
+    """Return the local paths of the shards in a dataset file or wids index, and whether shardtool wrote the file.
 
     Raises:
         CorruptShard: The file is not a dataset file or wids index, or a path leads out of the file's folder.
@@ -255,9 +255,9 @@ def _is_local_shard(name: str, url_mark: str) -> bool:
 
 
 def parse_local_shards(data: bytes) -> tuple[list[str], str]:
-    """Return the names of listed shards that are in the same folder as their dataset file, and the shard pattern.
+    """Return the names of the shards that a dataset file lists in its own folder, and the shard pattern.
 
-    If the file is damaged, return the readable names. An unreadable pattern is "".
+    If the file is damaged, return the readable names. An unreadable pattern is returned as "".
     """
     match, pattern = _PATTERN_LINE.search(data), ""
     with suppress(ValueError):

@@ -7,8 +7,8 @@ Keys, labels and numbers are not content. The content of a sample is the first o
 3. its other bytes
 4. its JSON
 
-Two samples are duplicates if their content has the same digests (16 bytes of BLAKE2b, RFC 7693), in any order. Digests
-are not stored. They are computed only for samples with equal sizes and CRC-32C.
+Two samples are duplicates if the fields of their content have the same digests (16-byte BLAKE2b, RFC 7693), in any
+order. Digests are computed only for samples whose content has equal sizes and CRC-32C.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 JSON_RANK, _NO_RANK = 3, 4
 _CONTENT_RANKS = {"image": 0, "audio": 0, "video": 0, "array": 0, "text": 1, "bytes": 2, "pickle": 2, "json": JSON_RANK}
-# odd, so multiplication modulo 2^64 is invertible
+# The multipliers are odd, so multiplication modulo 2^64 is invertible.
 _HASH_MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)
 
 
@@ -76,7 +76,7 @@ class Content(NamedTuple):
         return sums
 
     def groups(self, digests: NDArray[np.bytes_]) -> list[list[int]]:
-        """Return groups of duplicates as lists of sample numbers, in any order.
+        """Return groups of duplicates as lists of sample numbers.
 
         `digests` has the payload digest of each of `rows`, or b"" if the payload cannot be read.
         """
@@ -156,7 +156,8 @@ def sample_digests(path: str, index: ShardIndex, content: Content, samples: Sequ
     sides = (np.searchsorted(content.owners, samples, side).tolist() for side in ("left", "right"))
     rows = [content.rows[start:end].tolist() for start, end in zip(*sides, strict=True)]
     digests: dict[int, bytes] = {}
-    with open_shard(path) as shard:  # a compressed shard can only be read in sequence
+    with open_shard(path) as shard:
+        # Sort the rows by offset, because a compressed shard can only be read sequentially.
         for row in sorted(chain.from_iterable(rows), key=index.offsets.__getitem__):
             digest = blake2b(digest_size=PAYLOAD_DIGEST_SIZE)
             try:

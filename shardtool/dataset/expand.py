@@ -1,4 +1,4 @@
-"""Find all datasets that one argument names: a folder of splits, a pattern with `{split}`, a glob, or a list.
+"""Find all datasets of an argument, which can be a folder of splits, a pattern with `{split}`, a glob, or a list.
 
 Shards that no dataset file lists form a separate dataset, because the run that wrote them may be unfinished.
 """
@@ -42,9 +42,9 @@ _RANGE_PATTERN = re.compile(r"[^{}<>,*?%\[\]]*\{\d{1,18}\.\.\d{0,18}\}[^{}<>,*?%
 
 
 def expand_datasets(dataset: DatasetLike) -> list[DatasetLike]:
-    """Split an argument that names several datasets into one argument of `find_dataset` per dataset.
+    """Return one argument for `find_dataset` for each dataset that `dataset` names.
 
-    Some datasets may be missing. The shards in a list form one dataset, except shards of other datasets in the list.
+    Some datasets may not exist. All shards in a list form one dataset. Shards that another item includes are dropped.
     """
     if dataset and isinstance(dataset, (str, os.PathLike)):
         datasets = _expand_name(os.fspath(dataset))
@@ -67,13 +67,13 @@ def expand_datasets(dataset: DatasetLike) -> list[DatasetLike]:
 
 
 def splits_in(folder: str, made: RunRecord) -> dict[str, DatasetFile]:
-    """Return the dataset files of other splits in a folder, by file name. The run `made` wrote all these splits."""
+    """Return the dataset files in a folder that belong to other splits of the run `made`, by file name."""
     names = [name for name in list_folder_names(folder or ".") if name.endswith(DATASET_SUFFIX)] if made.split else []
     return _splits_of_run(made, {name: join(folder, name) for name in names})
 
 
 def sibling_splits(dataset: StoredDataset) -> list[StoredDataset]:
-    """Return the other splits of a dataset's run, in the same folder or in sibling folders (`{split}/NAME`)."""
+    """Return the other splits that the run of `dataset` wrote, in its folder or sibling folders (`{split}/NAME`)."""
     if dataset.file is None or dataset.dataset_file is None:
         return []
     made, folder = dataset.file.made, dataset.folder

@@ -39,7 +39,7 @@ class TfFeature:
 
     @classmethod
     def parse(cls, text: str) -> TfFeature:
-        """Return the feature that `encode` writes as this Python source.
+        """Parse the result of `encode`.
 
         Raises:
             ValueError: The text is invalid.

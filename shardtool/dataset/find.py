@@ -1,7 +1,7 @@
 """Find the shards of one dataset. A user names a dataset by its dataset file, a pattern, a glob, a folder, or shards.
 
-A range or glob also matches the names that a dataset file in the same folder lists, to find missing shards. On the web,
-a range needs an end, because web servers cannot list files. No dataset file can cause reads outside its folder.
+To find missing shards, a range or glob is also matched with the shard names in a dataset file of the same folder. On
+the web, a range needs an end, because web servers cannot list files.
 """
 
 from __future__ import annotations
@@ -332,7 +332,7 @@ def names_listed_by(path: str) -> set[str]:
 def _read_dataset_file(path: str, *, listed: bool = False) -> bytes | None:
     try:
         data = files.read_small(path) if is_url(path) or os.path.isfile(path) else b""
-    except (OSError, AccessRefused) as error:  # a store may also deny access to missing objects
+    except (OSError, AccessRefused) as error:  # a store may deny access to missing objects
         if listed and isinstance(error, AccessRefused):
             raise
         return None
@@ -349,7 +349,7 @@ def default_dataset_names(shards: list[str]) -> Iterator[str]:
 
 
 def find_damaged_file(dataset: StoredDataset) -> str | None:
-    """Return the path of a damaged dataset file if it has a default name for these shards, else None."""
+    """Return the path of a damaged dataset file with a default name for these shards, or None."""
     if dataset.dataset_file is not None:
         return None
     for name in default_dataset_names([base_name(path) for path in dataset.paths]):
@@ -368,8 +368,8 @@ def check_not_damaged(dataset: StoredDataset) -> None:
 def _find_dataset_file(
     folder: str, existing: set[str], default_names: Iterable[str], select: Callable[[Iterable[str]], list[str]]
 ) -> tuple[str | None, list[str], str]:
-    # Prefer a dataset file that lists all existing shards. If there is none, use a file with a default name that lists
-    # some of them, or from which no names can be read.
+    # Prefer a dataset file that lists all existing shards. Otherwise, use a dataset file with a default name that lists
+    # some of these shards, or that is too damaged to contain any readable shard names.
     default_names, candidates = [*default_names], list[tuple[str, list[str], str]]()
     other_names = [] if is_url(folder) else list_folder_names(folder)
     for name in dict.fromkeys((*default_names, *(name for name in other_names if name.endswith(DATASET_SUFFIX)))):

@@ -21,7 +21,7 @@ _LONG_LIST_MARK = 15
 _MIN_TWO_BYTES = 128
 _MAX_DEPTH = 12
 _MAX_VALUES = 2**19
-_MAX_CHUNKS = 2**16  # columns times row groups; pyarrow needs a kilobyte per chunk
+_MAX_CHUNKS = 2**16  # a chunk is one column of one row group; pyarrow needs a kilobyte per chunk
 _MAX_NESTING = 16  # pyarrow recurses into nested columns
 _SCHEMA, _ROWS, _GROUPS, _KEY_VALUES = 2, 3, 4, 5  # field numbers of the footer
 _TYPE, _WIDTH, _REPEATS, _NAME, _CHILDREN = 1, 2, 3, 4, 5  # field numbers of a schema element
@@ -34,7 +34,7 @@ _CHUNK_TYPE, _PATH, _CHUNK_VALUES, _CHUNK_SIZE, _DATA_OFFSET, _DICTIONARY_OFFSET
 _UNCOMPRESSED, _COMPRESSED, _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 2, 3, 5, 7, 8
 _PAGE_VALUES = 1
 _ENCODING = {_DATA_PAGE: 2, _DATA_PAGE_V2: 4, _DICTIONARY_PAGE: 2}
-# DELTA_BYTE_ARRAY (7) is not allowed: a value that takes no bytes can repeat a megabyte of the previous value.
+# DELTA_BYTE_ARRAY (7) is not allowed, because a value encoded in 0 bytes can repeat a megabyte of the previous value.
 _ENCODINGS = (0, 2, 3, 4, 5, 6, 8, 9)
 BYTE_ARRAY = 6
 _FIXED = 7
@@ -121,7 +121,8 @@ def leaf_memory(data: bytes, footer: ParquetFooter) -> tuple[LeafMemory, ...]:
         ValueError: A page header contradicts the footer.
     """
     if sum(_number(chunk, _CHUNK_SIZE, _I64) for _, chunks in footer.chunks for chunk in chunks) > len(data):
-        raise ValueError("columns that share pages")  # decoding pages once per column could take too long
+        # Decoding shared pages once per column could take too long.
+        raise ValueError("columns that share pages")
     leaves = []
     for index, leaf in enumerate(footer.leaves):
         parts = [_leaf_memory(data, chunks[index], leaf, rows) for rows, chunks in footer.chunks]

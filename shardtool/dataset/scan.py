@@ -61,14 +61,14 @@ _FILE_SUFFIX = re.compile(rb"(?<=[^/])\.[A-Za-z0-9]{1,8}$")
 _RECORD_SUFFIX = re.compile(r"\.tfrecords?|\.(?:gz|bz2|xz|zst)$", re.IGNORECASE)
 _MAX_KEY_BYTES = 2**20  # a longer `__key__` is treated as an attack
 _NO_END = 2**63
-# memory limits, because a compressed shard can expand to a thousand times its size
+# Memory is limited, because a compressed shard can expand to a thousand times its size.
 _BYTES_PER_FIELD, _BYTES_PER_SAMPLE, _BYTES_PER_NAME = 48, 128, 256
 _BASE_MEMORY_BYTES = 2**27
 _MEMORY_PER_BYTE = 8
 _MEMORY_PER_COMPRESSED_BYTE = 128
 _MEMORY_CHECK_BYTES = 2**22
 _MAX_VARINT_BYTES = 11
-_MAX_FIELD_NAMES = 2**16  # the fingerprint encodes field names as uint16
+_MAX_FIELD_NAMES = 2**16  # the fingerprint stores the codes of field names as uint16
 _MAX_LISTED_DAMAGE = 100
 
 
@@ -119,8 +119,8 @@ class ShardScan:
         nonzero_padding: Offsets of padding that is not zero. Empty without checksums.
         digest: The content fingerprint, or None if unknown, for example because a TFRecord contains floats.
         text_rows: Row numbers of TFRecord fields with one integer. Empty without checksums.
-        text_lengths: Length of each such integer as text.
-        text_crcs: CRC-32C of each such text.
+        text_lengths: Length of each of these integers as decimal text.
+        text_crcs: CRC-32C of each of these texts.
         unrecognised: Members that belong to no sample, such as folders.
         ambiguous_headers: Offset and problem of each header that tar readers interpret differently.
         conflicts: For TFRecord, the first `FeatureConflict` of each feature, by code. A conflict of types replaces a

@@ -34,7 +34,7 @@ _WINDOW_BYTES = 2**20
 _STEP_BYTES = 2**14
 _SIGNATURES = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _STARTS = {"tfrecord": tfrecord_read.is_record_start, "tar": tar_read.is_tar_start}
-_MAX_XZ_MEMORY_BYTES = 2**27  # `xz -9` needs half; a malicious file may ask for 4 GiB
+_MAX_XZ_MEMORY_BYTES = 2**27  # `xz -9` needs 64 MiB; a malicious file may request 4 GiB
 
 
 class ShardFile:
@@ -123,7 +123,7 @@ class ChecksummedFile(ShardFile):
         return self._crc
 
     def _fill(self, position: int) -> int:
-        # read the next block into the window at `position`; 0 starts a new window
+        # Read the next block into the window at `position`. If `position` is 0, start a new window.
         block = self._view[position : position + min(_WINDOW_BYTES, max(0, self.size - self._end))]
         try:
             count = self._stream.readinto(block) if len(block) else 0
@@ -262,7 +262,7 @@ class CompressedFile:
         return self._window[position : position + length]
 
     def _decompress(self, length: int) -> bytes:
-        # Damage loses all bytes of a step. Steps of constant size lose the same bytes for any `length`.
+        # A failed read loses all its bytes. With a fixed size per read, the lost bytes do not depend on `length`.
         if self._failed is not None:
             raise self._failed
         parts, size = [], 0

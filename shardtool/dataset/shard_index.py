@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 _INT32_LIMIT = 2**31
 _NO_FACTS = ShardFacts("", -1, None, "")
 _ALIGNMENT_BYTES = 8
-# replaces NUL, which keys of other tools may contain; does not occur in UTF-8
+# This byte does not occur in UTF-8. It replaces NUL, which keys of other tools may contain.
 _NUL_SUBSTITUTE = b"\xff"
-# Decode the whole range from the first to the last requested key if it has fewer keys than this per requested key.
+# `keys_of` decodes the range from the first to the last requested key at once, if one key in 8 or more is requested.
 _MAX_DECODED_PER_KEY = 8
 _OFFSET_COLUMNS = ("key_offsets", "starts", "sizes", "firsts", "offsets", "lengths")
 
@@ -62,15 +62,14 @@ class ShardIndex:
         key_offsets: Start of each key in `keys`, followed by the length of `keys`.
         starts: Offset of each sample's first record in the shard.
         sizes: Bytes of all records of each sample.
-        firsts: Index of each sample's first field, followed by the number of all fields.
+        firsts: Index of each sample's first field in `codes`, followed by the length of `codes`.
         codes: For each field, the index of its name in `names`.
         offsets: Offset of each field's payload in the shard.
         lengths: Bytes of each field's payload.
         crcs: CRC-32C of each field's payload, or None if unknown.
-        kinds: The type of each of `names`, if a TFRecord shard was scanned, else empty.
+        kinds: For a scanned TFRecord shard, the type of each field. Otherwise empty.
         metadata: The metadata columns of the sidecar, each in one chunk. Text may be dictionary-encoded.
-        scan: The scan that the index was created from, or None.
-        damage: The error in the sidecar that made a scan necessary.
+        damage: The error in the sidecar that made a scan necessary, or None.
     """
 
     keys: bytes | memoryview = field(repr=False)
@@ -175,7 +174,7 @@ class ShardIndex:
         return [keys[start:end] for start, end in pairwise(ends)]
 
     def keys_with_nul(self) -> bytes:
-        """Return all keys, each followed by NUL. Other NULs are replaced."""
+        """Return all keys, each followed by NUL. NULs inside keys are replaced."""
         text = np.frombuffer(bytes(self.keys).replace(b"\0", _NUL_SUBSTITUTE), np.uint8)
         return np.insert(text, self.key_offsets[1:], 0).tobytes()
 
@@ -196,7 +195,7 @@ class ShardIndex:
         return -1
 
     def field_counts(self, rows: NDArray[np.int64]) -> list[int]:
-        """Return, for each of `names`, how many of the samples `rows` have the field."""
+        """Return, for each field in `names`, how many of the samples `rows` have it."""
         counts = self.counts[rows]
         field_rows = np.repeat(self.firsts[rows] - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
         result: list[int] = np.bincount(self.codes[field_rows], minlength=len(self.names)).tolist()
@@ -279,7 +278,7 @@ class ShardIndex:
 
     @classmethod
     def unpacked(cls, block: bytes | memoryview) -> ShardIndex:
-        """Return the index in a block that contains the result of `packed`. The bytes are not copied."""
+        """Create an index from a block with the bytes of `packed`, without copying them."""
         size = int.from_bytes(block[:_ALIGNMENT_BYTES], "little") + _ALIGNMENT_BYTES
         names, kinds, layout = json.loads(bytes(block[_ALIGNMENT_BYTES:size]))
         columns, offset = dict[str, Any](), _align(size)
@@ -313,7 +312,7 @@ def scanned_index(scan: ShardScan) -> ShardIndex:
 
 
 def part_offsets(sizes: NDArray[np.integer] | Sequence[int]) -> Offsets:
-    """Return the offsets of adjacent parts with these sizes, and the end of the last part."""
+    """Return the offsets of adjacent parts and the end of the last part: [0, 2, 5] for the sizes [2, 3]."""
     ends = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=ends[1:])
     return ends

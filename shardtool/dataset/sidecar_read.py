@@ -49,14 +49,15 @@ _FIELD_LEAVES = [f"__fields__.list.element.{name}" for name in ("name", "offset"
 _INDEX_LEAVES = ["__key__", "__offset__", "__size__", *_FIELD_LEAVES]
 _FOOTER_READ_BYTES = 2**14
 _MIN_FIELD_BYTES = 2
-_MAX_SAMPLES_PER_BYTE = 8  # limits samples as well as fields, per byte of sidecar; real sidecars have at most 1
+# maximum samples, and maximum fields, per byte of sidecar; real sidecars have at most 1
+_MAX_SAMPLES_PER_BYTE = 8
 _SAMPLES_SLACK = 2**16
 _INDEX_BYTES_PER_FIELD = 64
 _INDEX_SLACK_BYTES = 2**24
 _METADATA_SLACK_BYTES = 2**25
 _MAX_BYTES_PER_BYTE = 64  # decoded bytes per byte of sidecar; for metadata, per byte of sidecar and shard
 _VERSION_KEY = f"{METADATA_PREFIX}format_version"
-_ARROW_SCHEMA_KEY = "ARROW:schema"  # rejected, because it changes how pyarrow decodes columns
+_ARROW_SCHEMA_KEY = "ARROW:schema"  # this key is rejected, because it changes how pyarrow decodes columns
 _MAX_ERROR_LENGTH = 300
 
 
@@ -74,7 +75,7 @@ def load_sidecar(path: str) -> bytes:
 
 
 def parse_sidecar(data: bytes, where: str, size: int | None, *, metadata: bool = True) -> ShardIndex:
-    """Parse a sidecar. `size` is the shard's size, or None if the shard is missing. It limits the bytes of metadata.
+    """Parse a sidecar. `size` is the shard's size, or None if the shard is missing. It limits the decoded bytes.
 
     Raises:
         CorruptShard: The sidecar is invalid.
@@ -91,7 +92,7 @@ def parse_sidecar(data: bytes, where: str, size: int | None, *, metadata: bool =
 
 
 def has_small_metadata(data: bytes, metadata: pa.Table, size: int) -> bool:
-    """Return whether readers will surely accept the amount of metadata in a sidecar.
+    """Return True if readers accept the amount of metadata in a sidecar, or False if this is unknown.
 
     The sidecar is not decoded, so the result is False for dictionary-encoded columns.
     """
@@ -103,7 +104,7 @@ def has_small_metadata(data: bytes, metadata: pa.Table, size: int) -> bool:
 
 
 def max_metadata_bytes(size: int) -> int:
-    """Return the limit of decoded metadata in bytes, from the total size of shard and sidecar."""
+    """Return the maximum bytes of decoded metadata. `size` is the total size of shard and sidecar."""
     return _METADATA_SLACK_BYTES + _MAX_BYTES_PER_BYTE * size
 
 
@@ -251,7 +252,7 @@ def _open_parquet(data: bytes, **options: Any) -> Any:
 
 
 def parquet_schema(data: bytes) -> pa.Schema:
-    """Return the schema of a Parquet file, without its metadata. `data` is the whole file, or only its end."""
+    """Return the schema of a Parquet file, without key-value metadata. `data` may be only the end of the file."""
     return _stored_schema(_open_parquet(data))
 
 

@@ -20,7 +20,7 @@ _FIELD_TYPES = {"name": pa.string(), "offset": pa.uint64(), "length": pa.uint64(
 
 
 class FieldRow(TypedDict):
-    """An item in the column `__fields__` of a sidecar. `crc32c` is None if unknown."""
+    """An item in the column `__fields__` of a sidecar."""
 
     name: str
     offset: int
@@ -37,8 +37,8 @@ def _make_schema(nullable: str = "") -> pa.Schema:
 
 SIDECAR_SCHEMA = _make_schema()
 SHARD_COLUMN = pa.field("__shard__", pa.string(), nullable=False)
-OWN_COLUMNS = (*SIDECAR_SCHEMA.names, SHARD_COLUMN.name)  # all others are metadata
-# for shards whose payloads were not read: all checksums are null
+OWN_COLUMNS = (*SIDECAR_SCHEMA.names, SHARD_COLUMN.name)  # all other columns are metadata
+# All checksums are null if the payloads of the shard were not read.
 SCHEMA_WITHOUT_CRC = _make_schema("crc32c")
 
 

@@ -50,7 +50,7 @@ def written_index(
     Args:
         columns: The metadata of the planned samples.
         skipped: Numbers of planned samples that were not written.
-        source_paths: The NUL-terminated source path of each field, or b"" to store none.
+        source_paths: The NUL-terminated source path of each field, or b"" to store no paths.
     """
     counts = np.frombuffer(content.counts, np.uint16).astype(np.int64)
     codes, sizes = np.frombuffer(content.codes, np.uint16), np.frombuffer(content.stored_sizes, np.int64)
@@ -131,7 +131,8 @@ def encode_sidecar_table(table: pa.Table, shard: ShardFacts, version: int = FORM
         facts |= {"dropped": f"{transform.dropped}", "skipped": f"{transform.skipped}"}
         if transform.left_out:
             facts["left_out"] = pack_rows(transform.left_out)
-        # `plan` does not determine these facts, so they need a checksum. `--resume` encodes them again to verify it.
+        # `plan` does not determine these facts, so they need a checksum. To verify it, `--resume` encodes the sidecar
+        # again.
         facts["check"] = f"{crc32c(' '.join(facts.values()).encode()):08x}"
     metadata_columns = table.column_names[len(SIDECAR_SCHEMA) :]
     if version > 1:

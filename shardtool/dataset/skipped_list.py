@@ -1,4 +1,4 @@
-"""Encode, parse and merge lists of skipped samples, `out.skipped` (docs/format.md)."""
+"""Encode, parse and merge lists of skipped samples (`out.skipped`, see docs/format.md)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def read_skipped_bytes(file: DatasetFile, folder: str) -> bytes:
 
 
 def check_skipped_file(data: bytes, dataset: DatasetFile, where: str) -> None:
-    """Raise `CorruptShard` if the list's row count or checksum differs from the dataset file."""
+    """Raise `CorruptShard` if the row count or checksum of `data` differs from the dataset file."""
     rows = data.count(b"\n")
     if rows != dataset.skipped:
         expected = f"{dataset.skipped:,}, as in the dataset file"

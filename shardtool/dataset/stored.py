@@ -128,7 +128,7 @@ class StoredDataset:
             `folder`.
         is_whole: Whether the caller named the whole dataset, by its file, folder or complete range. Unlisted shards are
             then ignored.
-        missing: For a range, the first few names that belong to no shard on disk and are not in the dataset file.
+        missing: For a range, the first few names that neither exist as files nor are in the dataset file.
         unlisted: Paths of shards that the dataset file does not list.
     """
 
@@ -216,7 +216,7 @@ def sidecar_path(shard: str, folder: str | None) -> str:
 def recorded_dots(dataset: StoredDataset) -> Dots:
     """Find out from the sidecars whether keys end at the first or last dot of member names.
 
-    Return `last` if the last path component of a key has a dot after its first character, else `first`.
+    Return `last` if the last path component of any key has a dot after its first character, else `first`.
     """
     from shardtool.dataset.sidecar_read import parse_sidecar
 
