@@ -26,7 +26,7 @@ def with_column(columns: pa.Table | None, name: str, values: pa.Array) -> pa.Tab
 
 
 def with_number_columns(columns: pa.Table | None, number_columns: Mapping[str, pa.Array | None]) -> pa.Table | None:
-    """Add or replace columns. Skip values of None, names with a leading `__`, and existing non-numeric columns."""
+    """Add or replace columns. Skip columns that are None, start with `__`, or would replace a non-numeric column."""
     for name, values in number_columns.items():
         if values is None or name.startswith("__"):
             continue
@@ -68,7 +68,7 @@ def with_measured_columns(
 ) -> pa.Table | None:
     """Add columns of values that workers measured, such as image sizes. Replace columns of the same name.
 
-    `kinds` contains the name and type of each column, and `sample_values` one tuple of values per sample.
+    `kinds` contains the name and type of each column. `sample_values` contains one tuple of values per sample.
     """
     for index, (name, kind) in enumerate(kinds):
         column = pa.array([values[index] for values in sample_values], pa.type_for_alias(kind))

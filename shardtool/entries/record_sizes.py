@@ -22,7 +22,7 @@ TRAILER_SIZE = {"tar": len(tar_write.TRAILER), "tfrecord": 0, "files": 0}
 MAX_SAMPLE_BYTES = {"tar": 2**62, "tfrecord": tfrecord_write.MAX_RECORD_BYTES}
 _CHUNK_ROWS = 2**18
 
-# whether a format stores numeric values as numbers, instead of text
+# whether each format stores numeric values as numbers, instead of text
 STORES_NUMBERS = {"tar": False, "tfrecord": True, "files": False}
 
 
@@ -102,7 +102,7 @@ def _tfrecord_sizes(payloads: RecordColumns) -> tuple[NDArray[np.int64], NDArray
 def _feature_sizes(
     name_lengths: NDArray[np.int64] | np.int64, sizes: NDArray[np.int64], is_list: NDArray[np.bool_] | None = None
 ) -> NDArray[np.int64]:
-    # `sizes` are sizes of encoded lists where `is_list` is true, and of single values elsewhere
+    # Where `is_list` is true, `sizes` are sizes of encoded lists. Elsewhere, they are sizes of single values.
     total = sizes + 1 + _varint_sizes(sizes)
     if is_list is not None:
         total[is_list] = sizes[is_list]

@@ -1,4 +1,4 @@
-"""`SampleTable`, which stores the samples of a source as columns, and functions to match the rows of two tables.
+"""Store the samples of a source as columns (`SampleTable`), and match the rows of two tables.
 
 Ten million samples must fit into the memory of a laptop (see benchmarks/plan10m.py). A table takes about 35 bytes per
 field, and 16 bytes plus the key per sample.
@@ -55,7 +55,7 @@ class FieldRows:
 
     @classmethod
     def concat(cls, parts: Sequence[FieldRows], codes: Sequence[NDArray[np.uint16]]) -> FieldRows:
-        """Concatenate the rows of several tables, but drop paths. `codes` contains the new `code` of each table."""
+        """Concatenate rows of several tables, without paths. `codes` contains the new column `code` of each table."""
         return cls(
             code=np.concatenate(codes),
             kind=concat_columns([part.kind for part in parts]),
@@ -123,7 +123,7 @@ class FieldValues(NamedTuple):
 
     @property
     def numbers(self) -> dict[str, NumberType]:
-        """The number type of each field whose values are numbers that are stored as text."""
+        """The number type of each field that stores numbers as text."""
         return number_fields(self.types)
 
     def rename(self, names: Mapping[str, str]) -> FieldValues:
