@@ -3,8 +3,8 @@
 If GNU tar, bsdtar and `tarfile` read a header differently, this module follows the majority and reports the difference.
 Unlike in `tarfile`, damage or an early end of the file raises `CorruptShard`.
 
-After damage, `next_header` searches for a block with a valid header checksum. The headers of a tar inside a payload are
-accepted only if the size in the damaged header does not lead to another header.
+After damage, `next_header` searches for a block with a valid header checksum. If the size in the damaged header leads
+to another header, headers of a tar inside the payload are ignored.
 
 Source: POSIX.1-2017, pax; GNU tar manual, "Basic Tar Format"; docs/format.md, "Tar shards".
 """
@@ -37,7 +37,7 @@ _SPARSE_MORE_OFFSET, _SPARSE_NEXT_OFFSET = 482, 504
 _SPARSE_KEYWORDS = (b"GNU.sparse.", b"SCHILY.realsize")
 _KNOWN_TYPES = frozenset(b"0\x007123456xgLKXSVMND")
 _SIZELESS_TYPES = (b"V", b"M", b"N", b"D")
-_PER_MEMBER_KEYWORDS = (b"path", b"linkpath", b"size", b"hdrcharset")  # not allowed in a global header
+_PER_MEMBER_KEYWORDS = (b"path", b"linkpath", b"size", b"hdrcharset")  # reported if they are in a global header
 _CHARSETS = (b"ISO-IR 10646 2000 UTF-8", b"BINARY")
 _OCTAL_FIELD = re.compile(rb" *([0-7]*)[ \0]*")
 _PAX_RECORD_START = re.compile(rb"([0-9]{1,19}) ([^=]+)=")
@@ -131,7 +131,7 @@ def _check_trailer(read: Read, offset: int, where: str) -> None:
 def _plain_file_size(block: bytes) -> int:
     """Return the size in the header of a regular file with a short name, or -1 for other headers."""
     # The low half of Adler-32 is a fast sum of bytes, plus one. It cannot overflow for 148 bytes, or for 512 bytes
-    # of which half are zero.
+    # if over half of them are zero.
     size_text, checksum, tail = block[124:136], block[148:156], block[156:]
     if tail == HEADER_TAIL:
         total = (adler32(block[:148]) & 0xFFFF) + _HEADER_TAIL_SUM
@@ -212,7 +212,7 @@ def _parse_member(read: Read, block: bytes, offset: int, start: int, headers: _E
     size, kind = _parse_size(block, offset, where), block[156:157]
     _note_header(block, size, offset, headers.note)
     is_sparse = kind == _SPARSE_TYPE or any(keyword.startswith(_SPARSE_KEYWORDS) for keyword in headers.pax)
-    if is_sparse:  # the payload lists the parts of the file that are not zero, followed by the bytes of these parts
+    if is_sparse:  # the payload contains only the parts of the file that are not zero
         headers.note(offset, "a sparse file; some readers expand it and others read its stored bytes")
     name = headers.pax.get(b"GNU.sparse.name", headers.name(start, b"path", b"L", _parse_name(block)))
     link = headers.name(start, b"linkpath", b"K", block[157:257].partition(b"\0")[0])
@@ -389,5 +389,5 @@ def damaged_name(block: bytes) -> bytes:
 
 
 def may_lack_name(name: bytes) -> bool:
-    """Return whether `name` may be a short form, if the extended header with the full name is lost."""
+    """Return whether `name` may be a shortened name whose extended header is lost."""
     return len(name) >= 99 or b"?" in name  # noqa: PLR2004 - the field has 100 bytes; tools replace non-ASCII by ?

@@ -107,7 +107,7 @@ def _long_header(name: bytes, size: int) -> bytes:
 
 
 def _cut_name(name: bytes, length: int) -> bytes:
-    # strict readers reject names that end inside a UTF-8 character
+    # Strict readers reject names that end inside a UTF-8 character.
     while length and name[length] & _UTF8_TOP_BITS == _UTF8_CONTINUATION:
         length -= 1
     return name[:length]
@@ -120,7 +120,7 @@ def _header_block(name: bytes, size: int, kind: bytes, prefix: bytes) -> bytes:
 
 
 def _pax_length(keyword: bytes, value_length: int) -> int:
-    """Return the length of a pax record. The record, `<length> <keyword>=<value>\\n`, contains this length."""
+    """Return the length of a pax record. The record starts with this length: `<length> <keyword>=<value>\\n`."""
     rest = len(keyword) + value_length + 3
     length = rest + len(str(rest))
     return length if rest + len(str(length)) == length else length + 1

@@ -28,7 +28,7 @@ _WIRE_VARINT, _WIRE_DELIMITED, _WIRE_FIXED_BYTES = 0, 2, {1: 8, 5: 4}
 _FIELD_1_TAG, _FIELD_2_TAG = 0x0A, 0x12
 MAX_HELD_RECORD_BYTES = 2**26
 MAX_FEATURES = 2**16
-_MAX_NAMES_BYTES = 2**24  # larger names are refused, because they may be an attack
+_MAX_NAMES_BYTES = 2**24  # more bytes of names are refused, because they may be an attack
 _TOO_MANY_FEATURES = f"more than {MAX_FEATURES:,} features, or {_MAX_NAMES_BYTES:,} bytes of feature names"
 _DISTANT_BLOCK_BYTES = 2**16
 
@@ -239,7 +239,7 @@ def _parse_feature(data: Data, first: int, last: int, start: int) -> ExampleFeat
     if kind == "float" and not is_list:
         count = (last - first) // 4
     elif kind == "int64" and not is_list:
-        pieces = range(first, last, BLOCK_BYTES)  # count in pieces, because a list can take 2 GiB
+        pieces = range(first, last, BLOCK_BYTES)  # a whole list can take 2 GiB
         count = sum(count_varints(data[start_at : min(start_at + BLOCK_BYTES, last)]) for start_at in pieces)
     return ExampleFeature(name, kind, start + first, last - first, count, is_list)
 
