@@ -29,7 +29,7 @@ class WriterKeywords(TypedDict, total=False):
 
 @options_class
 class WriterOptions(BaseOptions):
-    """The options of a `ShardWriter`. Options of `create` have the same meaning.
+    """The options of a `ShardWriter`. Options that `create` also accepts have the same meaning.
 
     Attributes:
         on_error: What to do with a sample that cannot be written: raise, or skip it and list it in out.skipped.

@@ -1,8 +1,8 @@
-"""The dataset of a writer. Each full shard is published immediately, and the dataset file at the end.
+"""The dataset of a writer. The writer publishes each full shard immediately, and publishes the dataset file at the end.
 
 Each sidecar records the number of shards in the dataset. A sidecar published with its shard records one shard more than
-exist, so `verify` reports the dataset as incomplete. At the end, the writer corrects this number in all sidecars. To
-earlier sidecars, it adds metadata columns that first appeared in later shards.
+exist, so `verify` reports the dataset as incomplete. At the end, the writer corrects this number in all sidecars. If a
+metadata column first appeared in a later shard, the writer also adds this column to the earlier sidecars.
 """
 
 from __future__ import annotations
@@ -272,7 +272,7 @@ class WriterOutput:
                 self.publication.replace_sidecars(updated)
                 updated = {}
         self.publication.replace_sidecars(updated)
-        # read the types from the sidecar, because Parquet does not preserve all Arrow types
+        # Read the types from the sidecar, because Parquet does not preserve all Arrow types.
         return sidecar_schema.column_types(pq.read_schema(pa.BufferReader(data)))
 
 

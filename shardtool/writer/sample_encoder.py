@@ -244,7 +244,7 @@ _KEY_HASH_BYTES = 12  # a collision is expected in one of 10^11 runs with 10^9 k
 
 
 class SampleRefused(Exception):
-    """A sample cannot be written because of `error`. If it is skipped, `code` is the reason code."""
+    """A sample cannot be written because of `error`. If the sample is skipped, `code` is the reason code."""
 
     def __init__(self, error: InvalidRequest, code: SkipCode) -> None:
         super().__init__(error)
@@ -268,8 +268,8 @@ class EncodedSample(NamedTuple):
 
     Attributes:
         kinds: The type of each field, from `encode_value`.
-        inline: Whether any value has a type that a table column can contain.
-        has_dotted_key: Whether the key contains a dot after its last slash.
+        inline: Whether any value is text, a number, a boolean or JSON.
+        has_dotted_key: For tar, whether the key's last component contains a dot after its first character.
     """
 
     key: bytes
@@ -355,7 +355,7 @@ class SampleEncoder:
         self.has_dotted_key = self.has_dotted_key or any(map(names.has_early_dot, keys))
 
     def restore(self, kinds: Mapping[str, str], *, inline: bool) -> None:
-        """Restore the rules for field names and types that existing samples impose."""
+        """Restore the restrictions that existing samples impose on field names and types."""
         self.kinds, self.inline = dict(kinds), inline
         self.dotted_field = next((name for name in kinds if "." in name), "")
 

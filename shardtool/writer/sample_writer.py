@@ -1,4 +1,4 @@
-"""The base class of writers. A writer writes samples into one shard after another."""
+"""The base class of writers."""
 
 from __future__ import annotations
 

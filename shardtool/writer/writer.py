@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class ShardWriter(SampleWriter):
-    """Writes samples into shards, with sidecars and a dataset file, as `create` does for the same samples.
+    """Writes samples into shards, with sidecars and a dataset file.
 
     Use a writer in a `with` block, in one thread. If the block raises an exception, no dataset file is written. Full
     shards are kept (except with `overwrite`), and another writer can continue after them with `resume=True`.
@@ -223,7 +223,7 @@ class ShardWriter(SampleWriter):
             self._skipped = []
 
     def _publish(self, shard: ShardBuilder) -> None:
-        # leave out samples skipped after the shard's last sample: a resumed program passes them to `write` again
+        # Omit samples skipped after the shard's last sample, because a resumed program passes them to `write` again.
         self._output.add(shard, self._encoder, shard.skipped)
         self._shard = None
 
