@@ -320,7 +320,7 @@ def _unify_types(*columns: pa.Array) -> list[pa.Array] | None:
         return [pc.cast(column, kind) for column in columns]
     except MemoryError:
         raise
-    except pa.ArrowException:  # no common type exists, or a number is out of its range
+    except pa.ArrowException:  # no common type exists, or a number is out of range
         return None
 
 

@@ -182,7 +182,7 @@ def _evaluate(table: pa.Table, query: _Query) -> NDArray[np.int64]:
             start + np.flatnonzero(_Evaluator(query, table.slice(start, _BLOCK_ROWS)).condition(query.tree))
             for start in range(0, table.num_rows, _BLOCK_ROWS)
         ]
-    except MemoryError:  # before ArrowException, because pyarrow's MemoryError is both
+    except MemoryError:  # pyarrow's MemoryError is also an ArrowException
         raise
     except (ArithmeticError, TypeError, ValueError, NotImplementedError, re.error, pa.ArrowException) as error:
         reason = str(error).partition("\n")[0]

@@ -268,7 +268,7 @@ def _offset_seconds(zone: str) -> int | None:
 
 
 def time_field(name: str, times: pa.Array) -> Numbers:
-    """Return one of `TIME_FIELDS` of each time, such as its `year`, in the time zone of the column."""
+    """Return a part of each time, such as the year, in the time zone of the column. `name` is in `TIME_FIELDS`."""
     offset = _offset_seconds(times.type.tz or "")
     if offset is not None:  # pyarrow 21 supports named zones, but not offsets such as +02:00
         unit = times.type.unit

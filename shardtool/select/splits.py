@@ -208,7 +208,7 @@ def _value_texts(values: pa.Array) -> list[bytes]:
         return [b"true" if value else b"false" for value in values.to_pylist()]
     if types.is_floating(kind):
         return [str(int(value) if value.is_integer() else value).encode() for value in values.to_pylist()]
-    if types.is_temporal(kind):  # Arrow converts to text, because Python's times only have microseconds
+    if types.is_temporal(kind):  # Arrow converts the times, because Python's have only microseconds
         texts = values.cast("string").to_pylist()
         return [(text.rstrip("0").rstrip(".") if "." in text else text).encode() for text in texts]
     if types.is_string(kind) or types.is_large_string(kind):
