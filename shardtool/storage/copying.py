@@ -51,10 +51,8 @@ def copy_verified(
 ) -> DurableFile:
     """Copy a file to `folder`, and verify its size and checksum.
 
-    If `folder.has_staging` is true, the copy has a temporary name until it is published.
-
     The last block is written only after the checksum matches, because a store shows an object once the last byte has
-    arrived. `keep_mtime` affects only local files.
+    arrived. With `keep_mtime`, a local copy of a local file keeps the modification time.
     """
     keeps = keep_mtime and not is_url(original.path)
     mtime_ns = os.stat(original.path).st_mtime_ns if keeps else time.time_ns()
@@ -84,7 +82,7 @@ def copy_inside_store(
     copy is wrong. A wrong copy is visible until this function deletes it.
 
     Raises:
-        NotCopied: The store failed or refused.
+        NotCopied: The store made no copy.
     """
     address = folder.full_path(original.name)
     if original.crc is None or not is_url(address) or not remote.store_copy.can_copy_inside(original.path, address):

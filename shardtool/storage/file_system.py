@@ -1,4 +1,4 @@
-"""Create, check and delete local files and folders. Only regular files may be replaced."""
+"""Create, check and delete local files and folders."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class EntryInfo(NamedTuple):
 def check_replaceable(path: str | bytes, folder: int | None = None) -> None:
     """Raise `OutputExists` if `path` is a folder, device, FIFO or socket, or a link to one.
 
-    `folder` is the descriptor of the folder that contains a relative `path`.
+    `folder` works like `dir_fd` in `os.open`.
     """
     with suppress(OSError, ValueError):
         _check_kind(os.fsdecode(path), special_kind(path, os.lstat(path, dir_fd=folder).st_mode, folder))

@@ -1,12 +1,10 @@
 """Open, read and look up files and objects, and list folders.
 
-`files_at` chooses the implementation for a location: `LocalFiles` for a path, `RemoteFiles` for an address.
-
 Opening a local FIFO or device never blocks. Symbolic links are followed, because Hugging Face's cache, DVC and
 git-annex store shards behind links.
 
-Unless a docstring differs, functions and methods raise `OSError` if a file is missing, unreadable or not regular, or if
-an object has changed. They raise `ShardError` if the machine, a store or a server fails.
+Unless a docstring says otherwise, functions and methods raise `OSError` if a file is missing, unreadable or not
+regular, or if an object has changed. They raise `ShardError` if the machine, a store or a server fails.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ class LocalFile(AbstractContextManager["LocalFile"]):
     """An open local file.
 
     Attributes:
-        max_gap_bytes: Ranges with a gap of at most this size are read together, to save a system call.
+        max_gap_bytes: If a read starts at most this many bytes after the previous one, `ShardFile` reads ahead.
     """
 
     sequential_read_bytes, random_read_bytes, max_gap_bytes = 2**17, 2**12, 2**16
@@ -136,7 +134,6 @@ class LocalFiles:
             return file.read(max(0, file.stat().st_size - limit), limit)
 
     def blocks(self, path: str, flags: int = READ_FOLLOWING) -> Iterator[memoryview]:
-        """Yield the content of a file in blocks. Each block may overwrite the previous one."""
         with raising_machine_errors(path), self.open(path, flags) as file:
             yield from file.blocks(memoryview(bytearray(BLOCK_BYTES)))
 
@@ -144,7 +141,6 @@ class LocalFiles:
         return os.stat(path)
 
     def size(self, path: str) -> int | None:
-        """Return the size of a regular file, or None for anything else."""
         try:
             info = os.stat(path)
         except (OSError, ValueError) as error:
@@ -156,7 +152,6 @@ class LocalFiles:
         """Return None, because file systems store no checksum."""
 
     def names(self, folder: str) -> list[str]:
-        """Return the names of the entries of a folder, unsorted."""
         try:
             return os.listdir(folder or ".")
         except OSError as error:
@@ -251,7 +246,7 @@ def open_source_file(path: bytes, flags: int = READ_FOLLOWING) -> OpenFile:
 def read_file(path: bytes, into: memoryview, flags: int, folder: int | None = None) -> tuple[int, FileInfo]:
     """Read a source file into `into`. Return the number of bytes read, and the stat result after reading.
 
-    `folder` is the descriptor of the folder that contains a relative `path`.
+    `folder` works like `dir_fd` in `os.open`.
     """
     if folder is None and is_address(path):
         data, info = remote.objects.read_object(source_address(path), lambda size: size == len(into))
@@ -289,7 +284,7 @@ def read_blocks(path: str, flags: int = READ_FOLLOWING) -> Iterator[memoryview |
 
 
 def read_crc(path: str, report_bytes: Callable[[int], object] = lambda _: None) -> tuple[int, int]:
-    """Return the size and CRC-32C of an object or a regular file. A link raises `OSError`."""
+    """Return the size and CRC-32C of an object or a regular file. Raise `OSError` for a symbolic link."""
     size = crc = 0
     for block in read_blocks(path, READ_PLAIN):
         size, crc = size + len(block), crc32c(block, crc)
@@ -337,9 +332,9 @@ def list_folder(folder: str) -> list[str]:
 
 
 def list_folder_names(folder: str, *, needed: bool = False) -> list[str]:
-    """Return the sorted names in a folder, or an empty list if the folder cannot be listed.
+    """Return the sorted names in a folder, or an empty list for a web server or an unreadable local folder.
 
-    With `needed`, raise `AccessRefused` if a store denies listing.
+    If a store denies listing, return an empty list or, with `needed`, raise `AccessRefused`.
     """
     try:
         return [] if is_web(folder) else sorted(list_folder(folder))

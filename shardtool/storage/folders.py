@@ -36,7 +36,8 @@ def open_folder(path: str) -> OutputFolder:
     if any(part in ("", ".", "..") for part in parts.key.rstrip("/").split("/") if parts.key):
         found, expected = "an empty, `.` or `..` component", "an address without `//`, `/./` and `/../`"
         raise InvalidRequest(path, found, expected=expected)
-    object_headers(path)  # raises an error for unsupported store options
+    # This call raises an error for unsupported store options.
+    object_headers(path)
     folder: RemoteFolder = remote.remote_folder.RemoteFolder(path)
     return folder
 

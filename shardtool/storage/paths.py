@@ -16,12 +16,13 @@ from shardtool.storage.remote.address import is_url, is_web
 from shardtool.storage.remote.retry import RETRY_FOR
 
 _MAX_COMPARED_NAMES = 1000
+# Options set these variables, and Ray workers receive them. None of them may contain a secret.
 INHERITED_VARIABLES = (
     store_options.ENDPOINT_VARIABLE,
     store_options.ANONYMOUS_VARIABLE,
     store_options.STORE_OPTIONS_VARIABLE,
     RETRY_FOR,
-)  # set by options; Ray workers receive these variables, so none may contain a secret
+)
 
 
 def join(folder: str, name: str) -> str:
@@ -93,7 +94,10 @@ def similar_path(path: str) -> str:
 
 
 def source_identity(root: bytes) -> str:
-    """Return text that identifies a source: its address, or the device and inode of a folder, which a rename keeps."""
+    """Return text that identifies a source: its address, or the device and inode of a folder.
+
+    The device and inode do not change if the folder is renamed.
+    """
     if is_address(root):
         return to_text(root)
     info = os.stat(root)

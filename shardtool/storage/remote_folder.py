@@ -37,9 +37,6 @@ class RemoteFolder:
     """An output folder in an object store. Has the same methods as `Folder`.
 
     The process that publishes must hold the dataset's lock.
-
-    Attributes:
-        has_staging: Whether files are invisible until they are published.
     """
 
     path: str
@@ -59,10 +56,10 @@ class RemoteFolder:
         return [*self._list_entries()]
 
     def find_entries(self, names: Iterable[str]) -> dict[str, EntryInfo]:
-        """Return the entries in `names` that exist, by name.
+        """Return an `EntryInfo` for each of `names` that exists, by name.
 
-        Modification times are 0 or truncated to seconds, so they differ from recorded times, which have nanoseconds. In
-        a store, an equal time would not prove that an object is unchanged.
+        Modification times are 0 or truncated to seconds, so they never equal a recorded time in nanoseconds. In a
+        store, an equal time would not prove that an object is unchanged.
         """
         requested = [*names]
         if len(requested) > 1:

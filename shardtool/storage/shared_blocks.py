@@ -2,8 +2,8 @@
 
 All blocks are in one unnamed temporary file in TMPDIR (docs/decisions/015-shared-indexes.md).
 
-The file has a header: the offset of the free space, then the offset and size of each block. Other processes see a block
-once its offset is written.
+The file starts with a header: the offset of the free space, then the offset and size of each block. Other processes see
+a block once its offset is written.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ def _file_identity(fd: int) -> tuple[int, int]:
 
 
 class SharedBlocks:
-    """Numbered blocks that processes share. Only block numbers below 2**20 are stored.
+    """Numbered blocks that processes share. Blocks with a number of 2**20 or more are not stored.
 
-    All methods are thread-safe. An unpickled instance shares the same blocks.
+    All methods are thread-safe. An unpickled copy shares the blocks of the original.
     """
 
     def __init__(self) -> None:
@@ -181,7 +181,8 @@ class SharedBlocks:
                 return None
             os.pwrite(fd, _END.pack(end), 0)
             if end > os.fstat(fd).st_size:
-                os.ftruncate(fd, 2 * end)  # grow in large steps, to call mmap rarely; the unused half is sparse
+                # Grow in large steps, so mmap is called rarely. The unused half of the file is sparse.
+                os.ftruncate(fd, 2 * end)
             return start
 
     @contextmanager

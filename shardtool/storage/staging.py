@@ -1,7 +1,7 @@
 """Write files into a local folder under temporary names, and rename them when they are complete.
 
-The temporary name is `.NAME.part`, or `.NAME~ATTEMPT.part` if several attempts may write the file. Workers write these
-staged files. The parent process publishes (renames) them.
+The temporary name is `.NAME.part`, or `.NAME~ATTEMPT.part` if several attempts at a task may write the file. Workers
+write these staged files. The parent process publishes (renames) them.
 
 Methods raise `OutputFailed` if the disk is full or failing, and `OutputExists` if an entry must not be replaced.
 """
@@ -45,7 +45,7 @@ class DurableFile(NamedTuple):
     """A complete file, synced to disk but not yet published.
 
     Attributes:
-        path: Location of the staged file. Empty for an object that has its final name or is in memory.
+        path: Location of the staged file, or "" for an object that already has its final name or is in memory.
         data: Content of a small file that must still be uploaded, or None.
     """
 
@@ -101,7 +101,8 @@ class StagedFile(AbstractContextManager["StagedFile"]):
             if mtime_ns is not None:
                 os.utime(self._fd, ns=(mtime_ns, mtime_ns))
             os.fsync(self._fd)
-            fd, self._fd = self._fd, -1  # do not close it twice: the number may then belong to another file
+            # Do not close the descriptor twice, because its number may then belong to another file.
+            fd, self._fd = self._fd, -1
             os.close(fd)
         return DurableFile(self._name, self.path)
 
@@ -116,7 +117,7 @@ class StagedFile(AbstractContextManager["StagedFile"]):
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A local output folder. It can be pickled.
+    """A local output folder.
 
     Attributes:
         path: The user's path, or "" for the current folder.
@@ -144,7 +145,7 @@ class Folder:
         return []
 
     def find_entries(self, names: Iterable[str]) -> dict[str, EntryInfo]:
-        """Return the existing entries in `names`, by name."""
+        """Return an `EntryInfo` for each of `names` that exists, by name."""
         entries = {}
         for name in names:
             with suppress(OSError):
@@ -366,7 +367,8 @@ class SpoolFile:
 
     def write(self, data: memoryview, offset: int) -> None:
         """Write all of `data` at an offset."""
-        try:  # not `write_errors`, because a context manager takes as long as the write
+        # Do not use `write_errors`, because a context manager takes as long as the write itself.
+        try:
             write_all(self._fd, data, offset)
         except OSError as error:
             raise spool_error(self._folder, error) from None

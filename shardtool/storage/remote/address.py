@@ -39,7 +39,7 @@ class Address(NamedTuple):
         host: A bucket, a container, or a server and its port.
         key: Key or path without slash at the start.
         query: A query that starts with `?`, or "".
-        marker: Refers to the settings of a source or call.
+        marker: Text that refers to the settings of a source or of a call, or "".
     """
 
     scheme: str
@@ -67,7 +67,8 @@ def refuse_near_url(path: str) -> None:
     """Raise an error for a path that looks like a mistyped address, such as `s3:/b/k` or `s3:b/k`."""
     if match := _NEAR_URL.match(path):
         intended = display_address(f"{match[1].lower()}://{match[2]}")
-        typed = intended.replace("://", path[match.end(1) : match.start(2)], 1)  # as typed, but without secrets
+        # Show the path as the user typed it, but without secrets.
+        typed = intended.replace("://", path[match.end(1) : match.start(2)], 1)
         raise InvalidRequest(
             typed, "looks like a mistyped address", expected="`://` in an address, or `./` before a local path",
             remedy=f"Did you mean {intended}?",

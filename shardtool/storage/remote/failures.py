@@ -34,7 +34,7 @@ _WRONG_REGION_CODES = ("", "AuthorizationHeaderMalformed", "AuthorizationQueryPa
               "IllegalLocationConstraintException", "PermanentRedirect")  # fmt: skip
 
 
-# The first alternative matches the XML from a store, the second a message from obstore.
+# The first alternative matches the XML from a store. The second matches a message from obstore.
 _ERROR_CODE = re.compile(rb"<Code>([A-Za-z]{1,60})</Code>|\(code: ([A-Za-z]{1,60})\)")
 _STATUS_TEXT = re.compile(r"(?:status(?: code)?|\(code):? (\d{3})|\b(\d{3}) [A-Z][a-z]+")
 _REGION_ELEMENT = re.compile(rb"<Region>([a-z0-9-]{1,40})</Region>")
@@ -51,7 +51,7 @@ CREDENTIAL_ERRORS = {
 
 
 _CREDENTIAL_FAILURES = {
-    # a failed request to a cloud machine's metadata service, where libraries look last for credentials
+    # These requests go to a cloud machine's metadata service, where libraries look last for credentials.
     "no credentials in the environment or from this machine":
         re.compile(r"token request|/latest/(?:api/token|meta-data)|computeMetadata"),
     "the key, key file or token cannot be read":

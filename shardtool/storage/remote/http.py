@@ -125,7 +125,7 @@ def peer_name(connection: HTTPConnection) -> str:
 
 @functools.cache
 def _pool_classes() -> dict[str, type[urllib3.HTTPConnectionPool]]:
-    """Return pool classes by scheme, created on first use because the imports take 50 ms."""
+    """Return pool classes by scheme. They are created on first use, because the imports take 50 ms."""
     import http.client
 
     from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
@@ -135,7 +135,8 @@ def _pool_classes() -> dict[str, type[urllib3.HTTPConnectionPool]]:
         def __init__(self, peer: str, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
             super().__init__(sock, *args, **kwargs)
             self._paced, self._socket_file = PacedSocket(sock, peer), self.fp
-            self._paced.max_bytes = _MAX_HEADER_BYTES  # for headers, until `begin`; a reply to CONNECT has no body
+            # This limit applies to the headers. `begin` removes it before the body is read.
+            self._paced.max_bytes = _MAX_HEADER_BYTES
             self.fp = io.BufferedReader(self._paced)
 
         def begin(self) -> None:
@@ -237,7 +238,7 @@ def sign_headers(
 
 
 _SAS_VERSION = "2022-11-02"
-_CLOCK_SLACK = timedelta(minutes=15)  # how far this machine's clock may be ahead
+_CLOCK_SLACK = timedelta(minutes=15)  # this machine's clock may be this far ahead of Azure's
 SIGNATURE_LIFETIME = timedelta(hours=1)
 _SAS_PERMISSIONS = {"GET": "r", "PUT": "cwt"}  # r: read; c, w: create and write; t: write tags
 
@@ -271,7 +272,7 @@ def _make_sas(account: str, secret: str, container: str, permissions: str, base:
     })  # fmt: skip
 
 
-# Held during a fork: if obstore computed an RSA signature for Google during the fork, the child would abort.
+# This lock is held during a fork. If obstore computed an RSA signature for Google at that time, the child would abort.
 _SIGNING_LOCK = threading.Lock()
 
 

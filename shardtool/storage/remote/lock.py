@@ -32,7 +32,8 @@ from shardtool.storage.remote.retry import RequestCancelled, TransientError, wit
 
 LEASE_S = 300
 _RENEW_INTERVAL_S = 45
-UNLOCKED_VARIABLE = "SHARDTOOL_UNLOCKED"  # disables all locks; for stores without conditional writes
+# This variable disables all locks, for stores without conditional writes.
+UNLOCKED_VARIABLE = "SHARDTOOL_UNLOCKED"
 _END_TIMEOUT_S = 10
 _SUFFIX = ".lock"
 _MAX_LOCK_BYTES = 4096

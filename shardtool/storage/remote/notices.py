@@ -14,7 +14,7 @@ class RequestRetry(NamedTuple):
 
     Attributes:
         where: Address without secrets.
-        wait_s: Sum of the seconds that each of the `requests` waits for its retry.
+        wait_s: Total seconds that all `requests` wait before they are retried.
     """
 
     where: str

@@ -1,7 +1,6 @@
 """Open, read and list objects in stores, on web servers and through fsspec.
 
-All bytes of an object come from the same version. If a response ends early, another request reads the rest. Web servers
-cannot be listed.
+All bytes of an object come from the same version. If a response ends early, another request reads the rest.
 
 Reading raises these errors:
 
@@ -75,7 +74,7 @@ class RemoteObject(AbstractContextManager["RemoteObject"]):
 
     def __init__(self, address: str, size: int | None = None) -> None:
         self.address, self._where, self._links = address, display_address(address), list[http.HuggingFaceLink]()
-        # contains the ETag of the first response; a dict, because `setdefault` is thread-safe
+        # This dict contains the ETag of the first response. It is a dict, because `setdefault` is thread-safe.
         self._first_response = dict[str, str]()
         if size is None:
             self.size, self._first_response["version"], self.ranges = retry.with_retries(self.address, self._inspect)
@@ -94,7 +93,6 @@ class RemoteObject(AbstractContextManager["RemoteObject"]):
         return ObjectInfo(self.size, version_number(self.version))
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return `length` bytes at `offset`, or fewer at the end of the object."""
         pieces = list(self._pieces(offset, min(self.size, offset + length), _MAX_SINGLE_READ_BYTES))
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
@@ -174,7 +172,7 @@ class RemoteObject(AbstractContextManager["RemoteObject"]):
         response = http.request_object(self.address, {"Range": "bytes=0-0"}, self._links)
         if response.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             http.discard_response(response)
-            # the object is empty; some servers omit its size in a response with status 416
+            # The object is empty. Request it again, because some servers omit its size in a response with status 416.
             response = http.request_object(self.address)
         http.discard_response(response)
         version = response.headers.get("ETag", "")
@@ -457,7 +455,6 @@ class RemoteFiles:
         return [entry.name for entry in list_entries(folder) if entry.is_folder]
 
     def is_folder(self, address: str) -> bool:
-        """Return whether a store has objects below an address."""
         if is_web(address):
             return False
         # listing below an address needs one request for the first object, but listing a folder can take many requests

@@ -141,7 +141,7 @@ def in_thread(call: Callable[[], Result]) -> Result:
 
 
 def wait_interruptibly(future: Future[Result]) -> Future[Result]:
-    """Wait for a future in short steps, between which signals can interrupt. Return the future."""
+    """Wait for a future in short steps, so signals can interrupt the wait. Return the future."""
     from concurrent.futures import wait
 
     while not future.done():
@@ -239,7 +239,8 @@ def _parse_numbers(name: str, text: str, expected: str) -> list[float]:
 
 
 def _server_of(address: str) -> str:
-    return "/".join(address.split("/", 3)[:3])  # with the marker, because two servers can have buckets of the same name
+    # Keep the marker, because two servers can have buckets of the same name.
+    return "/".join(address.split("/", 3)[:3])
 
 
 def _has_responded(server: str) -> bool:

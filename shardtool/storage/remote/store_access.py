@@ -54,7 +54,8 @@ _SOURCE_VARIABLES = (
 )  # fmt: skip
 
 
-_STORE_VARIABLES = (  # if one changes, `store_for` creates a new store
+# If one of these variables changes, `store_for` creates a new store.
+_STORE_VARIABLES = (
     *_ENDPOINT_VARIABLES, *_IDENTITY_VARIABLES, *_REGION_VARIABLES,
     "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY", "GOOGLE_APPLICATION_CREDENTIALS",
     *_SKIP_SIGNATURE_VARIABLES.values(), ANONYMOUS_VARIABLE, "AZURE_STORAGE_ENDPOINT",
@@ -272,7 +273,8 @@ def _aws_session(bucket: str, environment: Mapping[str, str]) -> Any:
         with _aws_errors(profile or "default"):
             session = boto3.Session(profile_name=None if profile == os.environ.get("AWS_PROFILE") else profile)
             if (keys := session.get_credentials()) is not None:
-                keys.get_frozen_credentials()  # called here, because `_aws_errors` must convert its errors
+                # Fetch the credentials now, so `_aws_errors` converts the errors.
+                keys.get_frozen_credentials()
                 return session
     has_credentials = any(map(environment.get, _AWS_CREDENTIAL_VARIABLES))
     if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true" and not has_credentials:

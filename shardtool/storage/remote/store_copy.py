@@ -21,8 +21,10 @@ from shardtool.storage.remote.objects import REMOTE, RemoteObject
 from shardtool.storage.remote.store_options import object_headers
 
 _MAX_SYNC_COPY_BYTES = 2**28
-_MIN_COPY_BYTES_PER_S = 10**7  # assumed, to compute the timeout: a store sends nothing during a copy
-_COPY_RETRY_S = 30.0  # short, because the caller can copy the object itself
+# The timeout of a copy assumes this speed, because a store sends nothing during a copy.
+_MIN_COPY_BYTES_PER_S = 10**7
+# Retries stop early, because the caller can copy the object itself.
+_COPY_RETRY_S = 30.0
 _CRC_ELEMENT = re.compile(rb"<ChecksumCRC32C>([A-Za-z0-9+/]{6}==)</ChecksumCRC32C>")
 
 
@@ -33,7 +35,7 @@ class NotCopied(Exception):
 def can_copy_inside(source: str, target: str) -> bool:
     """Return whether a store can copy an object from `source` to `target`.
 
-    Both must be in the same kind of store with the same settings and, for Google, in the same bucket.
+    Both addresses must be in the same kind of store with the same settings and, for Google, in the same bucket.
     """
     if not (is_url(source) and is_url(target)) or is_source_address(source):
         return False

@@ -138,7 +138,8 @@ _RESERVED_HEADERS = {
 }  # fmt: skip
 StorageOptions = Mapping[str, Any]  # options by name, or a dict of options for each address prefix
 
-SPAWN_VARIABLE = "SHARDTOOL_CALL_OPTIONS"  # set only for spawned workers; a worker deletes it when it starts
+# Only spawned workers get this variable. They delete it when they start.
+SPAWN_VARIABLE = "SHARDTOOL_CALL_OPTIONS"
 VARIABLES = {  # environment variables, by scheme and storage option
     "s3": {
         "endpoint": ENDPOINT_VARIABLE, "region": "AWS_REGION", "profile": "AWS_PROFILE",
@@ -191,7 +192,7 @@ def options_of(marker: str, address: str) -> dict[str, Any] | None:
 
 
 def spawn_environment() -> dict[str, str] | None:
-    """Return the environment for a spawned worker, or None for the environment of this process."""
+    """Return the environment for a spawned worker, or None if it can inherit the environment of this process."""
     if not _known:
         return None
     import json
