@@ -37,7 +37,7 @@ def loader_notes(outputs: Sequence[tuple[Destination, int]], sizes: Sequence[int
 
 
 def name_notes(outputs: Sequence[tuple[Destination, int]], readers: Sequence[str]) -> Iterator[str]:
-    """Yield a note for each of `readers` that cannot open shards with these names."""
+    """Yield a note for each of `readers` that cannot open shards with the planned names."""
     reported_readers = set()
     for output, _ in outputs:
         name = to_output_name(output.pattern.shard(0))

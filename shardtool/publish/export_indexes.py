@@ -1,7 +1,6 @@
 """Write and update the index files of other tools for a dataset.
 
-Shards are read only for indexes with hashes of payloads. All files are staged before the first is published, so an
-error while staging leaves the existing files unchanged.
+All files are staged before the first is published, so an error while staging leaves the existing files unchanged.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ if TYPE_CHECKING:
     from shardtool.storage.folders import OutputFolder
 
 
-# Path and content. Then two flags for an existing file with other content: whether to replace it even without
-# `overwrite`, and whether to always keep it.
+# Path, content and two flags. If a file with other content exists, the first flag replaces it even without `overwrite`,
+# and the second flag always keeps it.
 IndexFile = tuple[str, bytes, bool, bool]
 
 
@@ -67,7 +66,7 @@ def _match_listed_shards(dataset: DatasetFile, listed: Collection[str]) -> Datas
 
 
 def check_other_shards(export: ExportFormat, target: OutputFolder, others: Iterable[str]) -> None:
-    """Raise an error if any of `others` exists: shards of other datasets that the folder's index lists."""
+    """Raise an error if any of `others` exists. These are shards of other datasets that the folder's index lists."""
     existing_names = {to_output_name(name) for name in target.names()}
     if others := sorted(name for name in others if "/" in name or name in existing_names):
         found = f"an index of other shards: {format_list(others, 3)}"
@@ -148,7 +147,8 @@ class Exporter:
 
         Only indexes with hashes of payloads need `pool`.
         """
-        dataset, requested = self.check(), self.requested.values()  # the dataset may have changed before the lock
+        # Check again, because the dataset may have changed before the caller acquired the lock.
+        dataset, requested = self.check(), self.requested.values()
         self._note_limits(dataset, target)
         own = self.name if target == self.folder else ""
         names = list_index_names([shard.name for shard in dataset.shards], self.requested, own)

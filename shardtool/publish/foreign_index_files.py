@@ -1,7 +1,7 @@
 """Read the index files of other tools, copy valid ones with a dataset, and delete stale ones.
 
 Index files have no checksums, so they are compared with sidecars. Index files are not copied from web servers, because
-web servers cannot list files. A file is deleted only if it has the name and format of an index.
+web servers cannot list files.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def copy_indexes(dataset_file: str, dataset: DatasetFile, folder: OutputFolder, 
 
 
 def _read_valid_index(path: str, sidecar: str) -> bytes | None:
-    """Return the content of an index file, b"" for another file, or None if the index does not match its shard."""
+    """Return the content of an index file, or None if it does not match its shard. For any other file, return b""."""
     from shardtool.dataset.sidecar_read import parse_sidecar
 
     try:
@@ -179,9 +179,11 @@ class StaleIndexes:
     ) -> None:
         self.folder, self._appends = folder, appends
         self.removed: dict[str, str] = {}
-        self._files: dict[str, dict[str, str]] = {}  # by shard: the export format of each index file
+        # Maps each shard to its index files, and each index file to its export format.
+        self._files: dict[str, dict[str, str]] = {}
         self._stale: dict[str, str] = {}
-        self._counts: dict[str, dict[str, int]] = {}  # by export format: the sample count of each shard
+        # Maps each export format to the sample count of each shard.
+        self._counts: dict[str, dict[str, int]] = {}
         self._owns = (lambda _: False) if pattern is None else pattern.owns
         if pattern is None:
             return

@@ -166,7 +166,7 @@ def _check_replaceable(path: str, found: str, lost: str, *, overwrite: bool) -> 
 
 
 def check_not_interleaved(scan: ShardScan) -> None:
-    """Raise an error for interleaved fields. Readers would split the samples."""
+    """Raise an error if the fields of samples are interleaved, because readers would split these samples."""
     repeated = scan.format == "tar" and len({*scan.keys}) < len(scan.keys)
     if interleaved := interleaved_samples(scan.keys, scan.fields()) if repeated else []:
         first, second = interleaved[0]

@@ -1,8 +1,8 @@
 """The journal of an unfinished run. A later run of `create`, or a writer, uses the journal to resume.
 
-The journal of the dataset `NAME` is the file `.NAME.journal` of JSON lines. The first line describes the run, each
-other line a published shard. An incomplete line and all lines after it are ignored. A resumed run keeps a shard only if
-its size, checksum and sidecar match the journal.
+The journal of the dataset `NAME` is the file `.NAME.journal` of JSON lines. The first line describes the run. Each
+other line describes a published shard. An incomplete line and all lines after it are ignored. A resumed run keeps a
+shard only if its size, checksum and sidecar match the journal.
 
 In a store, each line after the first is an object `.NAME.journal.N`. A resumed run moves all lines into
 `.NAME.journal`.
@@ -51,7 +51,8 @@ class Journal:
         encoded = [_encode(line) for line in (header, *lines)]
         self._folder.publish_bytes(self.name, b"".join(encoded))
         older = [name for name in list_journals(self._base, self._folder.names()) if name != self.name]
-        self._folder.remove(older)  # last, because an interrupted run may need these files
+        # Delete old journals last, because a run that is interrupted before needs them.
+        self._folder.remove(older)
         self._lines, self.is_started = len(encoded), True
 
     def append(self, line: Mapping[str, object], *, durable: bool = True) -> None:
@@ -68,7 +69,7 @@ class Journal:
 
 
 def list_journals(base: str, names: Iterable[str], tag_pattern: str = "") -> list[str]:
-    """Return the names of a dataset's journals. If `tag_pattern` is given, include its parts' journals."""
+    """Return the names of a dataset's journals. If `tag_pattern` is given, include the journals of parts."""
     tag = rf"(?:\.{tag_pattern})?" if tag_pattern else ""
     pattern = re.compile(rf"\.{re.escape(base)}{tag}(?:{_SUFFIX}|{_OLD_SUFFIX})(?:\.[0-9]+)?", re.ASCII)
     return [name for name in names if pattern.fullmatch(name)]

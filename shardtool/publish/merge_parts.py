@@ -266,7 +266,7 @@ _PartPlan = tuple["RunPart | str", str, "RunRecord | None"]
 
 
 def get_part_plan(record: PartRecord) -> _PartPlan:
-    """Return the part, its plan fingerprint and its run record, for `describe_other_plan`."""
+    """Return the values of a part that `describe_other_plan` compares."""
     return record.part, record.plan, None if record.dataset is None else record.dataset.made
 
 

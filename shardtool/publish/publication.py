@@ -3,7 +3,7 @@
 - The dataset file lists only complete files. It is replaced last, or deleted before a listed file changes.
 - Index files of other tools that no longer match are deleted before their shard changes (see `StaleIndexes`).
 - A shard is published before its sidecar.
-- Only the parent process publishes files, so a worker that outlives the run cannot.
+- Only the parent process publishes files, so a worker that outlives the run cannot publish any.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Publication:
         stale_indexes: Index files of other tools, or None if no shard changes.
 
     Attributes:
-        old_list: The new name of a withdrawn dataset file, or "" to delete it.
+        old_list: The name to which `withdraw` renames the dataset file, or "" to delete the file.
         waits: Whether files stay staged until `finish`.
     """
 

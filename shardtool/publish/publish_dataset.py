@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def publish_dataset(
     totals: DatasetTotals, publication: Publication, destination: Destination, run_record: RunRecord, part: str = ""
 ) -> DatasetFile:
-    """Publish the dataset file and the list of skipped samples. If `part` is given, publish only its record."""
+    """Publish the dataset file and the list of skipped samples. If `part` is given, publish only the part's record."""
     pattern = destination.pattern
     last = destination.first + len(totals.shards)
     if isinstance(destination.append, FinishedAppend):
@@ -103,7 +103,7 @@ def check_append_is_unchanged(
 ) -> None:
     """Raise an error unless shard `number` of the dataset equals `shard`.
 
-    If `shard` is None, raise an error if the dataset has such a shard.
+    If `shard` is None, raise an error if the dataset has a shard with this number.
     """
     if [*append.old.shards[number : number + 1]] != ([] if shard is None else [shard]):
         found = "the dataset already contains these keys with other content"

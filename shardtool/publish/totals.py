@@ -1,4 +1,4 @@
-"""The totals of the shards that a run has published, and their dataset file."""
+"""The totals of published shards, and their dataset file."""
 
 from __future__ import annotations
 
