@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 _RAY_VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_DEDUP_LOGS_SKIP_REGEX": "(?s).*",  # prevents Ray from printing the logs of nodes to stdout
+    # prevent Ray from printing the logs of nodes to stdout
+    "RAY_DEDUP_LOGS_SKIP_REGEX": "(?s).*",
     # try to connect only once, because a failed attempt takes half a minute
     "RAY_gcs_server_port_wait_time_s": "1",
     "GRPC_VERBOSITY": "NONE",
@@ -27,7 +28,10 @@ _RAY_VARIABLES = {
 def start_pool(
     options: WorkerOptions, advice: str = RERUN_ADVICE, observer: Observer | None = None, *, lazy: bool = False
 ) -> Pool:
-    """Start the pool that `options` requests. If a worker dies, the error contains `advice`. See also `LocalPool`."""
+    """Start the pool that `options` requests. If a worker dies, the error contains `advice`.
+
+    For `lazy`, see `LocalPool`.
+    """
     if options.workers == 0 and (options.executor != "local" or options.start_method != "auto"):
         name = "executor" if options.executor != "local" else "start_method"
         found = f"used with {option_text('workers', 0)}, which runs all tasks in this process"

@@ -2,7 +2,7 @@
 
 A parent with a single thread forks the workers, which takes 5 ms. A parent with several threads starts new Python
 processes, which takes longer. Some imports, such as NumPy, start threads, so the command line starts the workers first.
-For the pools of the standard library, see docs/decisions/002-own-worker-pool.md.
+docs/decisions/002-own-worker-pool.md explains why this module does not use the standard library's pools.
 """
 
 from __future__ import annotations

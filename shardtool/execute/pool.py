@@ -56,7 +56,7 @@ class Pool:
         for number, task in enumerate(tasks):
             callbacks = [] if progress is None else [partial(progress, number)]
             try:
-                # send what a user's function prints to stderr, as worker processes do
+                # redirect the output of a user's function to stderr, as worker processes do
                 with redirect_stdout(sys.stderr):
                     result = function(task, *callbacks)
             except PlainError:
@@ -70,7 +70,7 @@ class Pool:
 
 
 def sample_paths(paths: Sequence[str | bytes]) -> Sequence[str | bytes]:
-    """Return all paths, or the first, middle and last of many."""
+    """Return all paths, or only the first, middle and last if there are more than six."""
     return paths if len(paths) <= _MAX_CHECKED_PATHS else [paths[index] for index in (0, len(paths) // 2, -1)]
 
 

@@ -175,7 +175,7 @@ class TaskCounts:
 
 
 def describe_path(path: str | bytes) -> str:
-    """Describe a path, to compare nodes: as a folder, by the size and time of a file, or by the error."""
+    """Describe a path, to compare it between nodes: `a folder`, the size and time of a file, or the error."""
     try:
         info = os.stat(path)
     except OSError as error:
