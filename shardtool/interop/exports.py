@@ -38,7 +38,6 @@ class ExportFormat(NamedTuple):
     Attributes:
         suffix: Ending that replaces the shard's ending. "" if the format has no index per shard.
         folder_file: The file that lists all shards of a folder, or "" if the format has none.
-        min_samples: Minimum number of samples per shard.
         has_hashes: Whether the index contains hashes. To compute the hashes, shardtool must read the shard.
         has_readme: Whether shardtool also writes a `README.md` that lists the shards.
     """

@@ -54,7 +54,7 @@ class ShardIndexFile(NamedTuple):
     def compare(self, data: bytes, shard: IndexedShard, *, has_hashes: bool) -> str:
         """Describe how the index `data` differs from its shard. Return "" if both are equivalent.
 
-        If `has_hashes` is true, `encode` needs the shard's hashes, which may be unknown, so use only `difference`.
+        If `has_hashes` is true, only `difference` is used, because `encode` needs hashes that may be unknown.
         """
         try:
             is_same = not has_hashes and self.encode(shard) == data
@@ -84,12 +84,11 @@ def _matches_start(pattern: bytes) -> Callable[[bytes, int], bool]:
 
 
 def _encode_tfrecord_index(shard: IndexedShard) -> bytes:
-    # a line `OFFSET SIZE` per record
     return b"".join([b"%d %d\n" % sample for sample in shard.sample_spans()])
 
 
 def _encode_dali_index(shard: IndexedShard) -> bytes:
-    # like `wds2idx` 1.2: a line per sample, with `FIELD OFFSET LENGTH NAME` for each field
+    # `wds2idx` 1.2 writes the same format
     used = {shard.index.names[code].encode() for code in {*shard.index.codes.tolist()}}
     if unsafe := sorted(name for name in used if _WHITESPACE.search(name)):
         found = f"white space in the field {printable(unsafe[0])!r}, which DALI's index cannot name"

@@ -1,6 +1,7 @@
-"""Find names that some readers of tar shards misread. `make_portable` renames such samples.
+"""Find names that some readers of tar shards misread. `make_portable` renames samples with these names.
 
-Observed with webdataset 1.0.2, wids 0.1.11, DALI 2.4.0, datasets 5.2.0 and megatron-energon 7.4.1 (tests/clients).
+The problems were observed with webdataset 1.0.2, wids 0.1.11, DALI 2.4.0, datasets 5.2.0 and megatron-energon 7.4.1
+(tests/clients).
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class ReaderProblems:
     """Collects the problems that readers have with names in tar shards."""
 
     def __init__(self) -> None:
-        self._problems: dict[tuple[str, str], NameProblem] = {}  # by a problem's `code` and `what`
+        self._problems: dict[tuple[str, str], NameProblem] = {}
         self._samples, self._first = 0, b""
         self._fields: Counter[str] = Counter()
         # a field, the key of a sample with this field, and the key of a sample without this field
