@@ -80,7 +80,7 @@ def feature_numbers(data: bytes, kind: str, count: int | None = None) -> list[in
     `count` is the expected number of values. Without it, `data` is read as packed whenever possible.
 
     Raises:
-        ValueError: `data` does not contain such numbers.
+        ValueError: `data` is not a valid list of numbers.
     """
     if kind == "float":
         packed = len(data) % 4 == 0 and count in (None, len(data) // 4)

@@ -209,7 +209,7 @@ def to_one_chunk(column: pa.ChunkedArray) -> pa.Array:
 
 
 def compact_table(table: pa.Table) -> pa.Table:
-    """Return a table with one chunk per column. To save memory, free each old column after copying it."""
+    """Return a table with one chunk per column. Each old column is freed after it was copied."""
     names, columns, remaining = table.column_names, [], table.columns[::-1]
     del table
     while remaining:

@@ -150,11 +150,9 @@ class FieldValues(NamedTuple):
 class SampleTable:
     """The samples of a source. The fields of each sample are sorted by the bytes of their names.
 
-    Sample i has the rows `first[i]` to `first[i + 1]` (exclusive).
-
     Attributes:
         root: The folder to which paths are relative, with a trailing slash.
-        first: int64[samples + 1], the first row of each sample.
+        first: int64[samples + 1]. Sample i has the rows `first[i]` to `first[i + 1]` (exclusive).
         source_paths: Whether the sidecar must store `rows.paths`, because they cannot be computed from keys and fields.
         identity: Text that identifies the source if `root` does not.
         folders: For a source of several folders, maps the first component of each path to a folder.
@@ -182,7 +180,7 @@ class SampleTable:
 
     @property
     def known_spans(self) -> FieldSpans:
-        """The value of `spans`. It must not be None."""
+        """The value of `spans`, which must not be None."""
         if self.spans is None:
             raise Bug(to_text(self.root), "samples without locations in shards")
         return self.spans

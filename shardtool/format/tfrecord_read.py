@@ -187,7 +187,7 @@ def _parse_any_feature(data: Data, at: int, end: int, start: int, features: list
 
 
 def decode_numbers(data: bytes | memoryview, kind: str) -> list[int] | list[float]:
-    """Return the numbers in an encoded int64_list or float_list, packed or not. Raise `ValueError` if it is invalid."""
+    """Return the numbers in an encoded int64_list or float_list, packed or not. Raise `ValueError` if invalid."""
     try:
         if kind == "float":
             spans = [*_value_spans(data)]

@@ -78,7 +78,7 @@ def join_table(
     are compared with the paths of the samples' files. If no path matches, the values without extensions are compared
     with the keys. If the samples have a metadata column `on`, the values are compared only with this column.
 
-    If the metadata has a column of the same name, only samples with a matching row get new values.
+    If the metadata already has a joined column, only samples with a matching row get new values.
 
     Args:
         on: The key column of the table. By default, the column that the table's format defines, or `key`.

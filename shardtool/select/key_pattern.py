@@ -1,7 +1,7 @@
 """Compute keys from paths with a regular expression. For example, `a.png` and `a_mask.png` become one sample.
 
 If the pattern matches the whole relative path without its extension, the first group with a match is the key. The rest
-of the file name, without separators at both ends, becomes the start of the field name, for example `mask.png`. If the
+of the file name, without separators at both ends, becomes the start of the field name: `mask` in `mask.png`. If the
 pattern does not match, the key is the path without its extension.
 
 Arrow's RE2 engine takes linear time, even for a pattern from an untrusted dataset file.

@@ -143,8 +143,8 @@ def match_partially(
 ) -> tuple[NDArray[np.int64], ReadCondition | None]:
     """Split a query at `and`, and evaluate only the conditions whose columns are all in `table`.
 
-    Return the matching rows, and the remaining conditions, or None if there are none. `later_columns` contains the
-    names and types of columns that are measured while reading samples, such as image sizes. Columns in `table` take
+    Return the matching rows, and the remaining conditions (None if there are none). `later_columns` contains the names
+    and types of columns that are measured while reading samples, such as image sizes. Columns in `table` take
     precedence.
     """
     where = option_text("where")
