@@ -49,7 +49,6 @@ class ParquetLeaf(NamedTuple):
     Attributes:
         path: Names from the top-level column `top` to the leaf, joined by dots.
         width: Bytes in memory per value. For text, the bytes of an Arrow offset.
-        repeated: Whether a row can have several values.
     """
 
     path: str

@@ -69,7 +69,7 @@ class ShardIndex:
         crcs: CRC-32C of each field's payload, or None if unknown.
         kinds: For a scanned TFRecord shard, the type of each field. Otherwise empty.
         metadata: The metadata columns of the sidecar, each in one chunk. Text may be dictionary-encoded.
-        damage: The error in the sidecar that made a scan necessary, or None.
+        damage: The error in the sidecar that made a scan necessary.
     """
 
     keys: bytes | memoryview = field(repr=False)

@@ -49,7 +49,6 @@ class TransformFacts(NamedTuple):
         digest: The content fingerprint of the shard.
         consumed: Number of processed source samples.
         dropped: Number of source samples that `--map` dropped.
-        skipped: Number of skipped source samples.
         left_out: The skipped samples, if a later run must not try them again.
     """
 

@@ -121,7 +121,7 @@ def match_samples(entries: SampleTable, other: SampleTable, where: str) -> NDArr
 
 
 def merge_fields(entries: SampleTable, other: SampleTable) -> SampleTable:
-    """Add the fields and the new metadata columns of `other`. Both tables must have the same samples in the same order."""
+    """Add the fields and new metadata columns of `other`. Both tables must have the same samples in the same order."""
     names = sorted({*entries.used_fields(), *other.used_fields()}, key=to_bytes)
     check_field_count(option_text("add"), names)
     codes, columns = [field_codes(table, names) for table in (entries, other)], entries.metadata
