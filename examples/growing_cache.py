@@ -22,7 +22,7 @@ def sample(folder, part):
         for number in range(10**9):
             point = random.standard_normal(256).astype(np.float32)
             writer.write({"__key__": f"{part}/{number}", "point": point.tobytes(), "side": int(point[:8].sum() > 0)})
-            time.sleep(0.003)  # creating a sample takes time
+            time.sleep(0.003)  # simulate the time to create a sample
 
 
 def epochs(name, folder, train):
@@ -69,7 +69,7 @@ def train_torch(folder):
 
 
 def train_tensorflow(folder):
-    """Train with TensorFlow, whose own reader reads the shards without Python."""
+    """Train with TensorFlow, which reads the shards with its own reader, not with Python."""
     import tensorflow as tf
 
     weights, bias = tf.Variable(tf.zeros([256, 1])), tf.Variable(0.0)

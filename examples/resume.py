@@ -17,7 +17,7 @@ from torch import nn
 import shardtool
 from shardtool.torch import Prefetcher, loader
 
-BATCH, EPOCHS, CHECKPOINT = 16, 5, "checkpoint.pt"  # BATCH is the total of all processes
+BATCH, EPOCHS, CHECKPOINT = 16, 5, "checkpoint.pt"  # BATCH samples in all processes together
 
 dist.init_process_group("gloo")
 torch.manual_seed(0)
@@ -27,7 +27,8 @@ model = nn.parallel.DistributedDataParallel(nn.Sequential(
 ))  # fmt: skip
 optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
 dataset = shardtool.open("photos/train.json").decode().tuple("jpg", "cls")
-options = {"seed": 0, "parts": 64, "drop_last": True}  # fixed `parts`: the same order for 1 and 2 processes
+# With fixed `parts`, the order does not depend on the number of processes.
+options = {"seed": 0, "parts": 64, "drop_last": True}
 batches = loader(dataset, BATCH // dist.get_world_size(), **options)
 batches = Prefetcher(batches, "cpu", mean=0.5, std=0.25)
 step = first_epoch = 0
@@ -36,7 +37,7 @@ if os.path.exists(CHECKPOINT):
     saved = torch.load(CHECKPOINT)
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
-    batches.load_state_dict(saved["batches"])  # a few numbers, equal in all processes
+    batches.load_state_dict(saved["batches"])  # the same small dict in all processes
     step, first_epoch = saved["step"], saved["batches"]["epoch"]
 
 for epoch in range(first_epoch, EPOCHS):

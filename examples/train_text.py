@@ -40,8 +40,9 @@ class Model(nn.Module):
     def forward(self, tokens, positions, segments):
         """Return logits [batch, token, 256] for blocks [batch, token]."""
         values = self.tokens(tokens) + self.positions(positions)
-        hidden = torch.ones(TOKENS, TOKENS, dtype=torch.bool).triu(1)  # later tokens
-        hidden = hidden | (segments[:, :, None] != segments[:, None, :])  # other documents and padding
+        # Each token ignores later tokens, other documents and padding.
+        hidden = torch.ones(TOKENS, TOKENS, dtype=torch.bool).triu(1)
+        hidden = hidden | (segments[:, :, None] != segments[:, None, :])
         for layer in self.layers:
             values = layer(values, src_mask=hidden.repeat_interleave(4, 0))
         return self.head(values)
@@ -51,11 +52,11 @@ packed = shardtool.open("text/train.json").pack(TOKENS, "npy")
 blocks = loader(packed.fields("tokens", "positions", "segments"), BATCH, seed=0)
 model = Model()
 optimizer = torch.optim.Adam(model.parameters(), 3e-3)
-for epoch in range(3):  # in each epoch, other documents are packed together
+for epoch in range(3):  # each epoch packs the documents into different blocks
     for block in blocks:
         tokens, segments = block["tokens"].long(), block["segments"]
         logits = model(tokens, block["positions"].long(), segments)
-        # count a token only if the next token belongs to the same document
+        # A prediction counts only if the next token belongs to the same document.
         counts = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
         loss = nn.functional.cross_entropy(logits[:, :-1][counts], tokens[:, 1:][counts])
         optimizer.zero_grad()

@@ -14,7 +14,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def batches(split):
-    """Return batches on `device`, which converts the images from uint8 to float [batch, channel, height, width]."""
+    """Return batches on `device`, with images as float [batch, channel, height, width]."""
     dataset = shardtool.open(f"photos/{split}.json").decode().tuple("jpg", "cls")
     return Prefetcher(loader(dataset, 16, shuffle=split == "train", seed=0), device, mean=0.5, std=0.25)
 
