@@ -17,7 +17,7 @@ from torch import nn
 import shardtool
 from shardtool.torch import Prefetcher, loader
 
-BATCH, EPOCHS, CHECKPOINT = 16, 5, "checkpoint.pt"  # BATCH samples in all processes together
+BATCH, EPOCHS, CHECKPOINT = 16, 5, "checkpoint.pt"  # BATCH counts the samples of all processes
 
 dist.init_process_group("gloo")
 torch.manual_seed(0)
