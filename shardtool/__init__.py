@@ -87,7 +87,7 @@ if TYPE_CHECKING:  # isort: off
     from shardtool.writer.writer import ShardWriter as ShardWriter
 
 
-_NAMES = {  # public names by module
+_NAMES = {
     "errors": (
         "AccessRefused", "CorruptShard", "InvalidRequest", "OutputExists", "OutputFailed", "SampleFailed",
         "ShardError", "StoreFailed", "UnknownKey", "WorkerDied",

@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from typing import ClassVar
 
 PROCESS_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-_MACHINE_ERRNOS = PROCESS_ERRNOS | {  # without ESTALE, because ESTALE means that the file was replaced
+# ESTALE is not listed, because it means that the file was replaced.
+_MACHINE_ERRNOS = PROCESS_ERRNOS | {
     errno.EIO, errno.EACCES, errno.EPERM, errno.ENODEV, errno.ENOSPC, errno.EDQUOT, errno.ENOTCONN,
     errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ECONNABORTED, errno.ESHUTDOWN,
 }  # fmt: skip
@@ -56,7 +57,7 @@ class PlainError(Exception):
 
     Attributes:
         where: The file, sample or option with the error.
-        detail: More lines below the message, such as the traceback of the user's function.
+        detail: Lines to print below the message, such as a traceback.
     """
 
     code: ClassVar[str] = "error"
@@ -68,14 +69,16 @@ class PlainError(Exception):
 
             vars(self).update(json.loads(fields[-1]), detail=_EMBEDDED_FIELDS.sub("", where).rstrip())
             return
-        if not found:  # PyTorch passes only a traceback, which ends with the message
+        # PyTorch passes the traceback of a `DataLoader` worker, which ends with the message.
+        if not found:
             where, found, detail = where.strip().partition("\n")[0], where.strip().rpartition("\n")[2], where
         self.where = redact_secrets(printable(where))
         self.found = redact_secrets(printable(found))
         self.expected = redact_secrets(printable(expected))
         self.remedy = redact_secrets(printable(remedy))
         self.detail = "\n".join(redact_secrets(printable(line)) for line in detail.splitlines())
-        super().__init__(self.where, self.found)  # for `repr`, without secrets
+        # `repr` shows these arguments, so they must not contain secrets.
+        super().__init__(self.where, self.found)
 
     def __str__(self) -> str:
         text = f"{self.where or repr('')}: {self.found}"
@@ -267,7 +270,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def reporting_memory_errors(what: str) -> Iterator[None]:
-    """Raise `OutOfMemory` if memory runs out in the block. `what` describes the current step, for the message."""
+    """Raise `OutOfMemory` if memory runs out in the block. The message names the current step, `what`."""
     try:
         yield
     except Exception as error:
@@ -278,7 +281,7 @@ def reporting_memory_errors(what: str) -> Iterator[None]:
 
 @contextmanager
 def explaining_missing_cwd() -> Iterator[None]:
-    """If the current folder was deleted, replace a FileNotFoundError in the block by `InvalidRequest`."""
+    """Convert a FileNotFoundError in the block to `InvalidRequest` if the current folder was deleted."""
     try:
         yield
     except FileNotFoundError:
@@ -293,7 +296,7 @@ def explaining_missing_cwd() -> Iterator[None]:
 def format_list(items: list[str], max_shown: int = 5, *, total: int | None = None) -> str:
     """Join the first `max_shown` distinct items with commas, for example `a, b (3 times) and 5 more`.
 
-    `total` is the number of all items, if `items` contains only some of them.
+    If `items` is incomplete, `total` is the number of all items.
     """
     counts = Counter(items)
     shown = [*counts.items()][:max_shown]

@@ -46,7 +46,7 @@ def content_digest(
     2. the lengths of the fields
     3. the checksums of the fields
 
-    Fields are sorted by the bytes of their names. `counts` has the number of fields of each sample. `codes` (uint16
+    Fields must be sorted by the bytes of their names. `counts` has the number of fields of each sample. `codes` (uint16
     indices into `names`), `lengths` (uint64) and `crcs` (uint32) are little-endian, with one number per field.
 
     Source: docs/format.md, "Content fingerprint".

@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from shlex import quote
 
-# Options whose command-line form does not follow from the Python name, added by `options_class`: options that have a
-# different name, that join values with commas, or that are written as a key of another option (`fetch timeout={}`).
+# `options_class` fills these collections. Options with a different name on the command line:
 CLI_NAMES: dict[str, str] = {}
+# Options whose values are joined with commas:
 COMMA_OPTIONS: set[str] = set()
+# Options that are written as a key of another option, such as `fetch timeout={}`:
 PARENT_FORMS: dict[str, str] = {}
 _UNSAFE_IN_DOUBLE_QUOTES = re.compile(r'["\\$`]|!(?![= ])')
 _cli_names_in_use = False

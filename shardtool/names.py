@@ -31,7 +31,7 @@ RESERVED_NAMES = frozenset(
     b"__%b__" % name for name in (b"key", b"url", b"local_path", b"padding", b"shard", b"offset", b"size", b"fields")
 )
 MAX_FIELDS = 2**16 - 1  # field numbers must fit into uint16
-MAX_NAME_BYTES = 4096  # the limit of Linux paths
+MAX_NAME_BYTES = 4096  # Linux has the same limit for paths
 _PARENT_PART = re.compile(rb"(?:^|/)\.\.(?:/|$)")
 _CONTROL_CHARS = re.compile("[\x00-\x1f\x7f-\x9f]")
 
@@ -58,7 +58,7 @@ def is_utf8(name: bytes) -> bool:
 def name_problem(name: bytes) -> str:
     """Return why a key or field name is invalid, or "".
 
-    Control characters are invalid, because terminals and line-based index files change them.
+    Control characters are invalid, because terminals and line-based index files interpret them.
     """
     if len(name) > MAX_NAME_BYTES:
         return f"more than {MAX_NAME_BYTES:,} bytes"
@@ -97,7 +97,7 @@ def list_names(where: str, names: object, expected: str) -> list[str]:
 
 
 def to_output_name(name: str) -> str:
-    """Convert a local file name to the text that the dataset's files record. It does not depend on the locale."""
+    """Convert a local file name to the text that the dataset's files record. The text does not depend on the locale."""
     return to_text(os.fsencode(name))
 
 

@@ -23,7 +23,8 @@ class Displayed:
     """A value with a short `repr`. Notebooks show the value as a table."""
 
     __slots__ = ()
-    _displayed: ClassVar[tuple[str, ...]] = ()  # attributes to show; if empty, all that differ from their defaults
+    # The attributes to show. If the tuple is empty, notebooks show the attributes that differ from their defaults.
+    _displayed: ClassVar[tuple[str, ...]] = ()
 
     def __repr__(self) -> str:
         return short_repr(self)

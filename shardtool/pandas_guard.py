@@ -1,7 +1,7 @@
 """Prevent pyarrow from importing pandas on the command line.
 
-`pyarrow.array` and `to_numpy` import pandas. This import takes 0.3 s and 40 MB, and may lose a Ctrl-C. The command line
-blocks the import until it loads a user's function, which may need pandas.
+`pyarrow.array` and `to_numpy` import pandas. This import takes 0.3 s and 40 MB, and may ignore a Ctrl-C. The command
+line blocks the import until it loads a user's function, which may need pandas.
 """
 
 from __future__ import annotations

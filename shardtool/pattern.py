@@ -92,7 +92,7 @@ TIMM_FILE, OPEN_CLIP_FILE, ENERGON_FILE = "_info.json", "sizes.json", ".nv-meta/
 WRITABLE_FORMATS = {".tar": "tar", ".tfrecord": "tfrecord", ".tfrecords": "tfrecord"}
 _RANGE = re.compile(r"\{(\d+)\.\.(\d*)\}|<(\d+)\.\.(\d*)>|%0?(\d*)d", re.ASCII)
 _AT_COUNT = re.compile(r"([^{}<>@]*)@(\d{1,18})", re.ASCII)
-MAX_EXPANDED_NAMES = 10**6  # limits the memory for the names
+MAX_EXPANDED_NAMES = 10**6
 _MAX_FILE_NAME_BYTES = 240  # file systems allow 255 bytes, and temporary names are longer than final names
 _MAX_DIGITS = 18
 _UNPARSED_RANGE = re.compile(r"[{}<>*?]|%\d*[disux]", re.ASCII)
@@ -155,8 +155,8 @@ class ShardPattern:
     def closed_pattern(self, count: int) -> str:
         """Return the pattern of the first `count` shards, for example `out/x-{000000..000041}.tar`.
 
-        Return "" if the names are not numbered consecutively, or if only some numbers have leading zeros. In the second
-        case, a shell would add zeros to all numbers.
+        Return "" if the names are not numbered consecutively, or if only some numbers have leading zeros, because a
+        shell would add zeros to all numbers.
         """
         if count == 1:
             return os.path.join(self.folder, self.shard(0))
@@ -203,7 +203,7 @@ def sidecar_name(shard: str) -> str:
 def replacement_plan_name(base: str) -> str:
     """Return the temporary name of the new dataset file while a run replaces shards.
 
-    A later run finishes an interrupted replacement.
+    If the run is interrupted, a later run finishes the replacement.
     """
     return f".{base}.replacing"
 
@@ -296,7 +296,7 @@ def _expand_braces(texts: list[str]) -> list[str]:
     if not any("{" in text for text in texts):
         return texts
     all_texts, too_many = " ".join(texts), f"more than {MAX_EXPANDED_NAMES:,} names"
-    for match in re.finditer(r"\{(\d+)\.\.(\d+)", all_texts):  # check first: braceexpand creates all names in memory
+    for match in re.finditer(r"\{(\d+)\.\.(\d+)", all_texts):  # `braceexpand` creates all names in memory
         if max(map(len, match.groups())) > _MAX_DIGITS or abs(int(match[2]) - int(match[1])) >= MAX_EXPANDED_NAMES:
             raise InvalidRequest(match[0][:100], too_many, expected="one pattern")
     from braceexpand import UnbalancedBracesError, braceexpand  # type: ignore[attr-defined,unused-ignore]

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from shardtool.values import FeatureType, NumberType
 
-# Where a payload is. FILE: in a file. LINK: behind a link. INLINE: as text in the plan. SPAN: in a range of a shard,
-# archive or temporary file. URL: at a URL.
+# Where a payload is: in a file, in the target of a link, as text in the plan, in a byte range of a `SpanFile`, or at a
+# URL.
 FILE, LINK, INLINE, SPAN, URL = 0, 1, 2, 3, 4
 ENCODED_PAYLOAD_MARK = b"\xff"
 
@@ -43,14 +43,15 @@ class SpanFile(NamedTuple):
 class ShardContent:
     """Keys, fields and payload sizes of the samples of one shard.
 
-    `keys` and `counts` have one value per sample. `codes` and the attributes up to `is_list` have one value per field.
+    `keys` and `counts` have one value per sample. `codes`, `sizes`, `stored_sizes`, `inline` and `is_list` have one
+    value per field.
 
     Attributes:
         keys: The keys, each followed by NUL.
         counts: uint16, number of fields.
         codes: uint16, index of the field name in `fields`.
         sizes: int64, payload bytes in the source.
-        stored_sizes: int64, payload bytes in the shard. They differ from `sizes` only for fields in `numbers`.
+        stored_sizes: int64, payload bytes in the shard. Only sizes of fields in `numbers` differ from `sizes`.
         inline: The text of an INLINE field (see `decode_inline_payload`) or an empty string, followed by NUL.
         is_list: uint8. 1 means that the payload is the value list of a TFRecord feature, not one value.
         numbers: Number type by field code, for fields that the shard stores as numbers.
@@ -76,8 +77,8 @@ class ShardSpans(NamedTuple):
         file_codes: uint32 per field, index into `files`.
         offsets: int64 per field, in bytes.
         crcs: int64 per field, expected CRC-32C of the payload, or -1 if unknown. Empty if all are unknown.
-        runs: uint32, exclusive end of each range of fields. One call reads all payloads of a range, because the gaps
-            between them are as large as in the new tar shard.
+        runs: uint32, exclusive end of each run of fields. One call reads a whole run, because the gaps between its
+            payloads are as large as in the new tar shard.
         regions: int64, start and exclusive end of byte ranges in `files[0]`, ascending. One call reads a whole range.
     """
 
@@ -99,8 +100,8 @@ class ShardSamples:
         mtimes: int64 per field, planned modification time in nanoseconds.
         paths: The path or URL of each field, followed by NUL. If `paths` is empty, each path is key + "." + field.
         folders: The folder of each name that can be the first component of a path (see `resolve_source_path`).
-        changed_ns: The latest ctime in nanoseconds of the source files and their folders, as of the time when the
-            source was listed. Far in the future if ctimes are not reliable.
+        changed_ns: The latest ctime of the source files and their folders when the source was listed, in nanoseconds.
+            Far in the future if ctimes are not reliable.
     """
 
     content: ShardContent

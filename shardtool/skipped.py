@@ -18,7 +18,7 @@ _DIFFERS_TEXT = ", which has another "
 _SAME_CONTENT_TEXT = "has the same content as "
 _OLD_DUPLICATE_CODE = "twin"
 _OLD_SAME_CONTENT_TEXT = "holds the same as "
-INTENDED_CODES = ("no-field", "duplicate", "not-chosen")  # codes of skips that the user requested
+INTENDED_CODES = ("no-field", "duplicate", "not-chosen")  # these are not failures
 
 SkipCode = Literal[
     "no-field", "unsafe-name", "duplicate", "not-chosen", "incomplete", "oversize", "unreadable", "vanished", "changed",
@@ -102,7 +102,7 @@ def read_row(key: str, path: str, code: str, message: str) -> Skipped:
 
 
 def drop_keys(rows: Iterable[Skipped], keys: Collection[str]) -> list[Skipped]:
-    """Remove the rows with these `keys`. Remove the keys from the messages of all other rows, too."""
+    """Remove the rows with these keys, and remove the keys from the messages of the other rows."""
     messages = {duplicate_message(key) for key in keys}
     kept = [row for row in rows if printable(row.key) not in keys]
     for index, row in enumerate(kept):
@@ -112,7 +112,7 @@ def drop_keys(rows: Iterable[Skipped], keys: Collection[str]) -> list[Skipped]:
 
 
 def is_skipped_key(key: bytes, listed: Collection[str]) -> bool:
-    """Return whether `listed` contains `key`, or the hash of `key` if the sample was removed."""
+    """Return whether a list of skipped samples contains `key`. The list has hashes for the keys of removed samples."""
     return bool(listed) and (printable(key) in listed or hash_key(key) in listed)
 
 
@@ -141,14 +141,14 @@ def unpack_rows(text: str) -> tuple[Skipped, ...]:
 
 
 def count_reasons(rows: Iterable[Skipped], dropped: int = 0) -> str:
-    """Return the reasons as text, each with its count, most frequent first. `dropped`: samples that `map` dropped."""
+    """Return a text such as `timeout 7, http-404 2`. `dropped` is the number of samples that `map` dropped."""
     codes = Counter(row.code for row in rows).most_common()
     counts = [f"{code} {count:,}" for code, count in codes]
     return format_list([*counts, *([f"dropped by the function {dropped:,}"] if dropped else [])])
 
 
 def failed_rows(rows: Iterable[Skipped]) -> list[Skipped]:
-    """Return the rows of samples that failed, but not of samples that the user asked to skip."""
+    """Return the rows without `INTENDED_CODES`."""
     return [row for row in rows if row.code not in INTENDED_CODES]
 
 

@@ -1,7 +1,7 @@
 """Stop the threads of a generator, even if the garbage collector closes the generator.
 
-Python may clear module variables at interpreter exit. The functions therefore keep what they need as default values of
-arguments with an underscore.
+Python may clear module variables at interpreter exit. Arguments with an underscore therefore keep the needed objects as
+default values.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def may_wait(
 def stop_threads(
     pool: ThreadPoolExecutor, futures: Iterable[Future[Any]], *, _may_wait: Callable[[], bool] = may_wait
 ) -> None:
-    """Cancel the futures. If this thread may wait, wait for the threads; else, they stop when `pool` is deleted."""
+    """Cancel the futures. If `may_wait`, wait for the threads. Otherwise, they stop when `pool` is deleted."""
     for future in futures:
         future.cancel()
     if _may_wait():

@@ -14,7 +14,7 @@ _TWO_DIGITS = 10
 
 
 def parse_size(text: str | int) -> int:
-    """Parse a size in bytes. `500MB` is 500 * 10^6 bytes, `500MiB` is 500 * 2^20, and a plain number is in bytes."""
+    """Return a size in bytes. `500MB` is 500 * 10^6 bytes, `500MiB` is 500 * 2^20, and `500` is 500 bytes."""
     shown = str(text) if not isinstance(text, int) or abs(text) <= _MAX_SIZE_BYTES else "a huge number"
     match = _SIZE.fullmatch(shown)
     size = 0

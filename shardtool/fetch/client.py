@@ -1,9 +1,9 @@
 """Download the file at one URL: follow redirects, retry, apply limits and check the content.
 
-Only public addresses may be contacted: not this machine, local networks or the metadata services of clouds. The IP
-address is checked when the socket is created. Neither a redirect nor another DNS lookup can bypass this check.
+By default, the client does not connect to this machine, local networks or the metadata services of clouds. It checks
+the address of each socket, so neither a redirect nor another DNS lookup can bypass the check.
 
-Special-purpose ranges are listed here, because `ipaddress.is_global` differs between Python versions.
+This module lists the special-purpose ranges, because `ipaddress.is_global` differs between Python versions.
 Sources: IANA's special-purpose address registries, RFC 5771 (multicast), RFC 4291 (global unicast), RFC 6052 (NAT64)
 and RFC 3056 (6to4).
 """
@@ -60,11 +60,8 @@ _REFUSED_NETWORKS = [
 
 _GLOBAL_UNICAST = IPv6Network("2000::/3")
 _REFUSED_IPV6 = tuple(map(IPv6Network, ("2001::/23", "2001:db8::/32", "3fff::/20")))
-_EMBEDDED_IPV4 = (  # IPv6 ranges that contain an IPv4 address, with the bit offset of the IPv4 address
-    (IPv6Network("::ffff:0:0/96"), 0),
-    (IPv6Network("64:ff9b::/96"), 0),
-    (IPv6Network("2002::/16"), 80),
-)
+# IPv6 ranges whose addresses contain an IPv4 address, and the number of bits after the IPv4 address.
+_EMBEDDED_IPV4 = ((IPv6Network("::ffff:0:0/96"), 0), (IPv6Network("64:ff9b::/96"), 0), (IPv6Network("2002::/16"), 80))
 
 _LOW_32 = 2**32 - 1
 
@@ -117,9 +114,9 @@ def refusing_directive(headers: Iterable[str], user_agent: str) -> str:
 
 
 class BodyDecoder:
-    """Decompresses a response body in steps of limited size. `coding` is the body's Content-Encoding header.
+    """Decompresses a response body in steps of limited size. `coding` is the Content-Encoding header.
 
-    Invalid data raises `FetchFailed`.
+    Methods raise `FetchFailed` if the data is invalid.
     """
 
     def __init__(self, coding: str) -> None:
@@ -158,7 +155,7 @@ class BodyDecoder:
 
 _ErrorTypes = tuple[type[Exception], ...]
 
-# Error types, a code, a message, and whether the failure is temporary. The first match applies.
+# Error types, a skip code, a message, and whether the failure is temporary. The first matching row applies.
 _ERROR_MEANINGS: tuple[tuple[_ErrorTypes, SkipCode, str, bool], ...] = (
     ((aiohttp.InvalidURL,), "bad-url", "the host is neither a name nor an address", False),
     ((aiohttp.ClientConnectorDNSError,), "no-host", "the host name does not resolve", False),
@@ -198,7 +195,7 @@ _MAX_REDIRECTS = 5
 _PIECE_BYTES = 2**16
 _DNS_THREADS = 32
 _DNS_CACHE_S = 300
-_KEEP_ALIVE_S = 2.0  # short, because most hosts have only one file
+_KEEP_ALIVE_S = 2.0  # most hosts have only one file
 _MAX_OPEN_FILES = 2**16
 _FIRST_WAIT_S, _MAX_WAIT_S = 0.5, 30.0
 _QUOTED_URL = re.compile(r"[A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=%]+")
@@ -228,7 +225,7 @@ class DownloadClient:
         await self._session.close()
 
     async def get(self, url: str, number: int, limits: DownloadLimits) -> bytes:
-        """Download a file, within `limits`. `number` is the position of `url` in the list of URLs."""
+        """Download a file within `limits`. `number` is the position of `url` in the list of URLs."""
         try:
             with PausableTimeout(self._options.max_time_s) as clock:
                 return await self._download_with_retries(_parse_url(url), Download(number, clock), limits)
@@ -241,7 +238,7 @@ class DownloadClient:
             try:
                 return await self._follow_redirects(url, download, limits)
             except FetchFailed as failure:
-                delay = max(wait * random.uniform(0.5, 1), failure.wait_s)  # noqa: S311 - spreads retries
+                delay = max(wait * random.uniform(0.5, 1), failure.wait_s)  # noqa: S311 - not a secret
                 if not (failure.is_temporary and remaining) or delay > min(download.clock.left, _MAX_WAIT_S):
                     raise
                 attempts = self._options.retries - remaining + 1

@@ -1,7 +1,7 @@
 """Download the files of a shard concurrently and return them in order.
 
-Downloads start in the order of the files, as far ahead as the limits allow. While a host has its maximum number of
-requests, downloads from other hosts start first.
+Downloads start in the order of the files. The limits determine how many files are downloaded before the caller takes
+them. While a host has its maximum number of requests, files of other hosts are downloaded first.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class HttpFetcher:
 
         Args:
             samples: Number of samples in the shard, for progress reports.
-            on_wait: Function that `take` calls repeatedly while waiting.
+            on_wait: Function that `take` calls repeatedly while it waits.
         """
         if self._urls:
             self._report_progress(len(self._urls))
@@ -59,7 +59,7 @@ class HttpFetcher:
         self._next_report = self._started + _PROGRESS_INTERVAL_S
 
     def take(self, number: int) -> bytes:
-        """Wait for the file of the URL at index `number`, and return the file. Drop earlier files."""
+        """Return the file of the URL at index `number`, when its download is complete. Drop earlier files."""
         if number > self._limits.head:
             self._loop.call_soon_threadsafe(self._skip_until, number)
         while (result := self._take_if_done(number)) is None:
@@ -125,7 +125,8 @@ class HttpFetcher:
         await self._loop.shutdown_default_executor()
 
     async def _replace_urls(self, urls: Sequence[str]) -> None:
-        self._urls, tasks = (), [*self._tasks]  # empty, so no download can start during cancellation
+        # Without URLs, no download can start while tasks are cancelled.
+        self._urls, tasks = (), [*self._tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -157,7 +158,7 @@ class HttpFetcher:
             if self._client is None:
                 return
             result = await self._client.get(self._urls[number], number, limits)
-        except Exception as error:  # noqa: BLE001 - raised by take()
+        except Exception as error:  # noqa: BLE001 - `take` raises it
             result = error
         self._times.file_finished(number)
         if number < limits.head:

@@ -1,8 +1,7 @@
 """Limit the downloads of one worker: concurrent requests, requests per host, and bytes in memory.
 
-A download over a limit waits in the queue of its host, or in the queue for memory. The head is the file that the caller
-takes next. Its download never waits, because the caller frees memory only by taking the head. All code runs in one
-event loop.
+A download that would exceed a limit waits in the queue of its host, or in the queue for memory. The head is the file
+that the caller takes next. The download of the head never waits, because the caller frees memory only by taking it.
 """
 
 from __future__ import annotations
@@ -73,7 +72,8 @@ class HostTimes:
     def _seconds_per_file(self) -> dict[str, float]:
         # Include requests in progress, because a slow host may not have completed any file yet.
         active_times = defaultdict[str, list[float]](list)
-        for number, started in [*self._active.items()]:  # a copy, because the event loop changes the dict
+        # Copy the dict, because the event loop changes it.
+        for number, started in [*self._active.items()]:
             active_times[self._hosts[number]].append(self._now() - started)
         overall_average = sum(self._seconds.values()) / max(self._finished.total(), 1)
         averages = {
@@ -149,7 +149,7 @@ class DownloadLimits:
             await self._wait(download, self._memory_queue, size, take)
 
     def release(self, size: int) -> None:
-        """Stop counting `size` bytes, because they are no longer in memory."""
+        """Stop counting `size` bytes, which are no longer in memory."""
         self.held -= size
         queue = self._memory_queue
         while queue and self.held + self._waiting[queue[0]].size <= self._options.memory:

@@ -25,7 +25,7 @@ class FetchOptions:
     """Options for downloads.
 
     Attributes:
-        per_host: Maximum concurrent requests per host. In a task, this is the worker's share of the total.
+        per_host: Maximum concurrent requests per host. Each worker gets its share of this number.
         timeout_s: Maximum seconds to wait for a connection or for data.
         max_time_s: Maximum seconds for a file, including retries.
         robots: Whether to skip files that an X-Robots-Tag header forbids to use.
@@ -50,7 +50,7 @@ class FetchOptions:
     retry_failed: bool = False
 
     def identity(self) -> str:
-        """Return the options that decide whether a file is accepted, as a string."""
+        """Return, as a string, the options that decide whether a file is accepted."""
         return f"fetch {self.max_bytes} {self.robots} {self.images}"
 
 
@@ -79,7 +79,7 @@ _SECRET_WORDS = frozenset({
 
 
 def redact_url(url: str) -> str:
-    """Return a URL without its user, password, fragment and secret parameter values. Any text is accepted."""
+    """Return a URL without its user, password, fragment and secret parameter values. The URL may be invalid."""
     text = _USER_INFO.sub(r"\1", url).partition("#")[0]
     path, mark, query = text.partition("?")
     if mark:

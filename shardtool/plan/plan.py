@@ -65,7 +65,7 @@ class HashAssignment:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], tuple[str, ...]]:
         """Return the samples in shard order, the position after the last sample of each shard, and notes.
 
-        The samples of a shard are sorted by key or, if there is a seed, by a seeded hash of the key.
+        The samples of a shard are sorted by key. With a seed, they are sorted by a seeded hash of the key.
         """
         count, notes = self._choose_count() if requested is None else self._check_requested(requested)
         if seed is None:
@@ -167,8 +167,8 @@ class Plan:
         order: int64[samples], the sample at each position. None if the plan has the order of `entries`.
         total: int64[samples + 1], bytes of all samples before each position.
         ends: int64[shards], the position after the last sample of each shard.
-        regions: int64[regions, 2], start and end of byte ranges in the first span file. Each range is read with one
-            call. None if payloads are read one by one.
+        regions: int64[regions, 2], start and end of byte ranges in the first span file. One call reads a whole range.
+            None if payloads are read one by one.
     """
 
     format: str
@@ -237,7 +237,7 @@ class Plan:
         return np.arange(first, last) if self.order is None else self.order[first:last]
 
     def rows(self, shard: int) -> NDArray[np.int64]:
-        """Return the rows of a shard's samples."""
+        """Return the index in `entries.rows` of each field of a shard."""
         return self.entries.rows_of(self.sample_numbers(shard))
 
 
@@ -253,10 +253,9 @@ def make_plan(
     """Return the plan for `entries`.
 
     Args:
-        pattern: Pattern of the shard names. If it has a fixed number of names, this is the number of shards. If
-            `bounds` contains a limit, or if there are fewer samples than names, the number of names is only the
-            maximum.
-        samples: Indexes of the samples to pack. None for all.
+        pattern: Pattern of the shard names. A closed range of 100 names requests 100 shards. If `bounds` contains a
+            limit, or if there are fewer than 100 samples, 100 is only the maximum.
+        samples: Indexes of the samples to pack, or None for all samples.
         estimate: int64[samples], estimated bytes of each sample, if exact sizes are unknown.
     """
     shard_format = pattern.format

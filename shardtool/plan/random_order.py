@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 GAMMA, FIRST_FACTOR, SECOND_FACTOR = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
-# up to this size, rank random numbers: this is faster, and all orders are equally likely
+# For small sizes, ranking random numbers is faster than a Feistel network, and all orders are equally likely.
 _MAX_RANKED_SIZE = 16
 _ROUNDS = 8
 
 
 def random_numbers(start: int, count: int) -> NDArray[np.uint64]:
-    """Return the first `count` numbers of the generator with the state `start`."""
+    """Return the first `count` random numbers of a generator that has the state `start`."""
     numbers = np.empty(count, np.uint64)
-    # Use chunks that fit into the CPU cache, because `random_at` makes copies.
+    # `random_at` copies its input. Small chunks fit into the CPU cache.
     for chunk in chunk_slices(count):
         numbers[chunk] = random_at(start, np.arange(chunk.start, chunk.stop, dtype=np.uint64))
     return numbers
@@ -61,8 +61,8 @@ def permute_positions(
 ) -> NDArray[np.int64]:
     """Return the values at `positions` of a pseudorandom permutation of the numbers below `size`.
 
-    A Feistel network permutes all numbers that have at most as many bits as `size - 1`. Numbers of `size` or more are
-    permuted again (cycle walking).
+    For the size 1000, a Feistel network permutes the numbers below 1024. Results of 1000 or more are permuted again
+    (cycle walking).
 
     Args:
         keys: The key that selects the permutation, or an array with one key per position.

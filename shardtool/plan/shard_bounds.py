@@ -36,7 +36,7 @@ class ShardBounds(NamedTuple):
 
 
 class RequestedShards(NamedTuple):
-    """The requested number of shards. Messages name `where`: the option or pattern that requests this number."""
+    """The requested number of shards. `where` is the option or pattern that requests it, for messages."""
 
     number: int
     where: str
@@ -60,7 +60,7 @@ def cumulative_sizes(sizes: NDArray[np.int64], order: NDArray[np.int64] | None =
     total = np.empty((len(sizes) if order is None else len(order)) + 1, np.int64)
     total[0] = 0
     if order is not None:
-        np.take(sizes, order, out=total[1:], mode="clip")  # other modes copy the array
+        np.take(sizes, order, out=total[1:], mode="clip")  # the other modes copy the array
     np.cumsum(sizes if order is None else total[1:], out=total[1:])
     return total
 
@@ -68,7 +68,7 @@ def cumulative_sizes(sizes: NDArray[np.int64], order: NDArray[np.int64] | None =
 def cut_shards(
     total: NDArray[np.int64], requested: RequestedShards | None, limits: ShardCapacity, bounds: ShardBounds
 ) -> NDArray[np.int64]:
-    """Return the requested number of shard ends (see `Plan.ends`). By default, use as few shards as possible."""
+    """Return the ends of the requested number of shards (see `Plan.ends`), or of as few shards as possible."""
     runs = ShardRuns(total, limits)
     if requested is None:
         return _cut_fewest(runs, bounds)

@@ -125,16 +125,17 @@ def encode_known_columns(plan: Plan, shard: int, where: ReadCondition | None) ->
 def hash_shard_plan(shard_format: str, samples: ShardSamples, work: str = "") -> str:
     """Return a hash of a shard's keys, fields, sizes and paths, and of `work`, the identity of a transform.
 
-    A copy of the source gives the same hash, because the hash ignores the source's root and times.
+    A copy of the source has the same hash, because the hash ignores the source's root and times.
     """
-    # hash only this shard's fields, so the hash does not depend on other shards
+    # Hash only the fields of this shard, so the hash does not depend on other shards.
     content = samples.content
     used, codes = _unique_codes(np.frombuffer(content.codes, np.uint16))
     names = b"\0".join(content.fields[code] for code in used)
     prefix = b"shardtool plan %d" % PLAN_HASH_VERSION
     prefix += (shard_format if shard_format != "tar" else "").encode() + (f" {work}" if work else "").encode()
     local = codes.astype(np.uint16).tobytes()
-    paths = samples.output_paths(redact_url_bytes)  # URL signatures may change for the same file
+    # Redact URLs, because the signature in a URL may change for the same file.
+    paths = samples.output_paths(redact_url_bytes)
     paths = paths if paths.strip(b"\0") else b""
     columns = [content.keys, content.counts, names, local, content.sizes, paths, content.inline]
     kinds = [content.numbers.get(code) or content.lists.get(code) or "" for code in used]
@@ -153,7 +154,7 @@ def hash_columns(prefix: bytes, columns: Iterable[bytes | memoryview]) -> str:
 
 
 def _unique_codes(numbers: NDArray[np.unsignedinteger]) -> tuple[list[int], NDArray[np.int64]]:
-    # `np.unique` would import much of NumPy
+    # Do not use `np.unique`, because it imports much of NumPy.
     seen = np.zeros(int(numbers.max(initial=0)) + 1, np.bool_)
     seen[numbers] = True
     return np.flatnonzero(seen).tolist(), (np.cumsum(seen) - 1)[numbers]
