@@ -16,7 +16,7 @@ from shardtool.storage import paths
 from shardtool.table.columns import MAX_ROW_BYTES
 
 HEADER_BYTES = 2**20
-READ_BLOCK_BYTES = 2**20  # first block size of `read_in_blocks`
+READ_BLOCK_BYTES = 2**20
 _NULL_TEXTS = ["", "NA", "N/A", "null", "NULL", "nan", "NaN"]
 
 _NUMBER_PATTERNS = (
@@ -40,7 +40,7 @@ class Table:
 
     Attributes:
         folder: The folder to which relative paths in the table refer.
-        classes: Names of the classes, for each column that contains class numbers or lists of class numbers.
+        classes: The class names, for each column of class numbers or of lists of class numbers.
         key_column: The column that identifies samples, or "" if the table's format defines none.
     """
 
@@ -54,7 +54,7 @@ class Table:
         self.notes: tuple[str, ...] = ()
 
     def read(self, columns: list[str], text: Collection[str], /) -> pa.Table:
-        """Read `columns`. They must be in the order of `schema`. If `columns` is empty, the result may have no rows.
+        """Read `columns`, which must be in the order of `schema`. If `columns` is empty, the result may have no rows.
 
         Formats without types, such as CSV, return the columns in `text` as text.
         """
@@ -96,7 +96,7 @@ class MemoryTable(Table):
 
 
 def parse_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Convert a text column to numbers if all its values are numbers. A value such as 007 is text.
+    """Convert a text column to numbers if all its values are numbers. A value such as 007 is not a number.
 
     Empty cells, NA, null and NaN become null in a column of numbers.
     """
@@ -110,7 +110,7 @@ def parse_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def read_in_blocks(read: Callable[[int], pa.Table]) -> pa.Table:
-    """Call `read` with increasing block sizes in bytes until every row fits into a block."""
+    """Call `read` with a block size in bytes. Increase the size until every row fits into a block."""
     block = READ_BLOCK_BYTES
     while True:
         try:
@@ -134,10 +134,10 @@ def check_text_start(name: str, head: bytes) -> bytes:
 
 @contextmanager
 def reading_table(name: str) -> Iterator[None]:
-    """Convert errors in the `with` block to `InvalidRequest`, except errors about memory."""
+    """Convert errors in the block to `InvalidRequest`, except memory errors."""
     try:
         yield
-    except MemoryError:  # before ArrowException, because pyarrow's MemoryError is both
+    except MemoryError:  # pyarrow's MemoryError is also an ArrowException
         raise
     except (pa.ArrowException, OSError, ValueError, TypeError, ArithmeticError) as error:
         if is_out_of_memory(error):

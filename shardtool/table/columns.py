@@ -46,7 +46,7 @@ def is_empty_struct(kind: pa.DataType) -> bool:
 
 
 def is_wrapped_bytes(kind: pa.DataType) -> bool:
-    """Return whether a type is Hugging Face datasets' `struct<bytes, path>` for files."""
+    """Return whether a type is a struct with bytes, which Hugging Face datasets use for files."""
     has_bytes = bool(pa.types.is_struct(kind)) and kind.get_field_index("bytes") >= 0
     return has_bytes and is_bytes_type(kind.field("bytes").type)
 
@@ -77,7 +77,7 @@ def check_column_names(name: str, columns: list[str]) -> None:
 
 
 def missing_name_error(thing: str, option: str, name: str, names: Sequence[str]) -> InvalidRequest:
-    """Return the error for an unknown name of a `thing`, for example a column. The error suggests similar names."""
+    """Return the error for an unknown name. `thing` is the kind of name, such as `column`."""
     by_lower_case = {candidate.casefold(): candidate for candidate in names}
     similar = [by_lower_case[candidate] for candidate in get_close_matches(name.casefold(), by_lower_case, n=3)]
     remedy = f"Did you mean {' or '.join(map(repr, similar))}?" if similar else ""
@@ -132,7 +132,7 @@ def check_labels(classes: Sequence[str], fields: Sequence[tuple[str, str]]) -> N
 
 
 MAX_COLUMNS = 10_000  # each column takes space in the sidecar of every shard
-MAX_NESTING = 32  # pyarrow reads up to 100 levels from Parquet, where a list takes up to three levels
+MAX_NESTING = 32  # pyarrow reads up to 100 levels of Parquet, and a list may take three of them
 MAX_ROW_BYTES = 2**28
 
 

@@ -1,4 +1,4 @@
-"""Detect whether a source is a table or an archive, by its type or name, or by the first bytes of a JSON file."""
+"""Detect whether a source is a table or an archive from its type, its name, or the start of a JSON file."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ The checks are needed because of how pyarrow reads JSON lines:
 
 - It crashes if a line is `null`, or if values are deeply nested.
 - It accepts objects that span several lines, and several objects on one line.
-- For each name, it uses memory in every row, even in rows without this name.
+- It uses memory for each name in each row, even if the row does not have the name.
 
 Each line must therefore be one object with at most `MAX_NESTING` levels. The number of names times the number of rows
 has a limit, which depends on the file size. To save time, Python parses only blocks of lines that look suspicious.
@@ -53,7 +53,7 @@ def read_json_lines(name: str, open_stream: Opened) -> pa.Table:
             table = _read_json(open_stream, schema)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise _json_error(name, open_stream, str(error)) from None
-    if table.num_rows != rows:  # an object spans lines, or a line has several objects
+    if table.num_rows != rows:
         raise _json_error(name, open_stream, "not one object per line")
     return arrow.compact_table(table)
 
@@ -105,7 +105,7 @@ _SUSPICIOUS = (
 )
 
 _NON_MARKS = bytes({*range(256)} - {*b'"[]{}'})
-_MIN_CELL_LIMIT = 5 * 10**7  # for any file size; pyarrow needs about 500 MB for so many values
+_MIN_CELL_LIMIT = 5 * 10**7  # pyarrow needs about 500 MB for so many values
 _CELLS_PER_BYTE = 2
 
 

@@ -65,11 +65,11 @@ class JsonStream:
         return self._text[self._start : self._at]
 
     def elements(self) -> Iterator[Any]:
-        """Yield the elements of the next array."""
+        """Read the next array, and yield each element."""
         return self._iter_items("[", "]", self.value)
 
     def members(self) -> Iterator[str]:
-        """Yield the names of the next object. The caller must read the value after each name."""
+        """Read the next object, and yield each name. The caller must read the value after each name."""
         return self._iter_items("{", "}", self._read_name)
 
     def _iter_items(self, start: str, end: str, read_item: Callable[[], Any]) -> Iterator[Any]:

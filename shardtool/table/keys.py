@@ -40,7 +40,7 @@ def inexact_positions(column: pa.ChunkedArray) -> NDArray[np.int64]:
 
 
 def iter_key_texts(column: pa.ChunkedArray) -> Iterator[pa.Array]:
-    """Yield the values of a column as strings, in chunks."""
+    """Yield chunks of a column, converted to strings."""
     import pyarrow.compute as pc
 
     for chunk in map(column.__getitem__, chunk_slices(len(column))):
@@ -85,7 +85,7 @@ def _invalid_positions(chunk: pa.Array, lengths: NDArray[np.int64]) -> NDArray[n
 
 
 def may_repeat(keys: PackedStrings) -> bool:
-    """Return whether any two keys have the same hash. If not, no key is repeated."""
+    """Return whether two keys have the same hash. If not, all keys are unique."""
     sorted_hashes = np.sort(hash_keys(keys))
     return bool(np.any(sorted_hashes[1:] == sorted_hashes[:-1]))
 
@@ -105,7 +105,7 @@ def find_repeated(keys: PackedStrings) -> dict[bytes, list[int]]:
 
 
 def find_positions(keys: PackedStrings, others: PackedStrings) -> NDArray[np.int64]:
-    """Return the position of each key in `others`, or -1 if it is missing. The keys in `others` must be unique."""
+    """Look up each key in `others`, and return its position or -1. The keys in `others` must be unique."""
     # Group keys by hash and look up one group at a time, to halve the memory of the lookup table.
     import pyarrow.compute as pc
 
@@ -130,7 +130,7 @@ def hash_keys(keys: PackedStrings) -> NDArray[np.uint64]:
 
 
 def contains_hashes(hashes: NDArray[np.uint64], ordered: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Return for each hash whether the sorted array `ordered` contains it. This is faster than `np.isin`."""
+    """Return for each hash whether the sorted array `ordered` contains the hash. Faster than `np.isin`."""
     is_contained = np.zeros(len(hashes), bool)
     if len(ordered):
         order = np.argsort(hashes)

@@ -50,7 +50,8 @@ def _read_list(name: str, data: bytes, column: str) -> pa.Table:
     return pa.table({column: arrow.text_array([line.decode() for line in lines])})
 
 
-_MAX_SECONDS = 2**63 // 1000 - 1  # later times overflow: sidecars store milliseconds, because Parquet has no seconds
+# Later times overflow, because Parquet stores them as milliseconds.
+_MAX_SECONDS = 2**63 // 1000 - 1
 _STDIN_NAME = "stdin"
 
 
@@ -59,8 +60,8 @@ def open_table(source: object, named: Collection[str], form: DelimitedFormat = D
 
     Args:
         source: A path, several paths, a glob, `-` for standard input, or a table in memory.
-        named: Column names in the user's options. If the first line of standard input contains such a name, the input
-            is a table, not a list of paths.
+        named: Column names in the user's options. If the first line of standard input contains one of these names, the
+            input is a table, not a list of paths.
         form: The format of delimited text. By default, it depends on the file name.
     """
     path = os.fspath(source) if isinstance(source, str | os.PathLike) else None
@@ -153,7 +154,7 @@ def read_columns(table: Table, names: Collection[str], text: Collection[str]) ->
         remaining = selected.columns[::-1]
         column_names, selected = selected.column_names, None
         for name in column_names:
-            column = remaining.pop()  # `pop` drops the reference, to avoid two copies in memory
+            column = remaining.pop()  # a second reference would keep the original in memory
             check_column(table.location, name, column)
             columns[name] = arrow.to_one_chunk(arrow.to_plain(column))
             del column

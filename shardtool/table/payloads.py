@@ -1,4 +1,4 @@
-"""Convert column values to field payloads: strings, class numbers or, if the field name ends in npy, NumPy arrays."""
+"""Convert column values to payloads: strings, class numbers, or NumPy arrays if the field name ends in npy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _HEX = np.frombuffer(bytes(range(256)).hex().encode(), np.uint16)
 
 
 def field_type(field: str, kind: pa.DataType) -> ValueType | None:
-    """Return the `ValueType` of a field whose column has the type `kind`, or None if the field stores arrays."""
+    """Return the `ValueType` of a field with values of the type `kind`, or None if the field stores arrays."""
     return None if _ending(field) == "npy" else value_type(kind)
 
 
@@ -151,7 +151,7 @@ def _over_int64_positions(column: pa.ChunkedArray) -> NDArray[np.int64]:
     if not pa.types.is_uint64(column.type):
         return np.zeros(0, np.int64)
     too_large = np.flatnonzero(arrow.number_values(column) > _MAX_INT64)
-    # The NumPy value of a null is undefined, and may be too large.
+    # Ignore nulls, because their values in the NumPy array are undefined.
     return np.setdiff1d(too_large, missing_positions(column), assume_unique=True)
 
 
@@ -181,8 +181,7 @@ def check_payload(
 ) -> None:
     """Raise an error if a column contains values that no field can store.
 
-    `refuse` is like `TableRows.refuse`. If the column contains class numbers, `class_names` lists the class names.
-    Otherwise, it is None.
+    `refuse` is like `TableRows.refuse`. `class_names` is None if the column does not contain class numbers.
     """
     refuse(nul_positions(column), f"column {name!r}: a NUL in the text", expected="text without NUL")
     too_large = f"column {name!r}: a number over 2^63"
@@ -230,7 +229,7 @@ def renumber_columns(
     Args:
         classes: Class names by column. Updated in place.
         fields: Pairs of field and column.
-        requested_fields: The fields to renumber. If empty, or if `class_lists` grows, all fields.
+        requested_fields: The fields to renumber. If empty, or if `class_lists` grows, renumber all fields.
         class_lists: Existing class lists. If None, no column changes.
     """
     if class_lists is None:

@@ -40,7 +40,7 @@ _EMPTY = arrow.text_scalar("")
 _NULL = arrow.text_scalar("null")
 _QUOTE = arrow.text_scalar('"')
 _NUL = arrow.text_scalar("\0")
-_PLAIN_FLOAT_RANGE = (1e-4, 1e10)  # in this range, Arrow writes floats like Python, except for ".0"
+_PLAIN_FLOAT_RANGE = (1e-4, 1e10)  # in this range, Arrow and Python write floats alike, except for a final `.0`
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class ArrowStrings:
         render: Function that creates the strings for a slice or for positions. Each string is followed by NUL.
         step: Maximum number of strings per call of `render`.
         positions: The positions of the selected strings, or None for all strings.
-        size: The payload size, if all strings are encoded payloads of one size (see `decode_inline_payload`).
+        size: The size of each payload if all strings encode payloads of this size (see `decode_inline_payload`).
     """
 
     count: int
@@ -68,7 +68,7 @@ class ArrowStrings:
         return replace(self, positions=positions if self.positions is None else self.positions[positions])
 
     def lengths(self) -> NDArray[np.int64]:
-        """Return the length in bytes of each string, or of its decoded payload if the strings are encoded payloads."""
+        """Return the length in bytes of each string or, if `size` is set, of each payload."""
         if self.size is not None:
             return np.full(len(self), self.size, np.int64)
         lengths, done = np.empty(len(self), np.int64), 0
@@ -92,7 +92,7 @@ class ArrowStrings:
 
 
 def render_column(table: pa.Table, render: Render) -> ArrowStrings:
-    """Return one text per row of a table, created by `render`. Each column of the table must be one chunk."""
+    """Return the strings that `render` creates for the rows of a table. Each column must be one chunk."""
 
     def texts(rows: NDArray[np.int64] | slice) -> pa.Array:
         if isinstance(rows, slice):

@@ -1,4 +1,4 @@
-"""Raise errors with row numbers (row 1 follows the header), and collect the rows with the same key."""
+"""Raise errors with row numbers, and collect the rows with the same key. Row 1 follows the header."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class TableRows(NamedTuple):
         return format_rows((shown + 1).tolist(), total=len(positions))
 
     def refuse(self, positions: NDArray[np.int64], found: str, *, expected: str = "", remedy: str = "") -> None:
-        """If `positions` is not empty, raise `InvalidRequest` about the rows at these positions."""
+        """Raise `InvalidRequest` about the rows at these positions, if there are any."""
         if len(positions):
             found = f"{found} in {self._format_positions(positions)}"
             raise InvalidRequest(self.location, found, expected=expected, remedy=remedy)
@@ -99,7 +99,7 @@ class TableRows(NamedTuple):
     ) -> None:
         """Raise `InvalidRequest` if a key occurs more than once.
 
-        If `positions` is given, check only the keys at these positions.
+        `positions` selects the keys to check. By default, check all keys.
         """
         if repeated := find_repeated(keys if positions is None else keys.take(positions)):
             position_lists = [np.array(at, np.int64) for at in islice(repeated.values(), _MAX_EXAMPLES)]
@@ -162,8 +162,8 @@ def collect_rows(
 ) -> dict[str, pa.Array]:
     """Return the columns `names` with one value per group of rows.
 
-    In the columns `requested`, this value is the list of the group's values. The name `all` stands for all columns. In
-    other columns, all rows of a group must have the same value.
+    In the columns `requested`, this value is the list of the group's values. `all` requests all columns. In other
+    columns, all rows of a group must have the same value.
     """
     listed = names if [*requested] == [ALL_COLUMNS] else requested
     if unknown := [name for name in listed if name not in names]:
