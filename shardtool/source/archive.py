@@ -1,6 +1,6 @@
-"""A zip or tar archive as a source. The samples are the same as in a folder of the extracted files.
+"""A zip or tar archive as a source. Its samples are the same as in a folder with the extracted files.
 
-Workers read members from the archive. Only members of a compressed tar are first copied to a temporary file.
+Workers read members from the archive. Members of a compressed tar are first copied to a temporary file.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _link_problem() -> tuple[SkipCode, str]:
 
 def _zip_members(file: ShardFile | CompressedFile) -> Iterator[_ArchiveMember]:
     ranges = array("q")
-    with ShardFile(file.path) as header_file:  # a second reader, so neither seeks back and forth
+    with ShardFile(file.path) as header_file:  # with two readers, neither seeks back and forth
         for member in zip_read.iter_zip_members(file.read, file.size, file.path):
             problem, start = _zip_problem(member), member.offset + len(member.name)
             if not problem:

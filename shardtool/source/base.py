@@ -43,10 +43,9 @@ class Listing:
         stored: The dataset and the shard for each name in `shards`.
         compressed: Whether some shards are compressed, and can only be read from start to end.
         condition: The conditions of `--where` on the content of files. Workers evaluate these conditions.
-        dropped: Fields that are not packed. The numbers in these fields stay in metadata columns until splits are
-            chosen.
+        dropped: Fields that are not packed. Metadata columns keep the numbers of these fields until splits are chosen.
         classes: Class names by field, including fields that are not packed.
-        kept: If duplicates were dropped, the positions of the remaining samples among all chosen samples, else None.
+        kept: The positions of the samples that remain after duplicates were dropped, or None if none were dropped.
     """
 
     entries: SampleTable
@@ -110,7 +109,7 @@ class Source(ABC):
         """Return the samples, with the requested fields and metadata."""
 
     def choose(self, listing: Listing, read_existing_keys: Callable[[], PackedStrings | None]) -> Listing:  # noqa: ARG002
-        """Select and sort the listed samples. If they are appended, `read_existing_keys` returns the dataset's keys."""
+        """Select and sort the listed samples. For an append, `read_existing_keys` returns the dataset's keys."""
         return listing
 
     def labels(self, listing: Listing, option: str, name: str) -> pa.ChunkedArray:
@@ -121,12 +120,12 @@ class Source(ABC):
 
     @abstractmethod
     def column(self, listing: Listing, name: str, option: str = "") -> pa.ChunkedArray:
-        """Return the column `name`, with one value per sample. `option` requests the column, and occurs in messages."""
+        """Return the column `name`, with one value per sample. `option` is the option to name in messages."""
 
     def write_binary(self, file: Writable) -> None:
-        """Write the payloads of the kind SPAN to `file`, in the order of their offsets.
+        """Write the SPAN payloads to `file`, in the order of their offsets.
 
-        Workers cannot read the payloads of tables and compressed archives themselves.
+        Workers cannot read SPAN payloads of tables and compressed archives themselves.
         """
         raise Bug(str(file), "a source that is not a table has no binary payloads")
 
@@ -138,7 +137,7 @@ def no_match_error(query: object, split: str = "", remedy: str = "") -> InvalidR
 
 
 def check_skipped(source: str, skipped: tuple[Skipped, ...], on_error: OnError, otherwise: str) -> None:
-    """Raise `SampleFailed` if files were skipped and `on_error` is `raise`. `otherwise` is advice to the user."""
+    """Raise `SampleFailed` if files failed and `on_error` is `raise`. `otherwise` is advice to the user."""
     failed = failed_rows(skipped)
     if failed and on_error == "raise":
         named = format_list([f"{printable(row.path) or 'the folder itself'} ({row.message})" for row in failed])

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     Rows = NDArray[np.int64]
 
 
-_BLOCK_BYTES = 2**16  # larger buffers would be slower for small files
+_BLOCK_BYTES = 2**16  # larger buffers are slower for small files
 
 
 class _Crc32c:
@@ -173,7 +173,7 @@ def checksum_payloads(task: FileReads | SpanReads, kind: Callable[[], _Checksum]
         except (MemoryError, OSError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-    # Threads may have opened too many files or used too much memory, so read failed files again without threads.
+    # Reads fail if threads open too many files or use too much memory, so read failed files again without threads.
     return [_checksum_file(kind, file) if value < 0 else value for file, value in zip(files, checksums, strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""Find and drop duplicates among the samples of a source. For the definition, see `dataset/duplicates.py`."""
+"""Find and drop duplicate samples of a source. `dataset/duplicates.py` defines what a duplicate is."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class DuplicateGroups(NamedTuple):
     """Groups of samples with the same content.
 
     Attributes:
-        groups: The samples of each group: first those that already exist in the output, then the others, each sorted by
-            key. Groups are sorted by their first samples.
+        groups: The sample numbers of each group. Samples that exist in the output come first. Otherwise, samples are
+            sorted by key, and groups by their first samples.
         sizes: Content bytes of one sample of each group.
         fields: The fields whose content was compared.
         differ: For each sample, the labels and other fields that differ from the first sample of its group.
@@ -78,7 +78,7 @@ def _known_crcs(entries: SampleTable, rows: Rows) -> Rows | None:
     if entries.spans is None or np.any(entries.rows.kind[rows] != SPAN):
         return None
     crcs = entries.spans.expected[rows]
-    return crcs if crcs.min(initial=0) >= 0 else None  # if some checksums are unknown, compare sizes only
+    return crcs if crcs.min(initial=0) >= 0 else None  # if a checksum is unknown, compare sizes only
 
 
 def _find_differing_values(
@@ -117,7 +117,7 @@ def drop_duplicate_samples(
     observer: Observer,
     read_existing_keys: Callable[[], PackedStrings | None],
 ) -> Listing:
-    """If `drop_duplicates` is set, drop new samples that are duplicates of an existing sample or an earlier one."""
+    """If `drop_duplicates` is set, drop new samples that duplicate an existing or earlier sample."""
     # A plan file contains no duplicates.
     if not options.drop_duplicates or getattr(options, "plan", None) is not None:
         return listing

@@ -57,8 +57,8 @@ def add_folder_labels(
 ) -> SampleTable:
     """Add the class number of each sample as the field `cls`. Each top folder is a class, as in ImageFolder.
 
-    Classes are numbered in byte order, unless `known` lists them. Samples must be sorted by key. `depth` is the number
-    of folder levels above the class folders. Folders of skipped files are classes too.
+    Classes are numbered in the byte order of their names, unless `known` lists them. Samples must be sorted by key.
+    `depth` is the number of folder levels above the class folders.
     """
     import numpy as np
 
@@ -73,7 +73,7 @@ def add_folder_labels(
         raise InvalidRequest(option_text("label_from_folder"), "the samples already have a field 'cls'")
     expected = "paths such as SPLIT/CLASS/FILE" if depth else "paths such as CLASS/FILE"
     spans = _folder_spans(entries.keys, depth, ("label_from_folder", expected))
-    # Number the folders of skipped files, too: class numbers must not change when these files become readable.
+    # Folders of skipped files are classes, too. Class numbers must not change when these files become readable.
     paths = [to_bytes(row.path).split(b"/") for row in skipped if row.code != "no-field"]
     failed = {parts[depth] for parts in paths if len(parts) > depth + 1}
     number, names = number_classes({*(name for _, _, name in spans), *failed}, "cls", known)
@@ -122,7 +122,7 @@ def _folder_spans(keys: PackedStrings, depth: int, option_and_paths: tuple[str, 
                     outside.append(path + ".*" if b"/" in keys[sample] else f"./{path}.*")
                     sample += 1
                     continue
-                # the first key after the folder: "0" is the byte after "/"
+                # Find the first key after the folder. "0" is the byte after "/".
                 end = bisect_left(cast("Sequence[bytes]", keys), parent + name + b"0", sample, high)
                 inner_spans.append((sample, end, parent + name + b"/"))
                 sample = end
@@ -169,7 +169,7 @@ class FolderSource(Source):
 
         listing = Listing(entries, skipped, self._name, tuple(notes))
         listing = selection.apply_field_options(listing, options, pool)
-        # Number classes before samples are chosen: class numbers must not depend on the choice.
+        # Number classes before choosing samples, because class numbers must not depend on the choice.
         if options.label_from_folder:
             from shardtool.dataset.class_names import read_classes
 
@@ -260,7 +260,7 @@ def open_tree(source: str, options: CreateOptions, outputs: Iterable[ShardPatter
 
 
 def folder_name(source: str) -> str:
-    """Return the name that outputs record for a source folder. For a link, this is the name of its target."""
+    """Return the name of a source folder, for the dataset file. For a link, return the name of its target."""
     if address.is_url(source):
         return printable(to_bytes(source.rstrip("/").rpartition("/")[2]))
     return printable(os.fsencode(os.path.basename(os.path.realpath(source))))
@@ -321,8 +321,8 @@ def drop_failed_samples(entries: SampleTable, skipped: Iterable[Skipped]) -> Sam
 def check_dots(entries: SampleTable) -> None:
     """Raise an error for names that WebDataset's rule splits at the wrong dot, such as `scan.2019.01.jpg`.
 
-    A field such as `seg.png` is refused only if a part before the last dot is a number or empty, or if such fields
-    occur less than twice on average.
+    A field such as `seg.png` is an error only if a part before its last dot is a number or empty. Several different
+    fields with dots are an error, too, if they have fewer than two files each on average.
     """
     dotted = [code for code, name in enumerate(entries.fields) if "." in name]
     if not dotted:
@@ -357,10 +357,7 @@ class FileTree(NamedTuple):
     rules: ScanRules
 
     def scan(self, pool: Pool, observer: Observer) -> list[ScanPart]:
-        """Return the samples in key order, one part per task.
-
-        For a local folder, the first part contains only skipped files of the top folders.
-        """
+        """Return the samples in key order, one part per task."""
         if is_address(self.root):
             return [self._scan_objects(observer)]
         pool.check((self.root,))

@@ -36,7 +36,7 @@ class JsonScalars(NamedTuple):
     """The top-level strings, numbers, booleans and nulls in the payloads of a field.
 
     Attributes:
-        lines: A JSON object on one line for each payload, empty if the payload cannot be read.
+        lines: One line for each payload: a JSON object with its scalars, or `{}` if the payload cannot be read.
         kinds: For each name, the number of values of each type.
         long: For each name, the number of ignored strings longer than `MAX_TEXT_LENGTH`.
         failed: The index, reason code and message of each payload that cannot be read.
@@ -55,7 +55,7 @@ def read_scalars(task: tuple[str, FileReads | SpanReads]) -> JsonScalars:
 
 
 def parse_scalars(field: str, payloads: Iterable[bytes | _ReadProblem]) -> JsonScalars:
-    """Return the scalars of payloads. An unreadable payload is given as a reason code and a message."""
+    """Return the scalars of payloads. For an unreadable payload, pass its reason code and a message."""
     lines, kinds, long = [], dict[str, Counter[str]](), Counter[str]()
     failed = list[tuple[int, SkipCode, str]]()
     for index, data in enumerate(payloads):
@@ -122,7 +122,7 @@ def _read_file(file: tuple[bytes, int]) -> bytes | _ReadProblem:
         return files.read_small(paths.source_address(path), _MAX_PAYLOAD_BYTES, flags=flags)
     except OSError as error:
         return "unreadable", os_error_text(error)
-    except StoreFailed as failed:  # skip a file that cannot be read, but fail if the store does not respond
+    except StoreFailed as failed:  # skip an unreadable file, but fail if the store does not respond
         if failed.affects_one_file and isinstance(failed.__context__, OSError):
             return "unreadable", os_error_text(failed.__context__)
         raise

@@ -35,11 +35,11 @@ _MAX_SIMILAR_KEYS, _MAX_COMPARED_KEYS = 3, 1000
 def match_keys(
     keys: PackedStrings, key_list: object, is_known: Callable[[bytes], bool] | None = None, *, may_lack: bool = False
 ) -> tuple[Rows, str]:
-    """Return the positions in `keys` of the keys in `key_list`, ascending, and a string that describes unknown keys.
+    """Look up listed keys. Return their ascending positions in `keys`, and a string that describes unknown keys.
 
-    A listed key is unknown if it is not in `keys` and `is_known` returns false. For example, keys of skipped samples
-    are known. Unknown keys are an error, unless `may_lack` is true and another key is found. `key_list` is a text file
-    with one key per line, a table with a column `key`, `-` for standard input, or a list.
+    A listed key is unknown if it is not in `keys` and `is_known` returns false. Unknown keys are an error, unless
+    `may_lack` is true and another key is found. `key_list` is a text file with one key per line, a table with a column
+    `key`, `-` for standard input, or a list.
     """
     requested = _read_keys(key_list)
     if not len(requested):

@@ -55,13 +55,13 @@ _MEDIA = IMAGE_ENDINGS | _AUDIO | _VIDEO | {"avif", "jxl", "jp2", "heic"}
 _PACKED = {"Parquet": (PARQUET_ENDING,), "JSON-lines": JSON_LINES_ENDINGS, "zip": (".zip",)}
 _PAGES = {"Parquet": "docs/tables.md", "JSON-lines": "docs/tables.md", "zip": "docs/sources.md"}
 _ROWS = "packs their rows"
-_TRANSCRIPTS = "trans.txt"  # ending of LibriSpeech's transcripts, with one line per audio clip
+_TRANSCRIPTS = "trans.txt"  # the extension of LibriSpeech's transcript files, which have one line per audio clip
 
 
 class Advice(NamedTuple):
     """An observation about a folder, and the command that probably packs it as the user wants.
 
-    `effect` describes what `command` does. If no single command packs the files, `command` is empty, and `effect` is a
+    `effect` describes what `command` does. If one command is not enough, `command` is empty, and `effect` is a
     documentation page.
     """
 

@@ -1,7 +1,7 @@
 """Several folders as one source. Files in different folders that share a key form one sample.
 
-Keys are relative to each folder: `images/cat/1.jpg` and `masks/cat/1.png` are fields of the sample `cat/1`. If two
-folders have the same extension, field names start with the folder name, such as `images.png`.
+Keys are relative to each folder: `images/cat/1.jpg` and `masks/cat/1.png` are fields of the sample `cat/1`. If
+files in two folders have the same extension, field names start with the folder name, such as `images.png`.
 """
 
 from __future__ import annotations

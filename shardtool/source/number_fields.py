@@ -32,7 +32,7 @@ class NumberFields(NamedTuple):
     Attributes:
         numbers: The type of each field with one number per sample.
         texts: For each shard, the numbers as strings, by field.
-        lists: The type of each TFRecord field with no value or several values in some sample.
+        lists: The type of each TFRecord field that has no value or several values in a sample.
     """
 
     numbers: Mapping[str, NumberType]
@@ -50,7 +50,7 @@ class NumberFields(NamedTuple):
         }
 
     def damaged(self, parts: Sequence[SourceShard]) -> list[tuple[int, str]]:
-        """Return index and shard name of each sample with a damaged number."""
+        """Return the index and the shard name of each sample with a damaged number."""
         damaged, first = dict[int, str](), 0
         for part, fields in zip(parts, self.texts, strict=True):
             for name, texts in fields.items():

@@ -79,7 +79,7 @@ class NumberTexts:
 def read_number_texts(task: NumberTask) -> list[NumberTexts]:
     """Read the values of each field of a task as strings."""
     columns = [[array("q", data) for data in (field.offsets, field.lengths, field.crcs)] for field in task.fields]
-    values_in_order = sorted(  # a compressed shard can only be read in sequence
+    values_in_order = sorted(  # compressed shards can only be read in sequence
         (offset, length, crc, number, index)
         for number, (offsets, lengths, crcs) in enumerate(columns)
         for index, (offset, length, crc) in enumerate(zip(offsets, lengths, crcs, strict=True))
@@ -135,8 +135,8 @@ def float_text(data: bytes) -> bytes | None:
         return b"%a" % value
     for digits in _FLOAT_DIGITS if abs(value) >= _MIN_NORMAL_FLOAT else range(1, 10):
         text = f"{value:.{digits - 1}e}"
-        # Just below a power of two, floats are closer together. A decimal rounded toward zero may be another float, so
-        # also try the next decimal away from zero.
+        # At a power of two, the decimal may be rounded toward zero to another float, because smaller floats are closer
+        # together. Then also try the next decimal away from zero.
         if data[:2] == b"\0\0" and struct.pack("<f", float(text)) != data:
             mantissa, exponent = text.replace(".", "").split("e")
             text = f"{int(mantissa) + (1 if value > 0 else -1)}e{int(exponent) - digits + 1}"

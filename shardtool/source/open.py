@@ -46,7 +46,7 @@ class SourceArgument(NamedTuple):
 
 
 def identify_source(source: Any, options: CreateOptions | ReshardOptions) -> SourceArgument:
-    """Return the kind of a source. Raise an error if the options need another kind."""
+    """Return the kind of a source. Raise an error if the options do not fit this kind."""
     if not isinstance(options, CreateOptions):
         return SourceArgument("datasets", source)
     sources = source if isinstance(source, list | tuple) else [source]

@@ -1,8 +1,8 @@
 """Plan files: the listed samples of a source, stored so that other runs can skip the listing.
 
 A plan file is a Parquet file with one row per sample. Plan files are untrusted: their source and options must match the
-run, their size limits the memory to read them, and paths must stay inside the source. Strings are stored as bytes,
-because some file names are not valid UTF-8.
+run, their paths must stay inside the source, and reading must not need more memory than the file size allows. Strings
+are stored as bytes, because some file names are not valid UTF-8.
 
 Source: docs/format.md, "Plan files".
 """
@@ -131,7 +131,7 @@ def _read_names(file: pq.ParquetFile, column: str) -> PackedStrings:
 def read_entries(
     file: pq.ParquetFile, schema: pa.Schema, names: tuple[str, ...], values: FieldValues, request: PlanRequest
 ) -> SampleTable:
-    """Return the samples of a plan file. The caller must check first how much memory the columns need.
+    """Return the samples of a plan file. The caller must first check that the columns fit in memory.
 
     `values.inline` names the fields whose payloads the plan contains.
 
@@ -179,7 +179,7 @@ def _read_fields(
     groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
     max_rows = sum(group.column(1).num_values for group in groups)
     starts, sample, row = np.zeros(file.metadata.num_rows + 1, np.int64), 0, 0
-    # Concatenating chunks would take twice the memory.
+    # Copy chunks into arrays, because concatenating the chunks would take twice the memory.
     columns = [np.empty(max_rows, str(member.type)) for member in kind if member.name != _PATH_NAME]
     has_paths, paths = kind.num_fields > len(columns), list[bytes]()
     for lists in _read_chunks(file, FIELDS_COLUMN):

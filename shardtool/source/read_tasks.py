@@ -27,7 +27,7 @@ FILES_PER_TASK = 1000
 
 
 class FileReads(NamedTuple):
-    """Files to read, `reads` of them in parallel. A byte in `links` is 1 if the path is a link."""
+    """Files to read, `reads` of them in parallel. `links` has one byte per path, which is 1 for a link."""
 
     paths: tuple[bytes, ...]
     links: bytes
@@ -82,7 +82,7 @@ def _span_tasks(entries: SampleTable, rows: Rows, indices: Rows) -> Iterator[tup
 
 _MAX_PROBED_FILES, _MAX_PROBE_SECONDS = 12, 1.0
 _MAX_PROBED_ROWS = 256
-_PROBE_STRIDE = 2_654_435_761  # a prime, to spread the probed files over fields and folders
+_PROBE_STRIDE = 2_654_435_761  # this prime spreads the probed files over fields and folders
 _PROBE_BYTES = 4096
 _SLOW_OPEN_SECONDS = 0.5e-3  # ten times the cost of starting a thread
 _MAX_READS_PER_WORKER = 16

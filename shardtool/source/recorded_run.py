@@ -54,7 +54,7 @@ _SOURCE_OPTIONS = ("root", "allow_outside", "symlinks", "map", "join")
 
 @contextmanager
 def verify_options_in_errors(source: object, join: object, remedy: str) -> Iterator[None]:
-    """Make errors of a source mention only options that `verify` and `diff` have.
+    """Change errors about the source, so they mention only options of `verify` and `diff`.
 
     `remedy` replaces advice that mentions none of these options.
     """
@@ -107,7 +107,7 @@ class RecordedRun(NamedTuple):
 
     Attributes:
         table: The path of the `--join` table, or its recorded name if it was not found.
-        made_fields: Fields that the run may have created from a missing table.
+        made_fields: Fields that the run may have created from the missing table.
         selecting_options: Options whose selection of samples cannot be repeated.
         without_table: The run to use if the table cannot be joined.
         table_problem: Why the table cannot be joined.
@@ -187,7 +187,7 @@ def table_folders(source: object, datasets: Iterable[str]) -> list[str]:
 def find_table(name: object, folders: Iterable[str]) -> str:
     """Return the path of the first regular file with this name in `folders`, or "".
 
-    The untrusted name must have no folder part. Links are not followed.
+    The name is untrusted, so it must not contain a folder. Links are not followed.
     """
     if not isinstance(name, str) or name != os.path.basename(name):
         return ""
@@ -219,7 +219,7 @@ def _build_run(
         del recorded["join"]
         found, table_state = {**_valid_options(recorded, kind), "join": table}, {}
     if file is not None and file.appends and not has_appended_sources(file) and not table_state:
-        # in the grown source, these options would select other samples
+        # These options would select other samples of a source that has grown.
         selecting = [name for name in ("head", "per_class") if found.pop(name, None) is not None]
         table_state = {"selecting_options": tuple(map(option_text, selecting))}
         found.pop("of", None)
@@ -230,7 +230,7 @@ def _build_run(
 
 
 def _without_table(recorded: dict[str, Any], kind: type[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    # Return the options that work without the table, and attributes of `RecordedRun` that describe the other options.
+    # Return the options that work without the table, and the attributes of `RecordedRun` for the other options.
     table, valid = recorded.pop("join", ""), _valid_options(recorded, kind)
     if table == "":
         return valid, {}
@@ -288,7 +288,7 @@ def has_appended_sources(file: DatasetFile) -> bool:
 class RecordedSource:
     """The current source of a recorded run.
 
-    `datasets` are some or all datasets of the run. If the table cannot be joined, `run.without_table` replaces `run`.
+    `datasets` are datasets that the run created. If the table cannot be joined, `run.without_table` replaces `run`.
     """
 
     def __init__(

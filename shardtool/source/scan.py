@@ -42,7 +42,7 @@ class ScanItem(NamedTuple):
         prefix: The folder relative to the root, with a final slash. Empty for the root.
         names: Sorted file names, with NUL instead of the dot between stem and field. None means the whole folder with
             its subfolders.
-        changed_ns: The latest change of the folder or a folder above it.
+        changed_ns: The latest ctime of the folder and the folders above it.
         links: The symbolic links in `names`.
     """
 
@@ -74,9 +74,9 @@ def scan_items(task: ScanTask) -> ScanPart:
 
 
 def make_scan_tasks(root: bytes, rules: ScanRules, parts: int, top: ScanPart) -> Iterator[ScanTask]:
-    """List folders from the top of the tree down, until there are about `parts` items for tasks. Then yield the tasks.
+    """List the upper levels of the tree, until there are about `parts` items. Then yield tasks for these items.
 
-    The tasks are in key order. Files that are skipped at the top of the tree are added to `top`.
+    The tasks are in key order. Skipped files of the listed folders are added to `top`.
     """
     changed = max(os.lstat(root.rstrip(b"/") or b"/").st_ctime_ns, os.stat(root).st_ctime_ns)
     items = [ScanItem(b"", None, changed)]

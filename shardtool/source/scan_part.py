@@ -97,7 +97,7 @@ def _is_output(pattern: ShardPattern, name: bytes) -> bool:
 
 _MAC_FILES = (b"._", b".DS_Store")
 SPECIAL_FILE_MESSAGE = "a fifo, socket or device; only files can be packed"
-# Change time of files whose changes cannot be detected, such as targets of links.
+# The `changed_ns` of files whose changes cannot be detected, such as targets of links.
 ALWAYS_CHANGED = 2**62
 
 
@@ -117,7 +117,7 @@ class ScanPart:
     system_files: Counter[bytes] = field(default_factory=Counter)
 
     def join_keys(self) -> ScanPart:
-        """Join the keys, because many small objects are slow to send to another process."""
+        """Join the keys, because many small objects are slow to send between processes."""
         self.keys = [b"".join([key + b"\0" for key in self.keys])]
         return self
 
@@ -158,7 +158,7 @@ _SORT_CHUNK_FILES = 2**16
 def resolve_folder(
     known: dict[bytes, Property], folder: bytes, derive: Callable[[Property, bytes], Property]
 ) -> Property:
-    """Return a property of a folder. `derive` computes it from the parent's property and the folder's path.
+    """Return a property of a folder. `derive` computes it from the property of the parent and the path of the folder.
 
     `known` caches the properties of folders. A folder path is empty or ends in a slash.
     """
@@ -203,7 +203,7 @@ class FileCollector:
         return parent + split[0], split[1]
 
     def add(self, name: tuple[bytes, bytes], size: int, second: int, third: int) -> None:
-        """Add a file. `name` is the key and field from `split`. `in_order` returns the three numbers."""
+        """Add a file and three numbers, which `in_order` returns. `name` is the key and field from `split`."""
         self._names += b"%b\0%b\0" % name
         self._starts.append(len(self._names))
         self._numbers.extend((size, second, third))
@@ -211,7 +211,7 @@ class FileCollector:
     def in_order(self, where: str) -> NDArray[np.int64]:
         """Sort the added files by key, and add the keys and fields to `part`.
 
-        Return the three numbers of each file as int64[3, files]. Empty objects that represent folders are ignored.
+        Return the three numbers of each file as int64[3, files]. Ignore empty objects that represent folders.
         """
         import numpy as np
 

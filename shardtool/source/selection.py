@@ -72,7 +72,7 @@ def find_listed_samples(
 ) -> tuple[NDArray[np.int64], list[str]]:
     """Return the positions in `keys` of the keys that `keys_from` lists, and notes.
 
-    Keys of skipped samples may be missing. With `on_error="skip"`, any keys may be missing, but not all keys.
+    `keys` may lack listed keys of skipped samples. With `on_error="skip"`, it may lack others, but not all.
     """
     skipped_keys = {row.key for row in skipped if row.key}
     is_known = (lambda key: printable(key) in skipped_keys) if skipped_keys else None
@@ -151,7 +151,7 @@ def rename_listed_keys(
 ) -> Listing:
     """Rename keys with `rename_keys`. If `by_key`, sort the samples by the new keys.
 
-    `column_of` returns the column of new keys, by default a metadata column.
+    `column_of` returns the column with the new keys. By default, this is a metadata column.
     """
     if (rename := options.rename_keys) is None or not len(listing.entries):
         return listing

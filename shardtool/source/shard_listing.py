@@ -131,7 +131,7 @@ def source_dataset_name(dataset: StoredDataset) -> str:
 def merge_classes(
     datasets: Sequence[StoredDataset], parts: Sequence[SourceShard], is_wanted: Callable[[str], bool]
 ) -> tuple[dict[str, list[str]], list[str]]:
-    """Return the class names by field, and notes. Raise an error if datasets differ in a field's names."""
+    """Return the class names by field, and notes. Raise an error if datasets have different names for a field."""
     merged: dict[str, list[str]] = {}
     datasets_of_field: dict[str, dict[int, None]] = {}
     for part in parts:
@@ -258,7 +258,7 @@ def list_datasets(  # noqa: PLR0913 - keyword options
     Args:
         only: The fields to pack and check, or empty for all fields.
         without: Fields that are not packed and not checked.
-        salvage: Whether to skip damaged numbers and, in shards without an index, damaged parts.
+        salvage: Whether to skip damaged numbers and, in shards without a sidecar, damaged parts.
         as_stored: List numbers as stored, not as strings. Fields are then not checked, and have no classes.
     """
 

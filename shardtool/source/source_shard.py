@@ -1,6 +1,6 @@
 """One shard of a source as columns, from its sidecar or from a scan. No payload is read.
 
-A shard that differs from its dataset file is an error, because a scan would lose metadata and checksums.
+If a shard does not match its dataset file, an error is raised, because a scan would lose metadata and checksums.
 """
 
 from __future__ import annotations
@@ -109,11 +109,11 @@ class SourceShard:
         return self.index.keys_of(np.array([sample]))[0]
 
     def where(self, sample: int) -> str:
-        """Return the path and key of a sample for messages."""
+        """Return the path and key of a sample, for messages."""
         return f"{self.path}, {printable(self.key(sample))}"
 
     def describe_value(self, field_name: str, index: int = 0) -> str:
-        """Return `where` of the sample that contains value number `index` of a field, counted from 0."""
+        """Return the path and key of the sample with value number `index` (from 0) of a field, for messages."""
         return self.where(int(np.searchsorted(self.index.firsts, self.rows_of(field_name)[index], side="right")) - 1)
 
 
@@ -141,7 +141,7 @@ def read_sidecar_bytes(shard: SourceShard) -> tuple[FileInfo, bytes] | CorruptSh
     except OSError as error:
         found = f"cannot be read: {os_error_text(error)}"
     except AccessRefused:
-        if stored.entry is None:  # without permission to list, a store denies access to missing objects
+        if stored.entry is None:  # without permission to list objects, stores deny access to missing objects
             return None
         raise
     return CorruptShard(path, found, expected=f"the sidecar of {stored.name}", remedy=_verify_advice())
@@ -223,7 +223,7 @@ def _narrow_column(column: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _merge_interleaved(part: SourceShard) -> SourceShard:
-    # A tar may contain first all images and then all labels. Merge entries with the same key, unless the sample would
+    # A tar may contain first all images and then all labels. Merge entries with the same key, unless a sample would
     # have a field twice.
     index = part.index
     keys = index.all_keys()

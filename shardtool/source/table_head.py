@@ -1,4 +1,4 @@
-"""Read the first rows of a table, and find the column that names files of a folder."""
+"""Read the first rows of a table, and find a column with paths or keys of files in a folder."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Match(NamedTuple):
 def read_table_head(path: str) -> TableHead | None:
     """Return the first rows of a table, or None if the table cannot be read."""
     ending = table_ending(path)
-    with suppress(Exception):  # ignore errors, because the user did not name this table
+    with suppress(Exception):  # the user did not request this table
         if ending in (PARQUET_ENDING, *ARROW_ENDINGS):
             return TableHead((({}, _arrow_rows(path, ending)),)) if not address.is_url(path) else None
         text = _read_head(path).decode("utf-8-sig", "ignore")
@@ -124,7 +124,7 @@ def _delimited(text: str, usual: str) -> Iterator[tuple[Mapping[str, object], li
 def matching_column(
     head: TableHead, has_file: Callable[[bytes], bool], has_key: Callable[[bytes], bool], root: bytes
 ) -> Match | None:
-    """Find the column of a table that names files or samples below `root`, or return None.
+    """Find a column with paths or keys of files below `root`. Return the options to use it, or None.
 
     `root` is empty or ends in a slash.
     """
@@ -157,10 +157,10 @@ def _do_most_match(values: Sequence[bytes], root: bytes, has: Callable[[bytes], 
 
 
 def row_packing_options(path: str) -> tuple[dict[str, object], bool]:
-    """Return the options that pack the rows of a table, and whether a column names files.
+    """Return the options that pack the rows of a table, and whether a column contains paths.
 
-    If no column contains paths or bytes, the field txt is the column with a usual name such as `caption`, or else the
-    first column of text.
+    If no column contains paths or bytes, the field txt comes from a column with a usual name such as `caption`, or from
+    the first column of text.
     """
     head = read_table_head(path)
     rows = head.forms[0][1] if head is not None and head.forms else []

@@ -105,7 +105,7 @@ def check_sizes(rows: TableRows, name: str) -> NDArray[np.int64]:
 
 
 def check_paths(rows: TableRows, name: str, paths: pa.Array, *, outside: bool) -> None:
-    """Refuse empty paths and URLs and, unless `outside`, paths that leave the root."""
+    """Refuse URLs, empty paths and, unless `outside`, paths that leave the root."""
     column = f"column {name!r}"
     original = rows.columns[name]
     empty = np.flatnonzero(arrow.byte_lengths(original) == 0)
@@ -158,7 +158,7 @@ def check_keys(rows: TableRows, column: str | None, bad: NDArray[np.int64]) -> N
 def check_fields_differ(
     rows: TableRows, column: str | None, row_keys: PackedStrings, fields: NDArray[np.int64]
 ) -> None:
-    """Refuse rows with the same key and field. `fields` identifies the field of each row by a number."""
+    """Refuse rows with the same key and field. `fields` has a number for the key and field of each row."""
     order = np.argsort(fields, kind="stable")
     repeated = np.flatnonzero(np.diff(fields[order]) == 0)
     if len(repeated):
@@ -185,7 +185,7 @@ def check_unique(
 MAX_CHECKED_ROWS = 100
 _MAX_CHECKED_COLUMNS = 100
 _MAX_MISSING_FILES = 10  # skip a column if none of its first strings is the path of a file
-_MAX_CHECKED_OBJECTS = 3  # each check takes a request
+_MAX_CHECKED_OBJECTS = 3  # each check sends a request
 _MAX_NAMED_COLUMNS = 8
 _UNSAFE_FIELD_CHARACTER = re.compile(r"[^A-Za-z0-9_-]")
 
@@ -247,7 +247,7 @@ def _find_unused_file(root: bytes, texts: Texts, packed: Sequence[Texts]) -> str
 def _regular_file(folder: str, path: str) -> os.stat_result | None:
     try:
         stat_result = stat_file(os.path.join(folder, path))
-    except (OSError, ValueError):  # ValueError: the path contains a NUL
+    except (OSError, ValueError):  # a NUL in the path raises ValueError
         return None
     return stat_result if stat.S_ISREG(stat_result.st_mode) else None
 

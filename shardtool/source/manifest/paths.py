@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 CHUNK_ROWS = 2**16
-_MAY_NEED_REDACTION = r"[@#?\\]"  # `redact_url` changes only URLs with these characters, and long URLs
+_MAY_NEED_REDACTION = r"[@#?\\]"  # `redact_url` changes only URLs with these characters, and truncates long URLs
 
 
 def redact_urls(urls: pa.Array) -> pa.Array:
@@ -192,7 +192,7 @@ class PathEndings:
         return taken
 
     def take(self, rows: NDArray[np.int64]) -> PathEndings:
-        """Return the endings of `rows`. Do not call `stems` of the result: it yields all paths."""
+        """Return the endings of `rows`. Do not call `stems` on the result, because it yields all paths."""
         taken = copy(self)
         taken.codes = self.codes[rows]
         return taken
@@ -211,7 +211,7 @@ class PathEndings:
 def row_paths(
     samples: int, columns: Sequence[pa.Array], roles: NDArray[np.int64], endings: NDArray[np.uint16] | None
 ) -> ArrowStrings:
-    """Return the paths of all rows of samples, sample by sample. Each array in `columns` has one path per sample.
+    """Return the path of each row, sample by sample. Each array in `columns` has one path per sample.
 
     `endings` has the extension number of each sample, or is None if all are 0. In a sample with extension number e, the
     path of row r comes from `columns[roles[e, r]]`. The path is empty if `roles[e, r]` is -1.

@@ -188,7 +188,8 @@ class ManifestSource(Source):
             sizes = checks.check_sizes(rows, options.size_column)
         paths, endings = self._resolve_paths(rows)
         names, groups = self._find_keys(rows, endings)
-        if any(map(options.is_given, ("keys_from", "sample", "head"))):  # examine only the files of these rows
+        # Choose rows before examining their files.
+        if any(map(options.is_given, ("keys_from", "sample", "head"))):
             sampled = self._keep_chosen_rows(names, groups)
             names, rows_to_take = names.take(sampled), arrow.number_array(sampled)
             groups = None if groups is None else group_rows(names.array())
@@ -290,7 +291,7 @@ class ManifestSource(Source):
         if roles.path is not None and endings is not None:
             checks.check_path_endings(rows, roles.path, endings, roles.field_names())
         columns = [rebase_to_root(paths, self._root) for paths in columns]
-        # outputs must not contain absolute paths
+        # Outputs must not contain absolute paths.
         self._columns |= dict(zip(roles.paths(), columns, strict=True))
         return columns, endings
 
