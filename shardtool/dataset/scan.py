@@ -121,12 +121,10 @@ class ShardScan:
         text_rows: Row numbers of TFRecord fields with one integer. Empty without checksums.
         text_lengths: Length of each of these integers as decimal text.
         text_crcs: CRC-32C of each of these texts.
-        unrecognised: Members that belong to no sample, such as folders.
         ambiguous_headers: Offset and problem of each header that tar readers interpret differently.
         conflicts: For TFRecord, the first `FeatureConflict` of each feature, by code. A conflict of types replaces a
             conflict in the number of values.
         list_rows: For TFRecord, row numbers of fields whose payload is a whole list (see `ExampleFeature.is_list`).
-        lost: With `salvage`, the ranges that could not be read.
         incomplete: With `salvage`, offset, key and problem of each excluded sample.
     """
 

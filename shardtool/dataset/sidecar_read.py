@@ -351,7 +351,7 @@ def parse_facts(data: bytes, name: str) -> ShardFacts:
 
 
 def read_sample_count(path: str, name: str, size: int | None) -> tuple[int, ShardFacts]:
-    """Return the sample count and the `ShardFacts` from a sidecar's footer. Raise `OSError` or `CorruptShard`."""
+    """Return the sample count and the `ShardFacts` in the footer of a sidecar."""
     facts, footer = _parse_footer(_read_footer_bytes(path), path)
     _check_same_shard(facts, path, name, size)
     return footer.rows, facts

@@ -39,7 +39,7 @@ def list_source_paths(entries: SampleTable) -> PackedStrings:
 def drop_empty_samples(
     entries: SampleTable, where: str, found: str, why: str
 ) -> tuple[SampleTable, tuple[Skipped, ...]]:
-    """Drop samples without fields. Return the remaining samples, and a `Skipped` for each dropped sample.
+    """Skip samples without fields.
 
     `why` is the reason in each `Skipped`. If no sample has a field, raise an error with `where` and `found`.
     """

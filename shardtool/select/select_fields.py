@@ -43,8 +43,6 @@ def select_fields(
 ) -> tuple[SampleTable, tuple[Skipped, ...]]:
     """Select, drop and rename fields, and skip samples that keep no field.
 
-    Return the remaining samples, and a `Skipped` for each skipped sample.
-
     Args:
         select: The fields to keep. If empty, all fields.
         rename: Pairs of new and old names. All names change at the same time. Two fields can get the same name if no

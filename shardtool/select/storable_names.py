@@ -68,10 +68,7 @@ def check_storable_names(entries: SampleTable, where: str, *, skip: bool) -> Non
 
 
 def skip_unsafe_names(entries: SampleTable) -> tuple[SampleTable, tuple[Skipped, ...]]:
-    """Skip samples with a key or field name that a shard cannot store.
-
-    Return the remaining samples, and a `Skipped` for each skipped sample.
-    """
+    """Skip samples with a key or field name that a shard cannot store."""
     keys, fields = _unsafe_keys(entries.keys), _unsafe_fields(entries)
     codes = [entries.fields.index(name) for name in fields]
     rows = np.flatnonzero(np.isin(entries.rows.code, codes)) if codes else np.zeros(0, np.int64)
