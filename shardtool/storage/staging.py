@@ -42,7 +42,7 @@ _attempt_suffix = ""
 
 
 class DurableFile(NamedTuple):
-    """A complete file, synced to disk but not yet published.
+    """A complete file or object, usually not yet published.
 
     Attributes:
         path: Location of the staged file, or "" for an object that already has its final name or is in memory.
@@ -346,7 +346,7 @@ def find_staged(folder: NamedFiles, names: Iterable[str]) -> list[DurableFile]:
 
 
 def set_attempt(token: str) -> None:
-    """Add `token`, eight hexadecimal digits, to the temporary file names of this process. "" adds nothing."""
+    """Add `token` (eight hexadecimal digits, or "" to add nothing) to the temporary file names of this process."""
     global _attempt_suffix  # noqa: PLW0603 - a setting of the process
     _attempt_suffix = f"~{token}" if token else ""
 

@@ -45,7 +45,7 @@ def path_problem(path: bytes) -> str:
 
 
 class FolderTree:
-    """A folder to write files into, created if missing. Its own path may contain links."""
+    """A folder to write files into, created if missing. The path of this folder may contain links."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -70,8 +70,8 @@ class FolderTree:
         If writing fails, the file is deleted.
 
         Args:
-            if_exists: `keep` keeps a file with the same bytes, and raises an error for a file with other bytes.
-                `finish` also replaces a file that contains only the start of `data`.
+            if_exists: `keep` keeps an existing file with the same bytes, and raises an error for other bytes. `finish`
+                also replaces a file that contains only the start of `data`.
         """
         if (b"\0" in path or not are_safe_paths(path, len(path))) and (problem := path_problem(path)):
             raise InvalidRequest(os.fsdecode(path), problem)

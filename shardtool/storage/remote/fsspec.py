@@ -1,8 +1,8 @@
 """Read addresses such as `sftp://HOST/PATH` through fsspec.
 
 fsspec has no common form of file versions, so changes are detected only by size and checksum. Hugging Face datasets
-(`hf://`) are listed through fsspec but read over HTTP, because fsspec would read 5 MB more than each range and would
-not detect replaced files.
+(`hf://`) are listed through fsspec but read over HTTP, because fsspec would read 5 MB more than requested and would not
+detect replaced files.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class RetryPolicy(NamedTuple):
     """Limits for retries, waits and slow servers.
 
     Attributes:
-        tries: Maximum attempts if the server has not responded to any request, because the endpoint may be wrong.
+        tries: Maximum attempts if the server has never responded (the endpoint may be wrong), or during an upload.
         first_wait_s: Maximum wait before the first retry. This maximum doubles with each further retry.
         max_wait_s: Maximum wait, unless the server requests more.
         max_total_s: No retry starts after this many seconds without progress.
@@ -248,7 +248,7 @@ def _has_responded(server: str) -> bool:
 
 
 def start_worker() -> None:
-    """Treat all servers as having responded. The parent process contacts them before it starts workers."""
+    """Assume that all servers have responded, because the parent process contacts them before it starts workers."""
     _is_worker.set()
 
 
