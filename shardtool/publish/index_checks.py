@@ -31,7 +31,7 @@ _LOST_WITH_DATASET_FILE = "how the dataset was created, skipped samples and clas
 
 
 def sort_as_listed(dataset: StoredDataset) -> StoredDataset:
-    """Sort the shards as in the dataset file, if it lists the same shards."""
+    """Sort the shards in the order of the dataset file, if it lists exactly these shards."""
     file = dataset.dataset_file if dataset.has_own_file else None
     listed = parse_shard_names(read_small(file)) if file else None
     shards = {shard.name: shard for shard in dataset.shards}

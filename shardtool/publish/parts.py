@@ -51,7 +51,7 @@ class PartRecord(NamedTuple):
         part: The part of a run, or the tag of a writer's part.
         dataset: A dataset file that lists the part's shards, or None if there are no shards.
         plan: The fingerprint of the plan. For a writer, this and all later attributes are empty.
-        planned: Number of planned shards of all parts.
+        planned: Number of shards planned for all parts together.
         resumed: Whether the part ran with `--resume`. The merge may then delete shards that are not in the plan.
         content: The expected content fingerprint of all parts together, or "" if unknown.
     """
@@ -185,7 +185,7 @@ def find_run_parts(pattern: ShardPattern, names: Iterable[str]) -> tuple[list[Ru
 
 
 def list_run_files(pattern: ShardPattern, names: Collection[str]) -> list[str]:
-    """Return the names of a run's journals, and of the records and locks of its parts."""
+    """Return the names of a run's journals, part records and part locks."""
     finished, started = find_run_parts(pattern, names)
     records = [part_record_name(pattern, part) for part in finished]
     locks = [part_record_name(pattern, part) + _LOCK_SUFFIX for part in started]

@@ -1,7 +1,7 @@
 """Publish the files of a dataset in a safe order (docs/format.md, "Publication order").
 
 - The dataset file lists only complete files. It is replaced last, or deleted before a listed file changes.
-- Index files of other tools that no longer match are deleted before their shard changes (see `StaleIndexes`).
+- Before a shard changes, its index files for other tools are deleted if they no longer match (see `StaleIndexes`).
 - A shard is published before its sidecar.
 - Only the parent process publishes files, so a worker that outlives the run cannot publish any.
 """
@@ -83,7 +83,7 @@ class Publication:
             self.folder.remove([self.dataset_file])
 
     def prepare_shard(self, name: str) -> None:
-        """In a store, delete the dataset file and indexes that list a shard. Call this before replacing the shard."""
+        """In a store, delete the dataset file, and the indexes of a shard. Call this before replacing the shard."""
         if not self.folder.has_staging:
             self.withdraw()
             self.stale_indexes.mark_shard(name)
