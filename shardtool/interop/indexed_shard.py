@@ -27,7 +27,7 @@ _SHA256_BYTES = 32
 
 
 class ShardHashTask(NamedTuple):
-    """A shard to hash. `starts` and `stops` are int64 offsets of payloads, which are sorted and do not overlap."""
+    """A shard to hash. `starts` and `stops` contain the int64 offsets of sorted payloads that do not overlap."""
 
     path: str
     size: int

@@ -106,7 +106,7 @@ class ReaderProblems:
         self._uneven: tuple[str, bytes, bytes] | None = None
 
     def add(self, entries: SampleTable) -> None:
-        """Check the names of these samples."""
+        """Check the names of the samples in `entries`."""
         if not len(entries):
             return
         counts = np.bincount(entries.rows.code, minlength=len(entries.fields)).tolist()
