@@ -83,7 +83,7 @@ class Publication:
             self.folder.remove([self.dataset_file])
 
     def prepare_shard(self, name: str) -> None:
-        """In a store, delete the dataset file, and the indexes of a shard. Call this before replacing the shard."""
+        """In a store, delete the dataset file and all indexes that list a shard, before the shard is replaced."""
         if not self.folder.has_staging:
             self.withdraw()
             self.stale_indexes.mark_shard(name)

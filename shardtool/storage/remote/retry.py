@@ -35,7 +35,8 @@ class RetryPolicy(NamedTuple):
     """Limits for retries, waits and slow servers.
 
     Attributes:
-        tries: Maximum attempts if the server has never responded (the endpoint may be wrong), or during an upload.
+        tries: Maximum attempts if the server has never responded, because the endpoint may be wrong. Also limits the
+            attempts at an upload that fail without a response.
         first_wait_s: Maximum wait before the first retry. This maximum doubles with each further retry.
         max_wait_s: Maximum wait, unless the server requests more.
         max_total_s: No retry starts after this many seconds without progress.
