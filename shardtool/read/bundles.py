@@ -1,12 +1,12 @@
-"""Order and read bundles of samples. A bundle becomes one packed block, or one batch of samples of similar size.
+"""Order and read bundles of samples. A bundle becomes one packed block, or one batch of similar samples.
 
 Each bundle takes one position of the epoch. Ranks, workers and saved stream positions therefore count bundles, not
 samples.
 
-A window is a range of consecutive samples of the epoch. A rule is a function that divides a window into bundles, given
-the size of each sample. A rule can split samples into pieces. It returns four int64 columns with one row per piece,
-sorted by bundle: the bundle number, the index of the sample in the window, and the start and length of the piece in the
-sample.
+A window is a range of consecutive samples of the epoch. A rule is a function that divides a window into bundles. The
+rule gets the size of each sample, and can split samples into pieces. It returns four int64 columns with one row per
+piece, sorted by bundle: the bundle number, the index of the sample in the window, and the start and length of the piece
+in the sample.
 """
 
 from __future__ import annotations
@@ -71,8 +71,9 @@ def fitted(tokens: int, lengths: Numbers) -> Pieces:
     starts = (np.arange(len(documents)) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * tokens
     counts = np.minimum(tokens, lengths[documents] - starts)
     blocks: list[int] = []
-    room: dict[int, list[int]] = {}  # indexes of blocks, by the number of free tokens in the block
-    rooms: list[int] = []  # the keys of `room`, ascending
+    # `room` contains the indexes of blocks by number of free tokens, and `rooms` these numbers, ascending
+    room: dict[int, list[int]] = {}
+    rooms: list[int] = []
     used = 0
     for length, remaining in zip(
         *(column[::-1].tolist() for column in np.unique(counts, return_counts=True)), strict=True
@@ -97,12 +98,12 @@ def fitted(tokens: int, lengths: Numbers) -> Pieces:
                 room.setdefault(free - length, []).extend(chosen_blocks)
     bundles = np.empty(len(counts), np.int64)
     bundles[np.argsort(-counts, kind="stable")] = blocks
-    order = np.argsort(bundles, kind="stable")  # keep the order of documents in a block
+    order = np.argsort(bundles, kind="stable")
     return bundles[order], documents[order], starts[order], counts[order]
 
 
 def of_like_length(tokens: int, lengths: Numbers) -> Pieces:
-    """Make batches of samples of similar length, with at most `tokens` tokens including padding."""
+    """Divide samples into batches of similar length. A batch has at most `tokens` tokens, including padding."""
     order = np.argsort(-lengths, kind="stable")
     descending, ends = lengths[order], [0]
     while ends[-1] < len(order):
@@ -111,7 +112,7 @@ def of_like_length(tokens: int, lengths: Numbers) -> Pieces:
 
 
 def of_one_kind(size: int, kinds: Numbers) -> Pieces:
-    """Make batches of up to `size` samples with the same value in `kinds`, the index of an aspect ratio."""
+    """Divide samples into batches of up to `size` samples with the same kind, the index of their aspect ratio."""
     order = np.argsort(kinds, kind="stable")
     _, firsts, counts = np.unique(kinds[order], return_index=True, return_counts=True)
     begins = (np.arange(len(order)) - np.repeat(firsts, counts)) % size == 0
@@ -119,10 +120,10 @@ def of_one_kind(size: int, kinds: Numbers) -> Pieces:
 
 
 class Bundle(NamedTuple):
-    """The pieces of samples in a bundle, as columns int64 [pieces].
+    """The pieces of a bundle, as int64 columns [pieces]. A piece is a sample or part of a sample.
 
-    `numbers` and `sizes` describe the sample that contains each piece. `starts` and `counts` are the start and length
-    of the piece in this sample.
+    `numbers` and `sizes` are the number and size of this sample. `starts` and `counts` are the start and length of the
+    piece in the sample.
     """
 
     numbers: Numbers
@@ -135,7 +136,8 @@ _MIN_BUNDLES_IN_WINDOW = 64  # with fewer bundles per window, blocks are less fu
 _SAMPLES_IN_KIND_WINDOW = 2**17
 _MAX_CACHED_WINDOWS = 4
 _MAX_KEPT_ORDERS = 4
-_MAX_BUNDLES_IN_EPOCH = 2**40  # bundle number = `BundleOrder` number * this + position
+# the number of a bundle is the number of its `BundleOrder` * `_MAX_BUNDLES_IN_EPOCH` + its position
+_MAX_BUNDLES_IN_EPOCH = 2**40
 _order_numbers = count()
 _Window = tuple[Bundle, list[int], list[int]]  # pieces, order of the bundles, and first piece of each bundle
 
@@ -145,7 +147,6 @@ class BundleOrder:
 
     def __init__(self, source: BundleReader, options: OrderOptions, first: int) -> None:
         self._source, self.options, self._first = source, options, first
-        # convert the size of the window from bundles to samples
         self._samples = source.samples.order(replace(options, window=options.window * source.samples_per_bundle))
         self._step = (
             _SAMPLES_IN_KIND_WINDOW
@@ -168,7 +169,7 @@ class BundleOrder:
         return self._ends[-1]
 
     def numbers(self, positions: Numbers) -> Numbers:
-        """Return the bundle number of each position, unique in this process."""
+        """Return the number of the bundle at each position. Bundle numbers are unique in this process."""
         return positions + self._first
 
     def bundle(self, position: int) -> Bundle:
@@ -199,8 +200,8 @@ class BundleReader:
     """Divides the samples of an epoch into bundles, and reads the bundles.
 
     Args:
-        sizes: Size of each sample, indexed by sample number, int64 [samples]. Unused samples have size 0.
-        rule: Function that divides a window into bundles; see the docstring of this module.
+        sizes: Size of each sample, indexed by sample number, int64 [samples]. Samples outside the view have size 0.
+        rule: Function that divides a window into bundles; see the module docstring.
         limit: Maximum number of tokens or samples in a bundle: the first argument of `rule`.
         make: Function that makes a block or batch from a bundle and its samples.
     """
@@ -227,7 +228,7 @@ class BundleReader:
         self._forget_orders()
 
     def _forget_orders(self) -> None:
-        # the orders in use, by number; `_newest_orders` keeps the last few alive
+        # `_orders` contains the orders in use, by number; `_newest_orders` keeps the last few orders alive
         self._orders = WeakValueDictionary[int, BundleOrder]()
         self._newest_orders = deque[BundleOrder](maxlen=_MAX_KEPT_ORDERS)
 
@@ -240,11 +241,11 @@ class BundleReader:
 
     @property
     def length(self) -> int:
-        """Number of bundles (packed blocks or batches) in an epoch without shuffling."""
+        """Number of bundles in an epoch without shuffling."""
         return self.length_in(OrderOptions(shuffle=False))
 
     def length_in(self, options: OrderOptions) -> int:
-        """Return the number of bundles in an epoch. The first call is slow, because it divides the whole epoch."""
+        """Return the number of bundles in an epoch. The first call is slow, because it divides all samples."""
         return self.order(options).length
 
     def order(self, options: OrderOptions) -> BundleOrder:
@@ -259,7 +260,7 @@ class BundleReader:
         return order
 
     def bundle(self, number: int) -> Bundle:
-        """Return the bundle with this number (unique in this process)."""
+        """Return the bundle with this number."""
         return self._orders[number // _MAX_BUNDLES_IN_EPOCH].bundle(number % _MAX_BUNDLES_IN_EPOCH)
 
     def copy_ahead(self, numbers: Numbers, seen: set[str]) -> None:
@@ -286,7 +287,7 @@ class BundleReader:
             self._reader.skip_or_raise(failure, member, *counts, damaged=damaged)
 
     def read(self, numbers: Numbers, *, on_demand: bool = False) -> Samples:  # noqa: ARG002 - as other readers
-        """Yield bundles, or an error for a block with a damaged sample or a batch of only damaged samples."""
+        """Yield bundles. For a block with a damaged sample, or a batch with only damaged samples, yield an error."""
         members = self._sample_numbers(numbers)
         unique_members, inverse = np.unique(members, return_inverse=True)
         if len(unique_members) == len(members):
@@ -297,7 +298,7 @@ class BundleReader:
     def with_skip_callback(
         self, bundles: Samples, get_skipped: Callable[[], SkippedSamples]
     ) -> Iterator[Sample | ShardError]:
-        """Count the damaged samples of each batch, and add a callback that counts samples skipped by later stages."""
+        """Yield bundles, and count damaged samples. `SizeBatches` calls a batch's `__on_skip__` for skipped samples."""
 
         def on_skip(error: ShardError, number: int, *, damaged: bool = False) -> None:
             self._reader.skip_or_raise(error, number, get_skipped(), damaged=damaged)
@@ -336,7 +337,7 @@ StreamOrder = Order | BundleOrder
 
 
 def each_dataset(reader: AnySampleReader, views: EpochSamples) -> Iterator[tuple[SampleReader, CatalogSamples]]:
-    """Yield the reader and samples of each dataset in a mix, or of a single dataset."""
+    """Yield the reader and the samples of each dataset."""
     if isinstance(reader, MixedReader):
         for part, view in zip(reader.readers, cast("MixedSamples", views).sources, strict=True):
             yield from each_dataset(part, view)
@@ -347,10 +348,10 @@ def each_dataset(reader: AnySampleReader, views: EpochSamples) -> Iterator[tuple
 def sample_sizes(
     reader: AnySampleReader, views: EpochSamples, shard_sizes: Callable[[SampleReader, int], Numbers], what: str
 ) -> Numbers:
-    """Return the size of each sample, indexed by sample number. Unused samples have size 0.
+    """Return the size of each sample, indexed by sample number. Samples outside the views have size 0.
 
-    `shard_sizes` returns the sizes of all samples in a shard. A negative size means that the sample has no `what`. If
-    such a sample is used, raise InvalidRequest.
+    `shard_sizes` returns the sizes of all samples in a shard, or a negative number for a sample without `what`. If a
+    view contains such a sample, raise InvalidRequest.
     """
     parts = []
     for dataset_reader, view in each_dataset(reader, views):
@@ -393,7 +394,7 @@ DEFAULT_ASPECT_RATIOS = (1 / 2, 9 / 16, 2 / 3, 3 / 4, 1.0, 4 / 3, 3 / 2, 16 / 9,
 
 
 def nearest_aspect_ratios(aspects: Sequence[float], reader: AnySampleReader, views: EpochSamples) -> Numbers:
-    """For each sample number, return the index in `aspects` (ascending) of the ratio nearest to the image."""
+    """For each sample number, return the index in `aspects` (ascending) of the ratio nearest to width / height."""
     if not aspects or aspects[0] <= 0:
         raise InvalidRequest("aspects", repr(aspects), expected="ratios of width to height, above 0")
     width, height = (np.log(np.maximum(1, metadata_sizes(name, reader, views))) for name in ("width", "height"))
@@ -402,7 +403,7 @@ def nearest_aspect_ratios(aspects: Sequence[float], reader: AnySampleReader, vie
 
 
 def make_size_batch(aspects: Sequence[float], bundle: Bundle, samples: Samples) -> Sample:
-    """Return a bundle as one item of a stream. `SizeBatches` collates the undamaged samples of the bundle."""
+    """Return a bundle as one dict. The stage `SizeBatches` later collates the samples in `__samples__`."""
     numbered: list[tuple[int, Sample]] = []
     damaged: list[tuple[int, ShardError]] = []
     for number, sample in zip(bundle.numbers.tolist(), samples, strict=True):
@@ -442,7 +443,7 @@ def _run_and_collate(stages: Pipeline, lists: ListFields, bundle: Sample, rng: n
             return np.random.default_rng([start, index, stage])
 
         kept += stages.run([{**sample, **padding}], skip, rng_of)
-    if "__on_skip__" in bundle:  # a replacement batch has no callback: its skipped samples are not counted
+    if "__on_skip__" in bundle:  # a replacement batch has no callback, so its skipped samples are not counted
         for skipped_sample in skipped[not kept :]:  # if all samples are skipped, the stream counts the first
             cast("Callable[..., None]", bundle["__on_skip__"])(*skipped_sample)
     return collate(kept, lists) if kept else None

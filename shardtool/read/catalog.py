@@ -60,15 +60,14 @@ class Catalog:
         lists: TFRecord features that are lists in every sample.
         fingerprint: Content fingerprint of the samples, from the dataset file.
         key_ranges: First and last key of each shard.
-        parts: The catalog of each dataset, if there are several. Only these catalogs contain the shard indexes, `split`
-            and `appends`.
-        shared: Shared memory with the index of each shard, and the index of all keys.
+        parts: The catalog of each dataset, if there are several. The joined catalog has no `split` and `appends`.
+        shared: Shared memory with the index of each shard (not in a joined catalog), and the index of all keys.
         crcs: The CRC-32C of each shard, or -1 if unknown, int64 [shards].
         split: Name of the split. Without a split, the name of the dataset file or folder.
         listed: Whether shardtool dataset files list all shards.
         can_scan: Whether a shard may be scanned if its sidecar is missing or damaged.
-        appends: Index of the first shard of each appended run. The sidecars of different runs may have different
-            columns.
+        appends: Index of the first shard of each run that appended shards. The sidecars of different runs may have
+            different columns.
     """
 
     name: str
@@ -188,7 +187,7 @@ def join_catalogs(parts: Sequence[Catalog]) -> Catalog:
 
 def _catalog_of(opened: StoredDataset) -> Catalog:
     file, shared, shards = opened.file, SharedBlocks(), opened.shards
-    entries: Sequence[tuple[int, int, int | None]]  # number of samples, bytes, and CRC-32C of each shard
+    entries: Sequence[tuple[int, int, int | None]]  # number of samples, size and CRC-32C of each shard
     if file is None:
         heads = [*map_paths(StoredShard.read_footer, shards, lambda shard: shard.path)]
         if None in heads:
@@ -207,7 +206,7 @@ def _catalog_of(opened: StoredDataset) -> Catalog:
         ]
         attributes: dict[str, Any] = {"can_scan": None in heads, "lists": lists}
     else:
-        # remove the entries to make pickles smaller: `firsts` already contains the sample counts
+        # remove the entries to make pickles smaller
         shards = tuple(replace(shard, entry=None) for shard in shards)
         entries = [(shard.samples, shard.size, shard.crc) for shard in file.shards]
         fingerprint_parts = [

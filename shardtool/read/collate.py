@@ -83,7 +83,7 @@ def join_sample(form: type, parts: dict[object, object]) -> object:
 
 
 def check_same_fields(samples: Sequence[tuple[object, type, Collection[object]]]) -> None:
-    """Raise SampleFailed if samples, each given as (key, structure, fields), differ in structure or fields."""
+    """Raise SampleFailed if the samples differ in structure or fields. A sample is (key, structure, fields)."""
     first, form, fields = samples[0]
     expected = {*fields}
     for key, sample_form, sample_fields in samples:

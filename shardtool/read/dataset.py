@@ -111,7 +111,7 @@ class Dataset(Streamable[SampleT]):
 
     @property
     def classes(self) -> Mapping[str, list[str]]:
-        """The class names of each label field, by class number."""
+        """The class names of each label field, in the order of class numbers."""
         return self.reader.catalog.classes
 
     @property
@@ -135,7 +135,7 @@ class Dataset(Streamable[SampleT]):
     def fingerprint(self) -> str:
         """A hash of the samples.
 
-        For a whole dataset, this is the content fingerprint in the dataset file, if the file has a fingerprint.
+        For a single dataset (not a view), this is the content fingerprint in the dataset file, if there is one.
         """
         recorded = self.reader.catalog.fingerprint if self.source.chosen is None else ""
         return recorded or self.source.fingerprint
@@ -202,7 +202,7 @@ class Dataset(Streamable[SampleT]):
             return self._view_of(self._resolve_positions(positions))
         if isinstance(which, str):
             return self._read_sample(int(self._resolve_keys([which])[0]))
-        if isinstance(which, Sequence) or np.ndim(which):  # arrays, tensors, pandas objects
+        if isinstance(which, Sequence) or np.ndim(which):
             samples = read_valid(self.reader, self._resolve_many(cast("SampleIndexes", which)))
             return [*self.stages.apply_each(samples, self.count_dropped)] if self.stages.stages else samples
         try:
@@ -266,11 +266,11 @@ class Dataset(Streamable[SampleT]):
     def select(self, indices: Iterable[int] | Iterable[str] | NDArray[np.generic]) -> Self:
         """Return a view of the samples with these numbers or keys, in this order.
 
-        Or pass a boolean mask with one value per sample.
+        You can also pass a boolean mask with one value per sample.
 
         Raises:
             IndexError: A number is out of range.
-            UnknownKey: At least one of the keys belongs to no sample of this dataset or view.
+            UnknownKey: A key belongs to no sample of this dataset or view.
         """
         if isinstance(indices, str) or not isinstance(indices, Iterable):
             expected = f"a list of numbers or keys, such as [{indices!r}], or a boolean mask"

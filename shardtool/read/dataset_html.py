@@ -1,4 +1,4 @@
-"""Create the HTML of a dataset and a few samples for notebooks, in at most three seconds."""
+"""Create the HTML of a dataset and a few samples for notebooks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SAMPLE_STYLE = f"width:{_EDGE_PIXELS}px; margin:4px 8px 4px 0; overflow-wrap:an
 
 
 def dataset_html(title: str, reader: SampleReader, numbers: Numbers | None) -> str:
-    """Return HTML for a dataset, or for the samples in `numbers`. Omit parts that take too long."""
+    """Return HTML for a dataset, or for the samples in `numbers`. Omit parts that are not ready after three seconds."""
     parts: list[str] = []
     samples: list[str] = []
     builder = Thread(target=_build, args=(reader, numbers, parts, samples), daemon=True)

@@ -40,7 +40,7 @@ _INT_FIELDS = frozenset(("cls", "cls2", "index", "inx", "id"))
 _MAX_SHOWN_BYTES = 40
 _NPY_VERSIONS = ((1, 0), (2, 0))
 _BOOLEANS = {b"1": True, b"0": False, b"true": True, b"false": False, 1: True, 0: False}
-_BAND_PIXELS = 2**18  # pixels converted at a time
+_BAND_PIXELS = 2**18  # large images are converted in bands of this size
 _MAX_ERROR_CHARS = 200
 NewRng: TypeAlias = "Callable[[], np.random.Generator]"
 RngOf: TypeAlias = "Callable[[int], np.random.Generator]"  # returns the generator of the stage with this index
@@ -52,7 +52,7 @@ def seeded_rng(_: int = 0) -> np.random.Generator:
 
 
 def has_rng_parameter(function: object) -> bool:
-    """Return whether a function has an unbound parameter `rng`."""
+    """Return whether a function has a parameter `rng` that no `partial` sets."""
     if not callable(function) or (isinstance(function, partial) and "rng" in function.keywords):
         return False
     try:
@@ -80,13 +80,13 @@ class Decode:
     - 16-bit colours keep the upper eight bits.
     - Float images, signed images, and images with more than 16 bits are rejected.
     - A warning reports lost frames or bits once per field and process.
-    - An image that is truncated, has more pixels than Pillow accepts (178 million), or may need more than `max_bytes`
-      is rejected before memory is allocated.
+    - Truncated images are rejected. An image that has more pixels than Pillow accepts (178 million), or may need more
+      than `max_bytes`, is rejected before memory is allocated.
 
     The decoder `mask` returns the stored values of the upright image, [height, width] or [height, width, channel]. The
     values are palette indices, grey levels as uint8 or uint16 (0 to 15 for 4 bits), int32, float32, or 0 and 1 for a
-    1-bit image. Images that Pillow does not read exactly are rejected: 16-bit colours, signed bytes, integers from
-    2^31.
+    1-bit image. Images whose values Pillow changes are rejected: 16-bit colours, signed bytes, and integers of 2^31 or
+    more.
 
     The decoder `audio` returns `Audio` for WAV, FLAC, Ogg, Opus and MP3. Audio is rejected if it may need more than
     `max_bytes`, or is shorter than its header claims. A truncated Ogg or MP3 may not be detected.
@@ -94,7 +94,7 @@ class Decode:
     Attributes:
         on_error: `raise` or `skip`. None means the value passed to `open`.
         only: The fields to decode, or None for all.
-        types: Type of the values of each field, from the dataset file.
+        types: Value type of each field, from the dataset file.
     """
 
     own: tuple[tuple[str, Decoder], ...] = ()
@@ -272,8 +272,8 @@ class Audio(NamedTuple):
 
 
 _AUDIO_COPIES = 2  # decoding needs the audio and a transposed copy
-_UNKNOWN_FRAMES = 2**62  # a FLAC from a pipe claims at least this many frames
-_STREAMED_WAV_BYTES = 2**31 - 2**16  # a WAV from a pipe claims to have no bytes, or at least this many bytes
+_UNKNOWN_FRAMES = 2**62  # a FLAC written to a pipe claims at least this many frames
+_STREAMED_WAV_BYTES = 2**31 - 2**16  # a WAV written to a pipe claims 0 bytes, or at least this many
 
 
 def _import_soundfile(where: str) -> Any:
@@ -288,7 +288,7 @@ def _import_soundfile(where: str) -> Any:
 def _decode_audio(data: bytes, max_bytes: int) -> Audio:
     library = _import_soundfile("audio")
     claim = int.from_bytes(data[4:8], "little") if data[:4] == b"RIFF" else 0
-    if claim and len(data) - 7 < claim < _STREAMED_WAV_BYTES:  # the claimed size may include a missing padding byte
+    if claim and len(data) - 7 < claim < _STREAMED_WAV_BYTES:  # the claimed size may count a missing padding byte
         raise ValueError(f"the audio ends too early: {len(data):,} bytes of {claim + 8:,}")
     try:
         with library.SoundFile(BytesIO(data)) as file:
@@ -364,5 +364,6 @@ _DECODERS: Mapping[str, Function] = {
 }
 
 
-_NUMBER_DECODERS = (float, _decode_bool)  # also convert an int from a TFRecord
+# these decoders also convert an int from a TFRecord
+_NUMBER_DECODERS = (float, _decode_bool)
 Size = tuple[int, int]

@@ -1,8 +1,8 @@
 """The samples of an epoch: all samples of a catalog, some of them, or a weighted mix of several datasets.
 
-Among the first t positions of a mix, the first dataset has its rounded share of t. The second dataset has its rounded
-share of the remaining positions, and so on. The order of the datasets is then shuffled within each block of 64
-positions.
+In a mix with the weights 3, 1 and 1, the first 64 positions contain 38, 13 and 13 samples of the three datasets. The
+first number is 3/5 of 64, rounded. The second is half of the remaining 26. The order of the datasets is then shuffled
+within each block of 64 positions.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 _BUFFER_BYTES = 2**25
 _MAX_WINDOW_SAMPLES = 1024
-_PARTS_PER_RANK = 128  # shuffles better than a shuffle buffer of 5,000 samples
-_COPIED_PARTS_PER_RANK = 32  # fewer, because a cache must hold a shard of each part
+_PARTS_PER_RANK = 128  # this shuffles better than a shuffle buffer of 5,000 samples
+_COPIED_PARTS_PER_RANK = 32  # a cache must hold a shard of each part, so use fewer parts
 
 
 def window_size(mean_size: int, buffer: int | None, parts: int) -> int:
-    """Return the number of samples in the shuffle window of a part.
+    """Return the number of samples in the shuffle window of each part.
 
-    `buffer` is the number of samples in the windows of all parts together, by default about 32 MB.
+    `buffer` is the number of samples in all windows together. The default is about 32 MB.
     """
     for name, value in (("parts", parts), ("buffer", buffer)):
         if value is not None:
@@ -55,8 +55,8 @@ def parts_window_ranks(
 ) -> tuple[int, int, int]:
     """Choose `parts`, `window` and `ranks` of `OrderOptions`.
 
-    `ranks` is 0 if `parts` is given, for bundles, and for a mix with a cache. The order then does not depend on the
-    number of ranks. In all other cases, each rank reads its own parts.
+    The returned `ranks` is 0 if `parts` is given, for bundles, and for a mix with a cache. The order then does not
+    depend on the number of ranks. In all other cases, each rank reads its own parts.
     """
     kinds = (CatalogSamples,) if copies else (CatalogSamples, MixedSamples)
     if parts is not None or not isinstance(source, kinds):
@@ -100,7 +100,7 @@ class CatalogSamples:
         return digest.hexdigest()
 
     def group_by_shard(self) -> Iterator[tuple[int, range | Numbers]]:
-        """Yield each shard with chosen samples, and the ascending numbers of these samples."""
+        """Yield each shard that contains chosen samples, and their numbers, ascending."""
         if self.chosen is not None:
             for shard, _, indexes in self.catalog.group_by_shard(self.chosen):
                 yield shard, self.chosen[np.sort(indexes)]
@@ -121,7 +121,7 @@ class CatalogSamples:
 
     @cached_property
     def _ascending(self) -> Numbers:
-        # ascending, so a shuffle does not depend on the order of `chosen`
+        # sort the numbers, so a shuffle does not depend on the order of `chosen`
         chosen = np.zeros(0, np.int64) if self.chosen is None else self.chosen
         return chosen if (chosen[1:] >= chosen[:-1]).all() else np.sort(chosen)
 
@@ -220,7 +220,7 @@ class MixedSamples:
         return numbers
 
     def turns(self, options: OrderOptions, positions: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the dataset at each position, and how many of its samples come earlier, including previous epochs."""
+        """Return the dataset at each position, and how many samples of this dataset come earlier, in all epochs."""
         blocks, row = np.unique(positions // _MIX_BLOCK_POSITIONS, return_inverse=True)
         starts, slots = blocks * _MIX_BLOCK_POSITIONS, np.arange(_MIX_BLOCK_POSITIONS)
         sizes = np.minimum(_MIX_BLOCK_POSITIONS, self.length - starts)

@@ -80,8 +80,7 @@ class IndexStore(LruCache[int, ShardIndex]):
     """The indexes of a catalog's shards.
 
     If the key ranges of the shards are known and do not overlap, a key is searched in the shard whose range contains
-    the key. If there are no such ranges, or the key is not found, an index of all keys is built (12 or 16 bytes per
-    sample).
+    the key. Otherwise, or if the key is not found there, an index of all keys is built (12 or 16 bytes per sample).
     """
 
     def __init__(self, catalog: Catalog, on_release: Callable[[], None] = lambda: None) -> None:
@@ -91,7 +90,7 @@ class IndexStore(LruCache[int, ShardIndex]):
             on_release,
         )
         self.catalog, self._tables = catalog, LruCache[int, pa.Table](_INDEX_CACHE_BYTES, lambda index: index.nbytes)
-        # shared indexes that this process has mapped
+        # shards whose shared index this process has mapped
         self._mapped, self._mapped_bytes = set[int](), 0
         self._all_keys: tuple[Hashes, NDArray[np.integer]] | None = None
 
@@ -137,7 +136,7 @@ class IndexStore(LruCache[int, ShardIndex]):
     def numbers(self, keys: Sequence[str]) -> Numbers:
         """Return the sample number of each key, int64 [keys], or -1 for an unknown key.
 
-        A duplicate key always gets the same number.
+        For a duplicate key, the number is always the same.
         """
         encoded = [key.encode("utf-8", "surrogatepass") for key in keys]  # a lone surrogate matches no key
         numbers = np.full(len(keys), -1, np.int64)
@@ -170,7 +169,7 @@ class IndexStore(LruCache[int, ShardIndex]):
         key_hashes = hash_keys(keys)
         cursor = np.searchsorted(hashes, key_hashes)
         result, pending = np.full(len(keys), -1, np.int64), np.arange(len(keys))
-        while len(pending):  # repeats only if different keys have equal hashes
+        while len(pending):  # the loop repeats only if different keys have equal hashes
             pending = pending[cursor[pending] < len(hashes)]
             pending = pending[hashes[cursor[pending]] == key_hashes[pending]]
             numbers = number_by_hash[cursor[pending]].astype(np.int64)

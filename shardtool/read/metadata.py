@@ -34,8 +34,8 @@ VERIFY_FIX = "Run `shardtool verify`."
 def queryable_table(shard: StoredShard, part: ShardIndex, columns: Iterable[str], labels: Collection[str]) -> pa.Table:
     """Return a table with all columns of a shard that a query (`select.query`) can use.
 
-    Columns that the sidecar lacks are null. Exception: a missing column in `labels` is omitted if the shard has a field
-    of the same name. The values are then in the field, and a query does not read fields.
+    Columns that the sidecar lacks are null. Exception: if the shard has a field with the name of a missing column in
+    `labels`, the column is omitted, because its values are in the field, which a query does not read.
     """
     existing = {name: part.metadata.column(name) for name in part.metadata.column_names}
     unknown = {*labels}.intersection(part.names)
@@ -59,7 +59,7 @@ def metadata_schema(catalog: Catalog) -> pa.Schema:
     """Return the metadata columns of all sidecars, with a common type for each column.
 
     Raises:
-        InvalidRequest: The types of a column have no common type.
+        InvalidRequest: Two sidecars store a column with types that have no common type.
     """
     try:
         return pa.unify_schemas(_metadata_schemas(catalog), promote_options="permissive")
@@ -144,7 +144,7 @@ def _read_rows(catalog: Catalog, chosen: Numbers, schema: pa.Schema) -> pa.Table
 
 
 def read_sidecar_table(catalog: Catalog, number: int, schema: pa.Schema) -> pa.Table:
-    """Return the columns `schema` of a shard's sidecar. Missing columns are null."""
+    """Return the columns in `schema` from a shard's sidecar. Missing columns are null."""
     part = read_index(catalog, number, metadata=True)
     columns = {name: part.table.column(name) for name in part.table.column_names}
     columns["__shard__"] = pa.array([catalog.shards[number].name] * len(part), pa.string())
@@ -202,7 +202,7 @@ class SelectedShard(NamedTuple):
     rows: NDArray[np.int64]
 
     def raise_damage(self) -> None:
-        """Raise an error if damage stopped the scan of the shard. The samples after the damage are unknown."""
+        """Raise an error if damage stopped the scan of the shard."""
         if self.shard_index.problems:
             raise self.shard_index.problems[-1]
 

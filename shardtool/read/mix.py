@@ -75,20 +75,20 @@ def mix(
     datasets: Iterable[Streamable[SampleT]], weights: Sequence[float] | None = None, *,
     choose: Sequence[int] | None = None, repeat: Sequence[float] | None = None, stop: Stop | None = None,
 ) -> MixedDataset[SampleT]:  # fmt: skip
-    """Mix several datasets into one that can be streamed, divided among ranks and resumed.
+    """Mix several datasets into one.
 
     Each block of 64 samples has the requested proportions, up to rounding. The datasets alternate in random order, even
-    without `shuffle`. After its last sample, a dataset starts its next epoch. In each epoch of the mix, a dataset
-    continues where it stopped in the previous epoch. Without options, each sample occurs once per epoch.
+    without `shuffle`. After its last sample, a dataset starts again with its own next epoch. A new epoch of the mix
+    continues each dataset where the previous epoch stopped. Without options, each sample occurs once per epoch.
 
     Args:
         datasets: Datasets, views or other mixes. Their stages run before the stages of the mix.
-        weights: `[3, 1]` draws three of four samples from the first dataset. By default, the lengths of the datasets.
+        weights: `[3, 1]` draws three of four samples from the first dataset. Default: the lengths of the datasets.
         choose: Number of samples per epoch from each dataset, instead of weights.
         repeat: How often to read each dataset per epoch, instead of weights. With 0.5, alternate epochs read different
             halves of the dataset.
-        stop: With weights, end an epoch when one dataset was read completely (`first`), when all were (`all`), or after
-            this number of samples.
+        stop: With weights, end an epoch when one dataset was read completely (`first`), when every dataset was read
+            completely (`all`), or after this number of samples.
 
     Raises:
         InvalidRequest: A dataset is empty or batched, or an option is invalid.

@@ -82,11 +82,11 @@ class OpenShardFile:
                 self.fd = os.dup(unpacked.hold(0, _MAX_SHARD_BYTES).fileno())
 
     def __del__(self) -> None:
-        if os is None:  # Python has deleted module variables at exit
+        if os is None:  # at exit, Python sets module variables to None
             return
         if self.fd >= 0:
             os.close(self.fd)
-        if self._held is not None and self._pid == os.getpid():  # a forked process does not own the lease
+        if self._held is not None and self._pid == os.getpid():  # the parent of a forked process owns the lease
             self._held.close()
 
     def release_lease(self) -> None:

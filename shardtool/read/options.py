@@ -76,7 +76,7 @@ class GrowingCache(Protocol):
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """Options for reading samples; see also `read.dataset.open`.
+    """Options for reading samples; see `read.dataset.open`.
 
     Attributes:
         fields: Fields to read, or None for all.

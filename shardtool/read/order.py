@@ -38,8 +38,8 @@ class OrderOptions:
         parts: Number of parts into which the dataset is cut, a multiple of `ranks`. The parts are read in parallel.
         window: Number of samples of a part that are shuffled together.
         ranks: Number of ranks, if each rank reads its own parts. If 0, the order does not depend on the number of
-            ranks, and consecutive positions read from the parts in a fixed order. In stream states of version 1, it is
-            0.
+            ranks, and consecutive positions read from the parts in a fixed order. Stream states of version 1
+            imply 0.
     """
 
     shuffle: Shuffle = True
@@ -109,11 +109,11 @@ def _shuffled_samples(options: OrderOptions, starts: Numbers, ends: Numbers, pos
 
     The shards are concatenated in random order, and the result is cut into `parts` contiguous parts. Position g reads
     sample g // parts of part g % parts, so all parts are read in parallel. In each part, every window of `window`
-    samples is permuted. A row consists of `parts` consecutive positions, one per part. With `ranks`, each row also
-    permutes the parts of each rank.
+    samples is permuted. A row consists of `parts` consecutive positions, one per part. With `ranks`, each rank also
+    reads its parts in a different order in each row.
 
-    For the shards in their random order, `starts` contains the number of the first sample, and `ends` the cumulative
-    number of samples, int64 [shards].
+    In the random order of the shards, `starts` contains the number of each shard's first sample, and `ends` the
+    cumulative number of samples, int64 [shards].
     """
     part, row = positions % options.parts, positions // options.parts
     whole, longer_parts = divmod(int(ends[-1]), options.parts)
@@ -168,7 +168,7 @@ class Share:
     Attributes:
         ends: What to do with the last positions if they cannot be divided evenly: `drop` them, add the first positions
             of the epoch (`pad`), or give them to the first ranks (`uneven`).
-        origin: Position where these ranks started: 0, or the position of a loaded state.
+        origin: Position at which all ranks started: 0, or the position of a loaded state.
     """
 
     rank: int = 0
@@ -201,7 +201,7 @@ class Share:
         return replace(self, rank=self.rank // group_size, world_size=groups, group_size=group_size)
 
     def end(self, length: int) -> int:
-        """Return the position at which all ranks stop. With `pad`, it may be after the end of the epoch."""
+        """Return the position at which all ranks stop. With `pad`, this may be after the end of the epoch."""
         remaining = max(0, length - self.origin)
         if self.ends == "uneven":
             return self.origin + remaining

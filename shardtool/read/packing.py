@@ -44,7 +44,7 @@ class TokenField(NamedTuple):
     def from_sample(
         cls, reader: SampleReader, numbers: Iterable[int], name: str, dtype: DTypeLike | None
     ) -> TokenField:
-        """Detect how samples store the field, from the first of these samples that is not skipped."""
+        """Read the first sample in `numbers` that is not skipped, and detect how it stores the field."""
         samples, failed = map(reader.with_options(fields=None).read_one, numbers), list[ShardError]()
         while isinstance(sample := next(samples, None), ShardError) and reader.options.on_error == "skip":
             failed.append(sample)

@@ -80,8 +80,8 @@ class SampleReader:
     """
 
     def __init__(self, catalog: Catalog, options: ReadOptions) -> None:
-        # Allocate and free 16 MB once, so the C library keeps freed memory for reuse. Requesting new memory for each
-        # list of large samples takes longer than reading the samples (measured).
+        # Allocate and free 16 MB once, so the C library keeps freed memory for reuse. Requesting new memory for large
+        # samples takes longer than reading them (measured).
         bytes(_FREED_BLOCK_BYTES)
         self.catalog = catalog
         self._open_shards: dict[int, ReadableShard] = {}
@@ -109,7 +109,7 @@ class SampleReader:
         return SampleReader, (self.catalog, self.options)
 
     def copy_ahead(self, numbers: Numbers, seen: set[str]) -> None:
-        """Start copying shards of these samples to the cache, and add their paths to `seen`. Skip paths in `seen`."""
+        """Start copying the shards of these samples to the cache, except paths in `seen`. Add their paths to `seen`."""
         if isinstance(cache := self.options.cache, CopyingCache):
             for shard in [self.catalog.shards[number] for number, *_ in self.catalog.group_by_shard(numbers)]:
                 if shard.path not in seen:
@@ -130,8 +130,8 @@ class SampleReader:
     def with_fields(self, fields: frozenset[str] | None) -> SampleReader:
         """Return a reader of only these fields, or this reader if the samples have no other fields.
 
-        If a sample may lack one of the fields, return this reader, because the error for a missing field lists all
-        fields.
+        If a sample may lack one of the fields, return this reader, because the error for a missing field lists the
+        other fields of the sample.
         """
         catalog = self.catalog
         names = None if fields is None else {name for name in fields if name[:2] != "__"}
@@ -213,7 +213,7 @@ class SampleReader:
         """Return an open shard. It stays open until too many shards or indexes are in use."""
         opened = self._open_shards.get(shard)
         if opened is None:
-            if (error := self._broken.get(shard)) is not None:  # do not scan or copy a damaged shard again
+            if (error := self._broken.get(shard)) is not None:  # do not scan, copy or log a damaged shard again
                 raise error.with_traceback(None)
             stored, index = self.catalog.shards[shard], self.store.index(shard)
             is_tar = detect_kind(stored.path).format == "tar"
@@ -240,7 +240,7 @@ class SampleReader:
             except CorruptShard as damage:
                 error = damage
                 if self.options.on_error == "skip":
-                    self._broken[shard] = error  # do not scan and log the shard again
+                    self._broken[shard] = error
             else:
                 return samples
         return [error] * len(rows)

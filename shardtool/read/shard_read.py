@@ -232,7 +232,7 @@ class _BlockRead:
                     self._record_error(index, _NOT_A_NUMBER)
         width = int(counts[0])
         if (counts == width).all() and (codes.reshape(-1, width or 1) == codes[:width]).all():
-            for index, code in enumerate(codes[:width].tolist()):  # takes half as long as the loop below
+            for index, code in enumerate(codes[:width].tolist()):  # this takes half as long as the loop below
                 name = names[code]
                 for sample, value in zip(samples, values[index::width], strict=True):
                     sample[name] = value
@@ -310,7 +310,6 @@ class _BlockRead:
         ))  # fmt: skip
 
     def _check_whole(self) -> None:
-        # without checksums of payloads, check the whole shard
         expected, file = self._shard.crc, self._shard.file
         if expected < 0:
             raise InvalidRequest(
@@ -391,6 +390,6 @@ def _read_each(
             for name, read in reads:
                 sample[name] = read(sample[name])
         except (OSError, EOFError, ValueError, IndexError):
-            yield read_one(position)  # reads again, and returns a complete error
+            yield read_one(position)  # read the sample again, to create a complete error
         else:
             yield sample

@@ -114,7 +114,7 @@ def read_ahead(
     The caller's thread iterates over `jobs`. Closing the generator stops the threads.
     """
     pool = ThreadPoolExecutor(threads, f"shardtool-{name}")
-    stop = stop_threads  # local, because Python may delete module variables at exit
+    stop = stop_threads  # keep a reference, because Python may delete module variables at exit
     waiting: deque[tuple[Job, Future[Result]]] = deque()
     try:
         for job in jobs:
@@ -128,12 +128,12 @@ def read_ahead(
 
 
 _READ_BYTES = 2**23  # fits into a processor's cache
-_LARGE_READ_BYTES = 2**25  # for large samples, because these are read on demand
+_LARGE_READ_BYTES = 2**25  # large samples are read on demand, so they need not fit into the cache
 _MAX_SAMPLES_PER_READ = 2**12
 _STEPS_AHEAD = 2
 _CONCURRENT_ROUNDS = 2  # with a shuffle, maximum number of concurrent reads of remote shards
 _ROUNDS_PER_READ = 2  # rounds (`OrderOptions.round_size`) per read of remote shards, to avoid small requests
-_MAX_ROUND_GROWTH = 4  # limits memory, because states of more ranks have larger rounds
+_MAX_ROUND_GROWTH = 4  # limits memory after loading a state of more ranks, because its rounds are larger
 _PREFETCH_BYTES = 2**30  # enough to copy a large shard before it is read
 _MAX_PREFETCH_JOBS = 2**8
 
@@ -357,7 +357,7 @@ class Stream(SampleSource[SampleT]):
 
 
 def no_random_access_error(name: str) -> InvalidRequest:
-    """Return the error for a stream indexed like a list."""
+    """Return the error for indexing a stream like a list."""
     remedy = "In a DataLoader, use StreamDataset(dataset, batch_size), or MapDataset(dataset) for samples by number."
     return InvalidRequest(name, "indexed by a sample number", expected="iteration", remedy=remedy)
 

@@ -1,4 +1,4 @@
-"""The base class of datasets and mixes. It makes streams, batches and packed blocks."""
+"""Make streams, batches and packed blocks of a dataset or mix."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Streamable(SampleSource[SampleT]):
         if not self.source.length:
             return iter(())
         in_order = self.stream(shuffle=False, rank=0, world_size=1, ends="uneven")
-        in_order.skipped.has_warned = True  # no warning about skipped samples: such loops often filter
+        in_order.skipped.has_warned = True  # loops over a dataset often filter, so do not warn
         return iter(in_order)
 
     def count_dropped(self, error: ShardError) -> None:
