@@ -48,10 +48,10 @@ class _Crop:
     place: str | None
 
     def move(self, boxes: ArrayLike, place: ArrayLike) -> NDArray[np.float32]:
-        """Convert boxes of the whole image to coordinates of the crop, and clip them.
+        """Convert boxes from pixels of the whole image to pixels of the crop, and clip them.
 
-        A box outside the crop has no area. `boxes` are [n, 4] with left, top, right and bottom in pixels. `place` is
-        the value of the field that the attribute `place` names.
+        A box outside the crop has no area. `boxes` are [n, 4] with left, top, right and bottom. `place` is the position
+        of the crop, from the field that `self.place` names.
         """
         left, top, width, height, mirrored = np.asarray(place, np.float32)
         whole = np.asarray(boxes, np.float32).reshape(-1, 4)
@@ -103,7 +103,7 @@ class CenterCrop(_Crop):
             raise InvalidRequest("shorter", repr(self.shorter), expected=f"at least the crop's size, {self.size}")
 
     def __call__(self, data: bytes) -> Any:
-        """Return the crop. If `place` is set, return its position, too."""
+        """Return the crop, and its position if `place` is set."""
         return self._with_position(*self._crop(data, self.box))
 
     def box(self, width: int, height: int) -> Box:
@@ -146,7 +146,7 @@ class RandomResizedCrop(_Crop):
             raise InvalidRequest("flip", f"{self.flip}", expected="a probability, 0 to 1")
 
     def __call__(self, data: bytes, rng: np.random.Generator | None = None) -> Any:
-        """Return a random crop. If `place` is set, return its position, too."""
+        """Return a random crop, and its position if `place` is set."""
         rng = rng or seeded_rng()
         square, box = self._crop(data, partial(self.box, rng=rng))
         mirrored = self.flip > 0 and rng.random() < self.flip

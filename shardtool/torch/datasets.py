@@ -49,8 +49,8 @@ _DIVIDING_CALLERS = {"IterableDatasetShard", "DataLoaderDispatcher"}
 class _ErrorFromText(type):
     """Metaclass of the error classes that `_picklable_errors` creates.
 
-    PyTorch recreates a worker's error in the parent process by calling its class with a string. These classes accept a
-    string. They cannot be pickled by name, so the metaclass is registered with copyreg.
+    PyTorch recreates a worker's error in the parent process by calling the class of the error with a string. The
+    created classes accept a string. They cannot be pickled by name, so the metaclass is registered with copyreg.
     """
 
     @classmethod
@@ -179,13 +179,13 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
 
     A pass is one iteration over the `DataLoader`, and reads the current epoch. A complete pass moves to the next epoch.
     Workers read ahead, so a pass that you stop during its last batches may count as complete. `set_epoch` also works
-    with persistent workers. You can load a state with a different number of ranks and workers.
+    with persistent workers. You can load a state that was saved with a different number of ranks or workers.
     """
 
     _tallies: SharedBlocks = field(init=False, repr=False, default_factory=SharedBlocks)
     _pass_start: SharedPassStart = field(init=False, repr=False)
     _passes: int = field(init=False, repr=False, default=0)
-    # identifies the last pass (see `SharedPassStart.record_worker_start`)
+    # `_group` identifies the last pass (see `SharedPassStart.record_worker_start`)
     _group: tuple[int, int, int] = field(init=False, repr=False, default=(0, 0, 0))
     _drop_last: torch.Tensor = field(init=False, repr=False, default_factory=lambda: torch.zeros(1).share_memory_())
     _resumed: WorkerState | None = field(init=False, repr=False, default=None)
@@ -240,7 +240,7 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
         (worker, _), group, frame = _worker_number(), self._group, inspect.currentframe()
         with _picklable_errors():
             self._check_batch_size(frame.f_back.f_locals if frame and frame.f_back else {})
-            del frame  # avoids a reference cycle
+            del frame  # avoid a reference cycle
             try:
                 yield from samples
             finally:
@@ -257,7 +257,7 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
                 raise InvalidRequest("batch_size", found, expected="equal values, which workers and states rely on")
 
     def _check_undivided(self, frame: FrameType | None) -> None:
-        """Raise InvalidRequest if the caller would divide this rank's samples again."""
+        """Raise InvalidRequest if the caller would divide this rank's samples among the ranks again."""
         caller = frame.f_back.f_locals.get("self") if frame and frame.f_back else None
         names = {base.__name__ for base in type(caller).__mro__} & _DIVIDING_CALLERS
         if names and self._stream.world_size > 1:

@@ -135,8 +135,8 @@ TakeBatch: TypeAlias = "Callable[[], Any]"
 class DirectTransfer:
     """Copies batches to a device, and waits for each copy.
 
-    `send` returns a function. Call it once, on the stream that uses the batch, to get the batch. After `wait`, the
-    loader can reuse the memory of the batch.
+    `send` returns a function that returns the batch. Call this function once, on the CUDA stream that uses the batch.
+    After `wait`, the loader can reuse the memory of the batch.
     """
 
     def __init__(self, device: torch.device, change: TensorFunction) -> None:
@@ -161,7 +161,7 @@ class StreamTransfer:
         self._device, self._change = device, change
         self._stream = torch.cuda.Stream(device)
         self._copied: torch.cuda.Event | None = None
-        self._reading: list[torch.Tensor] = []  # keeps pinned memory alive until the copy finishes
+        self._reading: list[torch.Tensor] = []  # keep pinned tensors until they are copied
 
     def send(self, batch: Any) -> TakeBatch:
         """Enqueue the copies of all tensors, then the calls of `change`."""
@@ -199,7 +199,7 @@ class StreamTransfer:
         return _record_use(tensor, consumer) if tensor.device == self._device else tensor.to(self._device)
 
     def _event(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(blocking=True)  # sleeps, so decoders can use the core
+        event = torch.cuda.Event(blocking=True)  # a waiting thread sleeps, so decoder threads can use its core
         event.record(self._stream)
         return event
 
@@ -227,7 +227,7 @@ class Prefetcher:
         std: Standard deviation, like `mean`; 1 by default.
         channels_last: Whether to store the channels of a pixel next to each other.
         dtype: Type of the images, by default float32.
-        depth: Number of batches on a CUDA device, or being copied to it.
+        depth: Number of batches that are on a CUDA device or being copied to it.
 
     Raises:
         InvalidRequest: An option is invalid, the device does not exist, or a batch has no image to normalise.
@@ -283,7 +283,7 @@ class Prefetcher:
             return _SentBatch(self._send(batch, sender), state() if state else None)
         except StopIteration:
             return _SentBatch(is_end=True)
-        except Exception as error:  # noqa: BLE001 - raised when its batch is requested
+        except Exception as error:  # noqa: BLE001 - `__iter__` raises the error
             return _SentBatch(is_end=True, error=error)
 
     def _send(self, batch: Any, sender: DirectTransfer | StreamTransfer) -> TakeBatch:

@@ -57,7 +57,7 @@ def _add_label(labels: Mapping[str, Any], sample: dict[str, object]) -> dict[str
 def split_pipeline(
     source: StreamableT, kinds: tuple[type, ...], on_error: OnError | None
 ) -> tuple[StreamableT, Pipeline]:
-    """Return a copy of a source without its stages, and the stages. Raise InvalidRequest for types not in `kinds`."""
+    """Return a copy of a source without stages, and the stages. Raise InvalidRequest if its type is not in `kinds`."""
     if not isinstance(source, kinds):
         expected = "a dataset that shardtool.open returned"
         if Stream in kinds:
@@ -92,7 +92,7 @@ class StreamOptions:
     Attributes:
         source: A dataset, a mix, or a stream with its own order and rank. Its stages run first.
         batch_size: Samples per batch and rank, or 1 if the source makes batches by size (`batch(by=...)`).
-        decode, labels, transform: As for `MapDataset`.
+        decode, labels, transform: See `MapDataset`.
         rank: Rank of this process. By default, torch.distributed or the environment determines `rank` and `world_size`.
 
     For the other options, see `Dataset.stream`.
@@ -243,7 +243,7 @@ def stream_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
         return state
     batches = snapshot["_snapshot_step"] + state["_steps_since_snapshot"]
     workers = snapshot["_worker_snapshots"].values()
-    # for all workers, because `_state_after_batches` raises an error if a worker skipped samples
+    # compute all states, because `_state_after_batches` raises an error if a worker skipped samples
     states = [*filter(None, (_state_after_batches(worker, batches) for worker in workers))]
     return states[0] if states else state
 
@@ -254,7 +254,7 @@ def _state_after_batches(loader: Mapping[str, Any], batches: int) -> dict[str, o
 
 
 SKIP_TALLY_BLOCKS = 256  # blocks of shared memory; with more workers, several workers share a block
-_TALLY_STEP_DIVISOR = 16  # each publication takes new shared memory, so wait until counts have grown by 1/16
+_TALLY_STEP_DIVISOR = 16  # `publish` uses new shared memory, so call it only when counts have grown by 1/16
 
 
 class SkipCounter(SkippedSamples):
@@ -310,7 +310,7 @@ class SharedPassStart:
 
     def __init__(self, blocks: SharedBlocks) -> None:
         self._blocks = blocks
-        # epoch, position, and the three numbers of the group (see `record_worker_start`)
+        # the epoch, the position, and the three numbers of `group` (see `record_worker_start`)
         self._now = torch.zeros(5, dtype=torch.int64).share_memory_()
         self._workers = torch.zeros(_MAX_WORKERS, dtype=torch.uint8).share_memory_()
 
@@ -326,7 +326,7 @@ class SharedPassStart:
         self._workers.zero_()
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next pass start this epoch. Do nothing if this epoch is already set and unfinished."""
+        """Make the next pass read this epoch from its start. Do nothing if this epoch is already set and unfinished."""
         with self._blocks.locked():
             if self._is_over or epoch != self.epoch_and_position[0]:
                 self.set_start(epoch, 0)

@@ -108,7 +108,7 @@ class Loader(StreamOptions):
         )
         stop, feeder = Event(), ThreadPoolExecutor(1, "shardtool-feed")
         decoders = ThreadPoolExecutor(threads, "shardtool-decode")
-        can_wait = may_wait  # local, because Python may delete module variables at exit
+        can_wait = may_wait  # keep a reference, because Python may delete module variables at exit
         samples = ((sample, stream.last_position()) for sample in stream)
 
         def state() -> tuple[State, int]:
@@ -211,7 +211,7 @@ class _PendingBatch:
                     self._samples[row] = value
                 elif value is not SKIPPED:
                     self._into.put(row, value)
-        except BaseException as error:  # noqa: BLE001 - raised when the batch is requested
+        except BaseException as error:  # noqa: BLE001 - `done` raises the error
             with self._lock:
                 if row < self._failed:  # report the first failing sample
                     self._failed, self._error = row, error
@@ -225,7 +225,7 @@ class _PendingBatch:
         error = self._error
         try:
             value = None if error or self._stop.is_set() else self._collate()
-        except BaseException as caught:  # noqa: BLE001 - as above
+        except BaseException as caught:  # noqa: BLE001 - `done` raises the error
             error = caught
         if error is None:
             self.done.set_result(value)
@@ -291,7 +291,7 @@ class _FieldRows:
                 rows[row].copy_(value)
                 value = _IN_ROW
         elif isinstance(value, np.ndarray) or hasattr(type(value), "__array_interface__"):
-            # also converts Pillow images
+            # `np.asarray` also converts Pillow images
             array = np.asarray(value)
             if array.dtype.kind in "biufc" and array.dtype.isnative:
                 if not self._listed:
@@ -301,7 +301,6 @@ class _FieldRows:
                     row_array[row] = array
                     array = _IN_ROW
                 else:
-                    # arrays of different shapes become a list of tensors
                     tensor = torch.from_numpy(array.copy())
                     array = tensor.pin_memory() if self._pin else tensor
             value = array
