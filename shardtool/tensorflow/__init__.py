@@ -1,4 +1,4 @@
-"""Read TFRecords with `tf.data`, and batches of any dataset with `fit` of Keras."""
+"""Read TFRecords with `tf.data`, and pass batches of any dataset to `fit` of Keras."""
 
 from __future__ import annotations
 
@@ -181,9 +181,8 @@ class BatchSequence:
     """Batches of a dataset, reordered each epoch, as a mixin for `keras.utils.PyDataset`.
 
     Keras requests batches from worker threads, so the order must not change during an epoch. Keras also reads batches
-    only to determine their shapes, and then calls `on_epoch_end`. The next epoch therefore starts only if
-    `on_epoch_begin` was called. Older releases of Keras lack `on_epoch_begin`. With these, every `on_epoch_end` starts
-    the next epoch.
+    only to determine their shapes, and then calls `on_epoch_end`. This call therefore starts the next epoch only if
+    `on_epoch_begin` was called. Older releases of Keras lack `on_epoch_begin`, so every call starts the next epoch.
     """
 
     def __init__(self, samples: SampleSequence, batch_size: int, first: OrderOptions, workers: int) -> None:
