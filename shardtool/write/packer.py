@@ -1,7 +1,7 @@
 """Base class of the packers. A packer writes the samples of a planned shard.
 
 Payloads are read into a buffer. A full buffer is written to the shard. A sample larger than the buffer is written in
-blocks. If such a sample fails after its first block, the shard is packed from scratch.
+blocks. If such a sample fails, the shard is packed from scratch.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Packer:
     Args:
         put: Writes bytes of the shard.
         report: Called regularly with the numbers of samples and bytes written since the last call.
-        skipped: The skipped samples by index. The packer adds to this dict.
+        skipped: The skipped samples by index. The packer adds samples that it skips.
     """
 
     def __init__(self, task: ShardTask, put: Put, report: Report, skipped: dict[int, Skipped]) -> None:
@@ -77,7 +77,7 @@ class Packer:
         self.view = get_buffer("shard")
         self.size = self.crc = 0
         self.field_crcs = array("I")
-        # for the argument `single_numbers` of `compute_content_fingerprint`
+        # see `compute_content_fingerprint`
         self.single_numbers = array("Q")
         self.reported = (0, 0, time.monotonic())
         samples, self.content = task.samples, task.samples.content
@@ -236,7 +236,7 @@ class Packer:
                     yield PlannedFile(self.root + path, flags, self.sizes[field_row], self.mtimes[field_row])
 
     def skip(self, sample: int, failed: SourceFailed, *, streamed: bool) -> None:
-        """Skip a failed sample, or raise its error. If `streamed`, part of the sample was written."""
+        """Skip a failed sample, or raise its error. If `streamed`, part of it was written: restart the shard."""
         path, key = to_text(failed.path), to_text(self.keys[sample])
         skip_advice = f"or skip such samples with {option_text('on_error', 'skip')}."
         stops = self.task.on_error == "raise" and failed.code not in INTENDED_CODES
@@ -250,7 +250,7 @@ class Packer:
             expected = "a file that does not change during the run" if failed.code == "changed" else ""
             remedy = f"Fix the sample and run again with {flag_text('resume')}, {skip_advice}"
             raise SampleFailed(location, failed.message, expected=expected, remedy=remedy, detail=failed.detail)
-        # The output will list `path`, so remove the folders of this machine.
+        # The output will list `path`, so remove the folders of this machine from it.
         for file in self.files:
             if failed.path == file.path or failed.path.startswith(file.path + b":"):
                 path = to_text(file.path.rpartition(b"/")[2] + failed.path[len(file.path) :])

@@ -40,8 +40,8 @@ class ReadAhead:
     """Reads files ahead, in threads.
 
     The caller must request the files in the order of `files`, but may skip some. Files that were read but not requested
-    use at most `memory` bytes. Files larger than half of `memory`, files that differ from the plan, and files that
-    changed after `max_ctime_ns` are left to the caller.
+    use at most `memory` bytes. The caller must read a file itself if it is larger than half of `memory`, differs from
+    the plan, or changed after `max_ctime_ns`.
     """
 
     def __init__(

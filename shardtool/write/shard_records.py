@@ -27,7 +27,7 @@ class EncodedField(NamedTuple):
 
     Attributes:
         stored: The bytes in the shard.
-        text: The text of a number, or empty for other values.
+        text: A number as text, or empty for other values.
     """
 
     name: bytes
@@ -66,7 +66,7 @@ class ShardRecords:
         return len(self.keys)
 
     def add(self, key: bytes, parts: Parts, size: int, fields: list[EncodedField]) -> None:
-        """Add a sample. `parts` is its record from `encode_record`, of `size` bytes."""
+        """Add a sample. `parts` is the record from `encode_record`, and `size` its number of bytes."""
         self.keys.append(key)
         self._counts.append(len(fields))
         field_codes = self._field_codes

@@ -1,6 +1,6 @@
 """Read spans: byte ranges in shards, archives and the temporary file of a shuffle (the spool).
 
-One system call reads many consecutive spans, or a region of a spool (a range that fits in memory).
+One system call reads many consecutive spans, or a region (a range of the spool that fits in memory).
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ class SpanReader:
         self._ctimes: dict[int, int | None] = {}
         self._file = -1
         self._start = self._held = 0
-        self._end = self._ahead = 0  # end offset of the last span, and size of the last read-ahead
+        # the end offset of the last span, and the size of the last read-ahead
+        self._end = self._ahead = 0
 
     def read(self, file: int, offset: int, into: memoryview) -> None:
         """Fill `into` with the bytes at `offset` of `files[file]`.

@@ -42,7 +42,7 @@ class TarPacker(packer.Packer):
         return self.reads_local_files and SPAN not in self.kinds
 
     def _fill(self, first: int, last: int, rows: list[int]) -> bool:
-        # Return False if a file cannot be read or differs from the plan. Repeats the code of `read_file`, for speed.
+        # Return False if a file cannot be read or differs from the plan. For speed, repeat the code of `read_file`.
         view, max_ctime_ns, crcs, used, padding = self.view, self.max_ctime_ns, list[int](), 0, 0
         folder, row, end = self.folder, rows[first], rows[last]
         names = self._names(first, last, rows)

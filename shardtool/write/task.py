@@ -1,6 +1,6 @@
-"""The task of packing one shard, its result, and buffers that a worker reuses for all its shards.
+"""The task of packing one shard, its result, and buffers.
 
-The page faults of new buffers would take as long as packing small files.
+A worker reuses its buffers, because the page faults of new buffers would take as long as packing small files.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ _arena = memoryview(b"")
 
 @cache
 def get_buffer(use: Literal["shard", "window", "gap"]) -> memoryview:
-    """Return the buffer for `use`: the same buffer in each call."""
+    """Return the buffer for `use`. Every call returns the same buffer."""
     return memoryview(bytearray(MAX_GAP_BYTES if use == "gap" else BUFFER_SIZE))
 
 
