@@ -50,7 +50,8 @@ _VERB_SUMMARIES = {
 
 
 _MIN_ADDRESS_SPACE_BYTES = 300_000_000  # with less address space, OpenBLAS and glibc abort
-_GC_THRESHOLD = 50_000  # high, because imports create many objects that are never freed
+# Collect garbage rarely, because imports create many objects that are never freed.
+_GC_THRESHOLD = 50_000
 _RESUME_TEXT = "All files in the output are complete. Run it again with --resume to continue."
 _RESUME_TEXTS = {
     "create": _RESUME_TEXT,
@@ -135,8 +136,7 @@ def cli() -> None:
       shardtool help create urls
 
     More: shardtool VERB -h (short), shardtool VERB --help (full), shardtool help VERB TOPIC (all options), shardtool
-    --version. --no-color, or NO_COLOR=1, turns colours off. For TAB completion, put `eval "$(shardtool completion
-    bash)"` into ~/.bashrc, or see `shardtool completion -h`.
+    --version. --no-color, or NO_COLOR=1, turns colours off. For TAB completion, see `shardtool completion -h`.
     """
 
 

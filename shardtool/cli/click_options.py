@@ -1,4 +1,4 @@
-"""Build click options from option declarations, and options objects from typed values."""
+"""Build click options from option declarations, and options objects from command-line values."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def drop_overridden(kind: type[Any], context: click.Context) -> None:
             continue
         parent = cli_spellings(kind, name)[0][2:]
         members = [other for other in specs if specs[other].parent.split(" ")[0] == parent and params[other]]
-        if not spec.comma_separated:  # a typed value replaces the value of the job file
+        if not spec.comma_separated:  # a value on the command line replaces the value of the job file
             required = {
                 other.name
                 for member in typed & {*members}
@@ -76,7 +76,7 @@ def drop_overridden(kind: type[Any], context: click.Context) -> None:
 
 
 def build_options(kind: type[Any], names: Sequence[str], typed_values: Mapping[str, Any]) -> Any:
-    """Create an options object of the class `kind` from typed values."""
+    """Create an options object of the class `kind` from command-line values."""
     values = {name: parse_typed_value(kind, name, typed_values) for name in names}
     try:
         return kind(**{name: value for name, value in values.items() if value is not None})
@@ -147,7 +147,7 @@ def _apply_option(spec: OptionSpec, _context: click.Context, param: click.Parame
 
 
 def parse_typed_value(kind: type[Any], name: str, typed_values: Mapping[str, Any]) -> Any:
-    """Convert a typed value to the type that the options class expects."""
+    """Convert a value from the command line to the type that the options class expects."""
     spec, value = option_specs(kind)[name], typed_values[name]
     if isinstance(value, str) and value in spec.typed_choices:
         return spec.typed_choices[value]

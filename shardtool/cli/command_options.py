@@ -63,7 +63,7 @@ class RunOptions(PrintOptions):
 
     Attributes:
         progress: Show a progress bar on a terminal (auto), or a line every ten seconds (plain).
-        log: Write a line per event to stderr instead of progress, as text or json.
+        log: Write a line per event to stderr, as text or json, instead of showing progress.
         verbose: Print details, such as a line for every shard and all differences.
         endpoint: Server for s3:// (MinIO, Ceph, R2 ...), gs:// or az://.
         anonymous: Read public buckets without credentials.

@@ -1,4 +1,4 @@
-"""The verbs: pass typed arguments to the library, and print the results."""
+"""The verbs: pass command-line arguments to the library, and print the results."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def register_verb(
 ) -> Callable[[_CommandT], _CommandT]:
     """Return a decorator that registers a function as a verb, with its docstring as help.
 
-    The decorated function receives the typed arguments, a function that returns an `options` object (unless `options`
-    is None), and a `run_options` object.
+    The decorated function receives the command-line arguments, a function that returns an `options` object (unless
+    `options` is None), and a `run_options` object.
 
     Args:
         arguments: The click arguments, or the arguments in the usage line, such as `SOURCE... OUTPUT`.
@@ -85,7 +85,7 @@ def register_verb(
         option_names = {kind: [name for name in option_specs(kind) if name not in omitted] for kind in kinds}
         params = [build_click_option(kind, name) for kind, names in option_names.items() for name in names]
         first = VerbOption(["-h", "first_help"], is_flag=True, is_eager=True, expose_value=False, callback=_show_brief)
-        # Accept --no-color after the verb, too. `main` has already read it.
+        # Accept --no-color after the verb, too. `_run` has already read it.
         plain = VerbOption(["--no-color"], is_flag=True, expose_value=False)
         first.hidden = plain.hidden = True
         params += [first, plain]
@@ -192,8 +192,7 @@ def reshard(names: tuple[str, ...], make_options: Callable[[], ReshardOptions], 
     folder or a shard, written by any tool. Shards without a sidecar are scanned. Several datasets are combined into
     one.
 
-    OUTPUT is a pattern, as for `create`; quote it. The file extension selects the format: .tar (WebDataset) or
-    .tfrecord.
+    OUTPUT is a pattern, as for `create`; quote it. Its file extension selects the format.
 
     \b
     Examples:
@@ -233,7 +232,7 @@ def verify(names: tuple[str, ...], make_options: Callable[[], VerifyOptions], ru
     extra byte. In shards without sidecars, verify checks headers, framing, TFRecord checksums and keys, and detects
     truncated files. If you pass several datasets, verify checks each one, and reports samples that are in two splits.
 
-    Exit code: 0 no problems, 3 findings, 4 nothing could be read. With several datasets, the worst code counts.
+    Exit code: 0 no problems, 3 findings, 4 nothing could be read. For several datasets, the highest code is used.
 
     \b
     Examples:
@@ -310,11 +309,11 @@ def copy(names: tuple[str, ...], make_options: Callable[[], CopyOptions], run_op
 
     DATASET is a dataset file, or a folder, pattern or glob of dataset files; it can be at s3://, gs://, az:// or
     https://. DEST is a folder, or a prefix at s3://, gs:// or az://. Shards, sidecars, the list of skipped samples and
-    valid indexes of other tools are copied, and the dataset file last. All files keep their names.
+    valid indexes of other tools are copied first, then the dataset file. All files keep their names.
 
     Existing files with the right bytes are not copied again. To continue an interrupted copy, or to copy only the new
-    shards of a dataset, run the same command again. With --overwrite, copy replaces a different dataset with the same
-    name, and deletes the shards of the old dataset that DATASET does not have.
+    shards of a dataset, run the same command again. If DEST contains a different dataset of the same name, --overwrite
+    replaces it, and deletes old shards that DATASET does not have.
 
     \b
     Examples:
@@ -340,7 +339,7 @@ def extract(names: tuple[str, ...], make_options: Callable[[], ExtractOptions], 
 
     The field jpg of the sample cat/0001 becomes the file cat/0001.jpg. DATASET is a dataset file, a pattern, a glob, a
     folder or shards, written by any tool, local or remote. The last line of the output shows the `create` command that
-    packs DIR into the same samples again.
+    packs DIR into the same samples.
 
     Each payload is verified before it is written. Nothing is written outside DIR. Existing files are replaced only
     with --overwrite; files with the right bytes are kept. To continue an interrupted run, run the same command again.
@@ -369,12 +368,12 @@ def extract(names: tuple[str, ...], make_options: Callable[[], ExtractOptions], 
 def remove(names: tuple[str, ...], make_options: Callable[[], RemoveOptions], run_options: RunOptions) -> None:
     """Remove samples from DATASET in place; only the shards that contain them are rewritten.
 
-    DATASET is a dataset file, in a folder or a store. Several datasets, such as splits, are processed one by one. The
-    old shards are deleted only after the new shards are complete. To continue an interrupted run, run the same
-    command again. Afterwards, no file of the dataset contains these samples, and `create --resume` does not add them
-    again: a hash of each key is kept in NAME.skipped. Copies in other places and in caches are not changed.
+    DATASET is a dataset file, in a folder or a store. The old shards are deleted only after the new shards are
+    complete. To continue an interrupted run, run the same command again. After the run, no file of the dataset contains
+    the removed samples. NAME.skipped keeps a hash of each key, so `create --resume` does not add the samples again.
+    Copies and caches are not changed.
 
-    An argument that is neither a file nor the name of a dataset is a KEY. Use --keys for a key that could be both.
+    An argument that is neither a file nor the name of a dataset is a KEY. Use --keys for a key that looks like one.
 
     \b
     Examples:
@@ -400,8 +399,8 @@ def index(names: tuple[str, ...], make_options: Callable[[], IndexCommandOptions
     """Create the sidecars and the dataset file for shards of any tool, and indexes for other tools.
 
     DATASET is a dataset file, a folder, a shard pattern, a glob or shards. Only the headers of shards are read, and
-    shards are never changed. Valid sidecars are kept, missing sidecars are created, and invalid sidecars are replaced
-    only with --overwrite. With --export and a dataset file, only the exports are written, from the sidecars.
+    shards are never changed. Missing sidecars are created; invalid sidecars are replaced only with --overwrite. With
+    --export and a dataset file, only the exports are written, from the sidecars.
 
     \b
       dali-webdataset  out-000000.idx      for fn.readers.webdataset of NVIDIA DALI
@@ -446,7 +445,8 @@ def _index_dataset(
     lines, file, forms = list[str](), dataset[0], options.export
     reads_shards = options.checksum or options.columns_from
     if options.merge or not forms or len(dataset) > 1 or not file.endswith(".json") or reads_shards:
-        if options.merge:  # import only here: the import starts threads, but `run` below must fork workers first
+        if options.merge:
+            # Import this module only here, because it starts threads, and `run` below must fork workers before that.
             from shardtool.publish.merge_parts import merge
 
             result: IndexResult = merge(dataset[0] if len(dataset) == 1 else dataset, observer=terminal)

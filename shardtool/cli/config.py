@@ -38,11 +38,12 @@ else:
 _MAX_CONFIG_BYTES = 2**20
 _EXAMPLE_NAME = "job.toml"
 _SECRET_KEYS = ("header",)
-_WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # a text that TOML can store as a number unchanged
+# If TOML stores such a text as a number, reading it returns the same text.
+_WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")
 
 
 def read_config(path: str, ctx: click.Context) -> dict[str, Any]:
-    """Read a job file. Return the values of click parameters, in the form of typed values."""
+    """Read a job file. Return its values by click parameter, as if the user had typed them."""
     options, is_path_argument = _options_by_key(ctx.command), _arguments_by_key(ctx.command)
     params, arguments = dict[str, Any](), dict[str, list[str]]()
     for key, value in _read_toml(path).items():
@@ -55,10 +56,11 @@ def read_config(path: str, ctx: click.Context) -> dict[str, Any]:
                 params[options[key].name or ""] = _to_option_value(where, value, options[key], path)
         else:
             suggestion = suggest_option(f"--{key}", ctx)
-            is_key = "--" in suggestion and key.replace("-", "_") not in CONFIG_OPTIONS  # -f and --config are no keys
+            # A job file cannot contain -f or --config.
+            is_key = "--" in suggestion and key.replace("-", "_") not in CONFIG_OPTIONS
             remedy = suggestion.replace("--", "") if is_key else f"`{ctx.command_path} --help` lists all options."
             raise InvalidRequest(where, f"not an option of {ctx.info_name}", remedy=remedy)
-    # Without the first argument, ignore the others, because click would shift them.
+    # Without the first argument, ignore the others, because click would use the second argument as the first.
     is_complete = bool(arguments.get(next(iter(is_path_argument), "")))
     words = [text for key in is_path_argument for text in arguments.get(key, ()) if is_complete]
     names = [param.name or "" for param in ctx.command.params if isinstance(param, click.Argument)]
@@ -160,7 +162,7 @@ def prepare_config(path: str, ctx: click.Context) -> Callable[[], None]:
         text = f"{' and '.join(secret)} may contain secrets and {'are' if secret[1:] else 'is'} not saved in {path}"
         print_message(text, label="note:", label_color="yellow")
 
-    @cache  # only the first call writes, because the run may change the file later
+    @cache  # only the first call writes, so changes that the verb then makes to the file are kept
     def write() -> None:
         if _read_existing(path) != data:
             write_target(path, data)

@@ -352,7 +352,7 @@ def topic_sentences(verb: VerbCommand, name: str) -> list[str]:
 
 
 def option_keys(verb: VerbCommand, topic: str) -> dict[str, list[VerbOption]]:
-    """Return the sub-options in a topic (such as `per-host` of `--fetch`), by the name of their option."""
+    """Return the sub-options in a topic by parent option: `per-host` is a sub-option of `--fetch`."""
     keys: dict[str, list[VerbOption]] = {}
     for param in verb.params:
         if isinstance(param, VerbOption) and param.section == topic and param.parent and " " not in param.parent:
@@ -384,7 +384,8 @@ def _first_sentence(text: str) -> str:
 _MAX_MATCHES = 3
 _MIN_PLURAL_LETTERS = 3
 _MAX_SNIPPET_COLUMNS = 96
-_MAX_COUNTED_HITS = 2  # per word and passage, so a title outweighs many hits in a long page
+# Count only two hits of a word in a passage, so a title outweighs many hits in a long page.
+_MAX_COUNTED_HITS = 2
 _TITLE_WEIGHT, _OPTION_WEIGHT = 5, 8
 _FENCED_BLOCK = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"<!--.*?-->\n*", re.DOTALL)  # comments in pages contain commands for tests
@@ -426,7 +427,7 @@ def search_help(words: Sequence[str], verbs: Mapping[str, click.Command | None])
 
 
 def read_page(name: str) -> str:
-    """Return a page, or the section `page.md#heading`."""
+    """Return the page `page.md`, or its section `page.md#heading`."""
     page, _, anchor = name.partition("#")
     pages = _list_pages()
     if page not in pages:

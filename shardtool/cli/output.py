@@ -105,14 +105,14 @@ def _colored(text: str, label: str, label_color: str, location: str) -> str:
 
 
 def _retry_totals() -> dict[str, float]:
-    retry = sys.modules.get("shardtool.storage.remote.notices")  # loaded only if there were requests
+    retry = sys.modules.get("shardtool.storage.remote.notices")  # this module is loaded only with a verb
     return {} if retry is None else retry.retry_totals()
 
 
 class EventLog:
     """The log of `--log`, with one line per event on stderr.
 
-    `samples` and `size` are totals of the written shards. `result` is the document that `--json` prints.
+    `samples` and `size` are totals of the written shards. `result` is the document that `--json` would print.
     """
 
     def __init__(self) -> None:
@@ -184,8 +184,8 @@ _DEFAULT_COLUMNS, _MIN_COLUMNS, _MAX_COLUMNS = 100, 40, 160
 
 
 def terminal_width(default: int = _DEFAULT_COLUMNS) -> int:
-    """Return COLUMNS if set, else the terminal's width, else `default`, limited to between 40 and 160."""
-    # not shutil.get_terminal_size, because shutil imports bz2 and lzma
+    """Return COLUMNS if set, else the terminal's width, else `default`. The result is between 40 and 160."""
+    # Do not use shutil.get_terminal_size, because shutil imports bz2 and lzma.
     columns = os.environ.get("COLUMNS", "")
     if columns.isdecimal() and int(columns):
         width = int(columns)

@@ -1,4 +1,4 @@
-"""Format results of verbs as text, except the summary of `inspect`. `verify` can also report XML or annotations."""
+"""Format results of verbs as text, except the summary of `inspect`, and `verify` reports also as XML or annotations."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class PlainProgress:
         self._label, self._unit, self._done, self._shards, self._begun = "", "", 0, "", 0.0
 
     def begin(self, label: str, total: int | None, unit: str = "B") -> None:
-        """Start a step of `total` bytes or samples, or of an unknown number of samples."""
+        """Start a step. `total` is its number of bytes or samples, or None if unknown."""
         self._label, self._total, self._unit, self._done, self._shards = label, total, unit, 0, ""
         self._begun, self.fetched = time.monotonic(), None
         if self._thread is None:
@@ -59,7 +59,6 @@ class PlainProgress:
         self._shards = f", {text}"
 
     def external_write_mode(self, file: TextIO) -> AbstractContextManager[None]:  # noqa: ARG002 - the signature of tqdm
-        """Do nothing, because printed lines need not be redrawn."""
         return nullcontext()
 
     def close(self) -> None:
@@ -146,7 +145,7 @@ class FetchEstimate:
 
 # tqdm's format without the remaining time, which `FetchEstimate` computes.
 _FETCH_BAR_FORMAT = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}, {rate_fmt}{postfix}]"
-# Without -v, a failing request is reported only after this many attempts, or before a wait of at least this length.
+# Without -v, a retry is reported only after this many attempts, or before a wait of at least this many seconds.
 _REPORTED_ATTEMPTS, _REPORTED_WAIT_S = 7, 10.0
 _RETRY_NOTE_INTERVAL_S = 60.0
 
@@ -203,7 +202,8 @@ class Terminal(Observer):
             self.note(event.text)
 
     def _report_retry(self, event: RequestRetry) -> None:
-        is_long_wait = event.wait_s >= _REPORTED_WAIT_S and self._fetched is None  # in downloads, it delays one host
+        # While files are downloaded, do not report a long wait, because it delays only one host.
+        is_long_wait = event.wait_s >= _REPORTED_WAIT_S and self._fetched is None
         if self._verbose:
             self.log(f"retry: {event}")
         elif (event.attempts >= _REPORTED_ATTEMPTS or is_long_wait) and time.monotonic() >= self._next_retry_note_s:
@@ -229,7 +229,7 @@ class Terminal(Observer):
             LOG.write("start", samples=samples, bytes=size, shards=shards)
         self._close_bar()
         self._shards = (0, shards)
-        # Samples of unknown size are downloads.
+        # If the size is unknown, the samples are downloads.
         self._fetched = None if size or not samples else FetchEstimate(samples, shards)
         if self._fetched is not None:
             self._start_bar("downloading", samples, " samples", leave=True)
@@ -300,7 +300,7 @@ class Terminal(Observer):
             sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - the interpreter flushes it at exit
 
 
-# `Context.meta` can contain a function under this key. The function is called once the request is valid.
+# Under this key, `Context.meta` can contain a function to call once the request is valid.
 ON_VALID_REQUEST = "shardtool.on_valid_request"
 
 

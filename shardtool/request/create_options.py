@@ -48,7 +48,7 @@ _fetch_option = DeclareOption(partial(OptionSpec, parent="fetch", recorded=False
 
 @options_class
 class CreateOptions(SelectingOptions):
-    """Options of `create`. The command line has the same names unless noted.
+    """Options of `create`.
 
     Attributes:
         split_by: Create a split for each value of this column. 'folder' creates a split for each top folder, and 'file'
@@ -66,9 +66,9 @@ class CreateOptions(SelectingOptions):
             replaces {split} in the output.
         key: Column with the sample keys.
         path: Column with file paths. The extensions become the field names.
-        file: Create this field from the files whose paths are in the column.
-        bytes: Create this field from the bytes in the column.
-        url: Create this field from the files at the URLs in the column.
+        file: Create a field from the files whose paths are in a column: jpg=image_path.
+        bytes: Create a field from the bytes in a column: jpg=image.
+        url: Create a field from the files whose URLs are in a column: jpg=url.
         fetch: Set download options: per-host=4,timeout=20.
         connections: Number of concurrent downloads per worker.
         per_host: Number of concurrent downloads per host, across all workers.
@@ -245,7 +245,7 @@ class CreateOptions(SelectingOptions):
 
 @options_class
 class ReshardOptions(SelectingOptions):
-    """Options of `reshard`. The command line has the same names unless noted.
+    """Options of `reshard`.
 
     After `sample` and before `sort_by`, these options are applied: `rename_keys`, `on_duplicate` and `per_class`.
     `split` and `shuffle` are applied last.

@@ -126,8 +126,8 @@ class CopyOptions(BaseOptions):
         overwrite: Replace existing files, even those of a different dataset. Files that already match are kept.
         dry_run: Print the files that would be copied; write nothing.
         workers: Number of shards to copy in parallel, each in a thread. 0 copies in the calling thread.
-        trust: Compare existing shards by time or size instead of reading them. Times can be compared between two
-            folders only. Comparing sizes requires sidecars.
+        trust: Compare existing shards by time or size instead of reading them. Comparing times requires two local
+            folders; comparing sizes requires sidecars.
         limit: Limit the total bandwidth of reading and copying, for example 100MB/s.
         source_endpoint: Server of an s3:// DATASET, if DEST is on a different server.
     """
@@ -210,7 +210,7 @@ class ExtractOptions(FilterOptions):
     """Options of `extract`.
 
     Attributes:
-        fields: Fields to write (jpg,cls), exclude (-json), or rename (jpg=JPEG). To rename, pass NEW=OLD.
+        fields: Fields to write (jpg,cls), exclude (-json), or rename (NEW=OLD: jpg=JPEG).
         by_key: Name files after the keys. By default, files get their original names if `portable` changed the names.
         overwrite: Replace existing files whose bytes differ.
     """

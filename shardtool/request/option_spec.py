@@ -119,12 +119,12 @@ class OptionSpec(NamedTuple):
         old: Former command-line name: accepted, but not shown.
         common: Whether `-h` lists the option, with the first sentence of its text.
         rare: Show the option only in the help of its topic.
-        parent: For an option that is typed inside the value of another option: the name of the other option, and the
-            notation in its value, such as `fields -{}`. By default, the notation is NAME={}: with the parent `fetch`,
-            `timeout` is typed as `fetch timeout={}`.
+        parent: For an option that is typed inside the value of another option: the name of the other option, and how
+            to type the value. For example, `fields -{}` means `--fields -VALUE`. If only a name such as `fetch` is
+            given, the option `timeout` is typed as `--fetch timeout=VALUE`.
         expand: Converts the value to values of other options.
         metavar: Placeholder for the value in the help, or "" for the default of the type.
-        shown: Text for the default in the help.
+        shown: Text to show as the default in the help.
         form: How the value is written and parsed. `sample` is a share above 0.
         only_for: Kind of source to which the option applies, or "" for any.
         requires: Rules about options that must also be given. To name options that are defined later, pass a function

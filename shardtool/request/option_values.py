@@ -50,7 +50,7 @@ def parse_pairs(
 
 
 def format_pair(name: str, left: str, right: str) -> str:
-    """Return the text `left=right`. Raise InvalidRequest if `left` contains `=`, where `parse_pairs` would split."""
+    """Return the text `left=right`. Raise InvalidRequest if `left` contains `=`, because `parse_pairs` splits there."""
     if not isinstance(left, str) or not isinstance(right, str) or "=" in left:
         found = f"{left!r}: {right!r}"
         raise InvalidRequest(option_text(name), found, expected="two strings, the first without an equals sign")

@@ -79,7 +79,7 @@ class OutputOptions(WorkerOptions):
             new shards.
         equal_count: Put the same number of samples into each shard, plus or minus one.
         shards_multiple_of: Make the number of shards a multiple of N, for example ranks x workers.
-        oversize: What to do if a sample exceeds `max_size`: fail, add a shard for it, or skip it.
+        oversize: If a sample exceeds `max_size`, fail, put it in its own shard, or skip it.
         place: Assign samples to shards in order, or by a hash of the key. With hash, adding or removing a sample
             changes only one shard.
         shuffle: Shuffle all samples globally. With `place='hash'`, shuffle within each shard.
@@ -91,15 +91,14 @@ class OutputOptions(WorkerOptions):
             in the output.
         split_by: Create a split for each value of this column.
         split_column: Column that names each sample's split.
-        stratify: Keep the class proportions of this column in every split of `split`.
+        stratify: Keep the class proportions of this column in every split.
         group_by: Keep samples with the same value in this column in one split.
         portable: Make names safe for every reader. The sidecars keep the original names.
         target: Print notes about compatibility with these readers.
-        dry_run: Show the exact plan; write nothing.
+        dry_run: Show the plan; write nothing.
         export: Write the index of another tool.
         on_error: Stop at a sample that cannot be read, or skip it. Skipped samples are listed in NAME.skipped.
-        update: Add only samples that the existing dataset lacks, and keep its shards. If there is no dataset, create
-            it.
+        update: Add only samples that the existing dataset lacks, and keep its shards. If no dataset exists, create it.
         append: Add new shards to the existing dataset. Existing shards are not rewritten.
         resume: Continue an interrupted run, and keep complete and unchanged shards.
         overwrite: Replace an existing dataset once the new dataset is complete. With `resume`, replace only the shards

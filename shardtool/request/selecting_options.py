@@ -55,23 +55,23 @@ class SelectingOptions(OutputOptions):
             table with the column key.
         columns_from: Use the values of this field as metadata columns. The field contains a JSON object, a number or a
             text.
-        fields: Fields to keep (jpg,cls), exclude (-json), or rename (jpg=JPEG). To rename, pass NEW=OLD. If you list
-            fields to keep, renamed fields are kept too.
+        fields: Fields to keep (jpg,cls), exclude (-json), or rename (NEW=OLD: jpg=JPEG). If you list fields to keep,
+            renamed fields are kept too.
         select_fields: Fields to keep.
         drop_fields: Fields to exclude.
         rename_fields: New name for a field: jpg=JPEG,jpg=jpeg.
-        rename_keys: Rename keys with a sed pattern ('s/^/2024-/') or to values of a column. The sidecar column old_key
-            keeps the previous keys.
+        rename_keys: Rename keys with a sed pattern ('s/^/2024-/'), or to the values of a column. The sidecar column
+            old_key keeps the previous keys.
         join: Table whose columns become metadata: CSV, Parquet, COCO JSON and others.
-        on: Column of the `join` table with keys or file paths.
-        collect: Collect the rows of each key into lists: all columns, or some (a,b). In the other columns, the rows of
-            a key must have the same value. Lists keep the order of rows.
+        on: Column with keys or file paths in the `join` table.
+        collect: Collect the values of each key into lists: in all columns, or in some (a,b). In the other columns, all
+            rows of a key must have the same value. Lists keep the order of rows.
         delimiter: Separator in a text table or manifest: ';', '|' or tab. With '|', quotation marks are plain text.
         no_header: Read the first row of a text table as values. Columns are named 1, 2, ...
         field: Create a field from a metadata column.
         classes: Convert the labels of this `field` to class numbers.
-        classes_from: Read class names, in order, from a dataset file, JSON list or text. A text file has one name per
-            line.
+        classes_from: Read class names, in order, from a dataset file, JSON list or text file. A text file has one name
+            per line.
         sort_by: Sort samples by this column; -COLUMN sorts in descending order. Samples without a value come last.
         descending: Sort by `sort_by` in descending order.
         sample: Use only this share of the samples, chosen by a hash of the key: 0.01 or 1%.
