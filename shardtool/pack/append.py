@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def read_taken_keys(run: Run, listing: Listing, outputs: Sequence[Output]) -> PackedStrings:
-    """Return the keys of the existing datasets. If this run resumes the last append, ignore its shards."""
+    """Return the keys of the existing datasets. If this run resumes the last append, ignore the appended shards."""
     keys = []
     for output in outputs:
         if (old := output.destination.old) is not None:
@@ -51,10 +51,10 @@ def read_taken_keys(run: Run, listing: Listing, outputs: Sequence[Output]) -> Pa
 
 
 def prepare_append(listed: Listed) -> Listed:
-    """Return `listed` for an append.
+    """Check that the listed samples can be appended to the existing datasets.
 
-    Raise an error if a dataset contains a new key, or if its keys end at another dot. If an earlier run has appended
-    the same samples to a dataset, replace `append` of the destination by a `FinishedAppend`.
+    Raise an error if a dataset already contains the key of a new sample, or if its keys end at another dot. If an
+    earlier run has appended the same samples to a dataset, replace `append` of the destination by a `FinishedAppend`.
     """
     listed = _drop_label_columns(listed)
     new_keys, entries, outputs = list[PackedStrings](), listed.entries, list[Output]()

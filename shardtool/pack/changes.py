@@ -40,10 +40,10 @@ _MAX_CHECKED_SHARDS = 8
 
 
 def count_earlier_shards(destination: Destination) -> int | None:
-    """Return the number of shards of the earlier run that this run resumes, if that run assigned samples by hash.
+    """Return the number of shards of the earlier run that this run resumes.
 
-    Return None if no run is resumed, or if that run assigned samples in another way. An unfinished run does not record
-    the way, so always return its number of shards.
+    Return None if no run is resumed, or if the earlier run did not assign samples by hash. An unfinished run has not
+    recorded how it assigned samples, so return its number of shards.
     """
     if not destination.resumes or destination.appends:
         return None
@@ -82,7 +82,7 @@ def find_changes(planned: Planned) -> ResumeChanges | None:
 
 
 def add_planned_counts(changes: ResumeChanges, planned: Planned) -> ResumeChanges:
-    """Return `changes` with the planned numbers of kept, written and removed shards."""
+    """Add the planned numbers of kept, written and removed shards to `changes`."""
     shards = []
     for output in planned.outputs:
         kept = sum(_read_planned_facts(planned.listed, output, shard) is not None for shard in output.own_shards)
@@ -91,7 +91,7 @@ def add_planned_counts(changes: ResumeChanges, planned: Planned) -> ResumeChange
 
 
 def add_shard_counts(changes: ResumeChanges, shards: Iterable[tuple[Destination, int, Sequence[str]]]) -> ResumeChanges:
-    """Return `changes` with the numbers of kept, written and removed shards.
+    """Add the numbers of kept, written and removed shards to `changes`.
 
     For each dataset, `shards` contains the number of kept shards, and the names of all shards.
     """

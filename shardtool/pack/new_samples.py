@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 # A source file has changed if it is newer than its shard's mtime plus this value. A shard's mtime is one minute before
-# its run started. Another minute allows for differences between clocks.
+# the start of the run that wrote it. Another minute allows for differences between clocks.
 _MTIME_SLACK_NS = 120 * 10**9
 _MAX_LISTED_KEYS = 3
 _DATASET_STAYS = "the dataset keeps the old samples"
@@ -108,7 +108,8 @@ def _hash_samples(
 ) -> NDArray[np.uint64]:
     known_sizes = np.where(np.isin(codes, inline_fields), 0, sizes)
     rows = (codes.astype(np.uint64) << np.uint64(48)) ^ known_sizes.astype(np.uint64)
-    total = np.cumsum(np.concatenate((np.zeros(1, np.uint64), random_at(0, rows))))  # may wrap: only differences matter
+    # The sums may wrap, because only differences are used.
+    total = np.cumsum(np.concatenate((np.zeros(1, np.uint64), random_at(0, rows))))
     sample_hashes: NDArray[np.uint64] = np.diff(total[first])
     return sample_hashes
 

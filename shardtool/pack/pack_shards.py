@@ -69,11 +69,12 @@ class Packing:
         self._unpublished = len(output.own_shards)
         self.kept = self.dropped = 0
         self._made_keys = made_keys
-        part = self.run.part  # only the first part lists skipped samples of the plan
+        part = self.run.part
         values = self.plan.entries.values
         if self.run.options.map:  # the user's function may change text and JSON, but not numbers
             values = values._replace(types=values.numbers)
         self.totals = DatasetTotals(values)
+        # Only the first part lists the samples that the plan skips.
         self.totals.skipped += self.plan.skipped if part is None or part.number == 1 else ()
         self._first_name = to_output_name(output.shard_name(0))
         self._round_plan, self._first_number = self.plan, self.destination.first
@@ -81,7 +82,7 @@ class Packing:
         self._numbers: dict[str, int] = {}
         self._consumed: dict[int, int] = {}
         self._finished_samples = 0
-        # by task number: the planned shard, and if a shard of transformed samples may be kept, its index
+        # For each task number: the planned shard, and the index of an existing shard of transformed samples to keep.
         self._pending: dict[int, tuple[resume.ShardPlan, shard_index.ShardIndex | None]] = {}
         self._fetch_counts = np.zeros(2, np.int64)
         self._key_problems: dict[str, NameProblem] = {}
@@ -130,7 +131,7 @@ class Packing:
         return PackedOutput(self.output, self.publication, totals, self.kept, self.dropped)
 
     def _pack_shards(self, shards: Iterable[int], *, write: bool = False) -> list[int]:
-        """Pack and publish shards. Return the shards that exist but cannot be kept. A second call must `write` them."""
+        """Pack and publish shards. Return the existing shards that cannot be kept, to `write` them in a second call."""
         to_write, tasks = [], self._make_tasks(shards, write=write)
         for task_number, result in self.run.pool.map(pack_shard, tasks, self._advance):
             if result.wrong:
@@ -210,7 +211,6 @@ class Packing:
         return np.concatenate(numbers)
 
     def _check_failed_urls(self, shard: str, left_out: Sequence[Skipped], samples: int) -> None:
-        """Raise an error if too many URLs fail, probably because of the network."""
         if self.listed.transform is None or self.listed.transform.fetch is None:
             return
         failed = len(left_out)

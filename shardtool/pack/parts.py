@@ -110,7 +110,7 @@ def _start_part(planned: Planned, output: PlannedOutput, own_part: RunPart) -> s
 def finish_part(run_plan: Planned, output: PackedOutput, part: RunPart) -> DatasetFile:
     """Write the record of a finished part, and return a dataset that contains only this part.
 
-    Delete an existing dataset file unless it contains this part.
+    Delete the existing dataset file unless it contains this part.
     """
     planned, totals, listed = output.planned, output.totals, run_plan.listed
     destination, planned_shards, run_record = planned.destination, planned.plan.shards, listed.record(planned)

@@ -57,7 +57,7 @@ def plan_shards(listed: Listed) -> Planned:
     for output in listed.outputs:
         pattern, bounds = remaining_names(output.pattern, output.destination.first), _make_bounds(listed, output)
         plan = make_plan(entries, pattern, bounds, seed, samples=output.sample_numbers, estimate=estimate)
-        if not outputs:  # samples that the source skipped belong to no split, so add them to the first
+        if not outputs:  # samples that the source skipped belong to no split, so list them in the first split
             plan = replace(plan, skipped=(*listed.listing.skipped, *plan.skipped))
         destination = output.destination.with_shard_count(plan.shards)
         outputs.append(PlannedOutput(output.split, destination, output.sample_numbers, plan=plan))
@@ -76,7 +76,7 @@ def plan_shards(listed: Listed) -> Planned:
     return planned
 
 
-_MAX_URL_SAMPLES = 10_000  # default maximum per shard, because the sizes of URLs are unknown
+_MAX_URL_SAMPLES = 10_000  # default maximum per shard of downloads, because their sizes are unknown
 
 
 def _make_bounds(listed: Listed, output: Output) -> ShardBounds:

@@ -128,7 +128,7 @@ def _parse_line(line: dict[str, Any]) -> JournalLine | None:
 def choose_action(
     planned: ShardPlan, destination: Destination, line: JournalLine | None
 ) -> tuple[ShardAction, shard_index.ShardIndex | None]:
-    """Return the action for a planned shard and, to keep a shard of transformed samples, the shard's index.
+    """Return the action for a planned shard. To keep a shard of transformed samples, also return the shard's index.
 
     `line` is the journal line of the shard, or None.
     """

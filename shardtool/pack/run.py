@@ -1,7 +1,7 @@
 """A run of `create` or `reshard`.
 
-A `Run` is the request. Listing returns `Listed`, planning `Planned`, packing `Packed`, and publishing a
-`FinishedOutput` for each dataset.
+A `Run` is the request. Listing returns `Listed`, planning returns `Planned`, packing returns `Packed`, and publishing
+returns a `FinishedOutput` for each dataset.
 """
 
 from __future__ import annotations

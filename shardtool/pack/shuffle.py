@@ -400,7 +400,7 @@ class ReadCost(NamedTuple):
 
 
 def measure_read_cost(spans: Sequence[tuple[SpanFile, int]], length: int, *, opening: bool) -> ReadCost:
-    """Measure the time to read `length` bytes at random offsets, and to read in sequence.
+    """Measure the time to read `length` bytes at a random offset, and to read one byte in sequence.
 
     If `opening` is true, random reads include opening the file.
 
