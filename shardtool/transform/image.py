@@ -3,8 +3,8 @@
 `change_image` returns the same bytes if there is nothing to do. Otherwise:
 
 - Pixels are turned upright. EXIF, XMP and comments are removed. The ICC profile is kept unless the colour kind changes.
-- Values that may be labels or measurements are blended only by `encode` to jpg or webp. Otherwise, modes 1, P, PA,
-  I;16, I and F, GIFs, and the fields in `masks` are resampled with NEAREST. They keep their mode if the format allows.
+- Values that may be labels or measurements are not blended: modes 1, P, PA, I;16, I and F, GIFs, and fields in `masks`
+  are resampled with NEAREST, and keep their mode if the format allows. Only `encode` to jpg or webp blends values.
 - Other images are resampled with LANCZOS, weighted by alpha.
 - `encode` to jpg or webp converts to 8 bits per colour. Palettes become colours, white becomes 255 for any bit depth,
   and jpg replaces transparency by white. Images without a defined white, such as floats, are refused (`image-depth`).
@@ -77,7 +77,8 @@ _DEFAULT_QUALITY = 90
 # A JPEG is decoded at 1/2, 1/4 or 1/8 if the result is at least this many times the target size. Compared with LANCZOS
 # on all pixels, the PSNR of eight photographs is at least 43 dB. JPEG quality 90 loses more (29 to 38 dB).
 _DRAFT_GAP = 2.0
-_REDUCING_GAP = 3.0  # Pillow first averages blocks of pixels, down to at least this many times the target size
+# Before resampling, Pillow averages blocks of pixels, but keeps at least this many times the target size.
+_REDUCING_GAP = 3.0
 
 
 logging.getLogger("PIL").addHandler(logging.NullHandler())  # do not print Pillow's warnings about damaged TIFFs
@@ -154,7 +155,7 @@ def change_image(data: bytes | memoryview, field: str, options: ImageOptions) ->
     With `resize` or `encode`, always decode pixels, to detect damage.
     """
     with warnings.catch_warnings(), image_errors(data):
-        warnings.simplefilter("ignore")  # not needed, because real damage raises an error
+        warnings.simplefilter("ignore")  # Pillow raises an error for real damage
         return _change_image(data, field, options)
 
 
@@ -215,7 +216,7 @@ def _place_pixels(size: tuple[int, int], options: ImageOptions) -> _Placement:
         canvas = min(target_width, scaled[0]), min(target_height, scaled[1])
         if scaled == size:
             return _Placement(size, size, canvas)
-        # crop before scaling, because scaling all of 1 x 60,000 pixels would need too much memory
+        # Crop before scaling, because scaling a whole image of 1 x 60,000 pixels would need too much memory.
         kept: tuple[float, float] = (width, target_height * width / target_width)
         if target_width * height < target_height * width:
             kept = (target_width * height / target_height, height)
@@ -293,7 +294,8 @@ def _resample(
 
 def _centre(image: Image.Image, canvas: tuple[int, int]) -> Image.Image:
     left, top = (int((image.size[axis] - canvas[axis]) / 2) for axis in (0, 1))
-    placed = image.crop((left, top, left + canvas[0], top + canvas[1]))  # fills the area outside the image with 0
+    # `crop` fills the area outside the image with 0.
+    placed = image.crop((left, top, left + canvas[0], top + canvas[1]))
     fill = _padding_colour(image)
     if fill and (left < 0 or top < 0):
         placed.paste(fill, (0, 0, *canvas))

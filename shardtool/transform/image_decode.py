@@ -1,7 +1,7 @@
 """Decode images with Pillow, within limits of pixels and memory.
 
-- The content determines the format, not the name. For example, `ImageNet/n02105855_2933.JPEG` is a PNG.
-- Only seven formats are tried. EPS, for example, would start another program.
+- The content determines the format, not the file name: n02105855_2933.JPEG in ImageNet is a PNG.
+- Only seven formats are tried. For EPS, for example, Pillow would run Ghostscript.
 - Only the first picture of a multi-picture JPEG (MPO) is used, because the others are previews and gain maps.
 - A truncated image is refused (`truncated-image`), even if its decoder accepts it. Exception: in a JPEG, GIF or fax
   (TIFF), rows may be missing if the compressed data end correctly.
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 DecodingLoss = Literal["grey bits", "colour bits", "pages"]
 
-# Pillow's limit, 0.7 GB as RGB. Pillow warns at half the limit, but that would exclude an A0 scan at 300 dpi
-# (139 million pixels).
+# Pillow refuses images above this limit (0.7 GB as RGB). Pillow warns above half the limit, but half would exclude an
+# A0 scan at 300 dpi (139 million pixels).
 MAX_PIXELS = 2 * (1024**3 // 4 // 3)
 
 # Importing a reader registers its format. If a format is missing, Pillow imports all readers.
@@ -91,7 +91,7 @@ def decode_image(
 ) -> Image.Image:  # fmt: skip
     """Return the first frame of an image, in its own mode and in display orientation.
 
-    If `exact` is false, 16-bit grey is rounded to 8 bits. Thread-safe.
+    If `exact` is false, 16-bit grey is rounded to 8 bits. This function is thread-safe.
 
     Args:
         min_size: Width and height. A JPEG is decoded at 1/8, 1/4 or 1/2 of its size if the result is at least this
@@ -136,7 +136,7 @@ class OpenedImage:
 
     Attributes:
         image: Pillow's image. A PNG whose EXIF may follow the pixels is already decoded.
-        turn: EXIF orientation to apply after decoding. For a TIFF, 1, because Pillow itself turns it.
+        turn: EXIF orientation to apply after decoding. It is 1 for a TIFF, because Pillow itself turns the pixels.
         deep: Whether Pillow keeps only the upper eight bits of each value.
         white: The value of white (the largest possible value), or 0 if white is not defined.
     """

@@ -4,7 +4,7 @@
 
 - simplejpeg is not installed, or the image is not an upright 8-bit JPEG with one or three colours.
 - Decoding may exceed the memory limit.
-- A side has fewer than 8 pixels, and the image is decoded at a fraction of its size.
+- A side has fewer than 8 pixels, and the image would be decoded at a fraction of its size.
 - libjpeg reports a warning. Exception: after `crop_jpeg_rows`, the warning about extra data is ignored if the file ends
   with the end marker.
 
@@ -121,7 +121,8 @@ def decode_jpeg_fast(
     scale = min(width // min_size[0], height // min_size[1]) if min_size else 1
     if scale > 1:
         if min(width, height) < _BLOCK_PIXELS:
-            return None  # several fractions give this size, and simplejpeg may choose another one than Pillow
+            # Several fractions give the same size, and simplejpeg may not choose Pillow's.
+            return None
         fraction = next(divisor for divisor in _SCALE_FRACTIONS if scale >= divisor)
         width, height = -(-width // fraction), -(-height // fraction)
     pixels = np.empty((height, width, 3), np.uint8)

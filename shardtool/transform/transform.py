@@ -1,4 +1,4 @@
-"""Describe transforms by objects that can be sent to workers."""
+"""Describe transforms as objects that can be sent to workers."""
 
 from __future__ import annotations
 
