@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 def create(source: object, output: OutputNames, options: CreateOptions, observer: Observer) -> CreateResult:
     """Write the samples of `source` into shards, with sidecars and a dataset file.
 
-    With `dry_run`, only return the plan. The planned sizes are exact unless samples are transformed. With `plan_only`,
-    only write the plan to this file.
+    With `dry_run`, only return the plan. The planned sizes are exact unless samples are transformed. `plan_only=FILE`
+    only writes the plan to FILE.
 
     Args:
-        source: A folder, a list of folders, or a zip or tar archive. Files with the same key form one sample. Or a
-            manifest (a table with one row per sample or file): its path, `-` for standard input, or a table in memory
-            (pandas, pyarrow, or any object with the Arrow C stream interface).
+        source: A folder, a list of folders, a zip or tar archive, or a manifest (a table with one row per sample or
+            file). In folders and archives, files with the same key form one sample. A manifest is a path, `-` for
+            standard input, or a table in memory (pandas, pyarrow, or any object with the Arrow C stream interface).
         output: A shard pattern such as `out-{000000..}.tar`, or a list of shard names, with `{split}` for splits.
 
     Raises:
@@ -51,8 +51,8 @@ def create(source: object, output: OutputNames, options: CreateOptions, observer
 def reshard(dataset: Datasets, output: OutputNames, options: ReshardOptions, observer: Observer) -> CreateResult:
     """Write the samples of one or more datasets into new shards, with sidecars and a dataset file.
 
-    Payloads are copied without decoding unless a transform changes them, and verified with the checksums in the
-    sidecars. If no option selects or changes samples, the content fingerprint stays the same.
+    Payloads are verified with the checksums in the sidecars, and copied without decoding unless a transform changes
+    them. If no option selects or changes samples, the content fingerprint stays the same.
 
     Args:
         dataset: A dataset file, a pattern, a glob, a folder, a list of shards, or a list of these.

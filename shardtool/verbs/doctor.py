@@ -43,11 +43,13 @@ if TYPE_CHECKING:
 
 ResultT = TypeVar("ResultT")
 _RETRY_POLICY = retry.DEFAULT_POLICY._replace(tries=2, max_total_s=5.0, first_answer_s=5.0, speed_window_s=10.0)
-_MAX_LISTED_OBJECTS = 100  # maximum number of objects to list, to find an object that is not empty
+# The read check needs an object that is not empty. Search this many objects for one.
+_MAX_LISTED_OBJECTS = 100
 _NOT_CHECKED = Check("", "unknown", "")
-_EXACT_S = 2  # ignore smaller differences, because the header `Date` has whole seconds
-_SKEW_S = 300  # stores reject requests if clocks differ by more than 5 minutes (some: 15)
-_SECOND_REMOVAL_S = 0.3  # wait before deleting again, because a store may still complete an interrupted write
+_EXACT_S = 2  # ignore smaller clock differences, because the header `Date` contains whole seconds
+_SKEW_S = 300  # some stores reject requests if the clocks differ by more than 5 minutes
+# A store may complete an interrupted write after the probe was deleted. Wait this long, then delete the probe again.
+_SECOND_REMOVAL_S = 0.3
 _READER, _WRITER = "the role Storage Blob Data Reader", "the role Storage Blob Data Contributor"
 
 _PERMISSIONS = {
@@ -98,7 +100,7 @@ class _Steps:
         self._permissions = _PERMISSIONS.get(parse_address(place).scheme, {}) if address.is_url(place) else {}
 
     def require(self, name: str, step: Callable[[], ResultT], describe: Callable[[ResultT], str] = str) -> ResultT:
-        """Run a step, record the outcome, and return the result. Raise `_StepFailed` if it failed."""
+        """Run a step, record the outcome, and return the result. If the step fails, raise `_StepFailed`."""
         try:
             result = step()
         except (ShardError, OSError, TransientError) as error:
@@ -158,7 +160,7 @@ def _check_clock(address: str, headers: Mapping[str, str]) -> str:
 
 
 def _check_store(place: str, steps: _Steps) -> None:
-    open_folder(place)  # raises an error unless `place` is a valid prefix
+    open_folder(place)  # `open_folder` raises an error if `place` is not a valid prefix
     probe = paths.join(place, _probe_name())
     steps.require("credentials", lambda: sign_url(probe, "GET") and credentials_kind(place))
     response = _check_connection(probe, steps)
@@ -225,7 +227,7 @@ def _check_write(probe: str, steps: _Steps) -> None:
 
 def _check_conditions(probe: str, version: str) -> str:
     check_conditional_writes(probe, b"2")
-    put_object(probe, b"3", version)  # runs replace locks and dataset files in this way
+    put_object(probe, b"3", version)  # `create` uses such conditional writes to replace locks and dataset files
     check_conditional_writes(probe, b"4", version)
     return "supported (If-None-Match, If-Match)"
 
@@ -274,7 +276,7 @@ def _has_conditional_get(place: str, version: str) -> str:
 
 
 def _check_folder(path: str, steps: _Steps) -> None:
-    open_folder(path)  # raises an error if the address is invalid
+    open_folder(path)  # `open_folder` raises an error if `path` looks like a mistyped address
     existing, parent = path, paths.folder_of(path.rstrip("/"))
     while existing and not os.path.lexists(existing):
         existing = paths.folder_of(existing.rstrip("/"))
@@ -314,7 +316,8 @@ def _check_locks(path: str) -> str:
 _CONNECTION_STEPS = ("server", "proxy", "certificate", "clock", "credentials")
 _STORE_STEPS = _check_store, (*_CONNECTION_STEPS, "bucket", "list", "read", "write", "conditions", "delete")
 
-_LOCATION_CHECKS = {  # the function for each kind of location, and its steps
+# For each kind of location: the function that checks the location, and the names of the steps.
+_LOCATION_CHECKS = {
     **dict.fromkeys(STORES, _STORE_STEPS),
     "web": (_check_web, (*_CONNECTION_STEPS, "read", "ranges", "conditions")),
     "folder": (_check_folder, ("folder", "space", "write", "rename", "locks", "delete")),

@@ -1,10 +1,10 @@
 """`extract`: write the fields of a dataset's samples to files.
 
-To pack the folder into the same samples, call `create` with the options in `ExtractResult.create`. The content
-fingerprint is also the same, unless a TFRecord field contains a list.
+To pack the files into the same samples again, call `create` with the options in `ExtractResult.create`. The new dataset
+has the same content fingerprint, unless a TFRecord field contains a list.
 
-During a run, the file `.extract.unfinished` identifies the request. The next run with the same request keeps complete
-files and rewrites truncated files.
+During a run, the file `.extract.unfinished` identifies the request. If the run is interrupted, the next run with the
+same request keeps complete files and rewrites truncated files.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from shardtool.source.base import Listing
     from shardtool.values import DatasetLike
 
-MANIFEST = ".manifest.parquet"  # `create` ignores hidden files
+MANIFEST = ".manifest.parquet"  # the name starts with a dot, because `create` ignores hidden files
 METADATA = ".metadata.parquet"
 _LOCK_NAME = "extract"
 _UNFINISHED_NAME = ".extract.unfinished"
@@ -87,8 +87,8 @@ def extract(
     Raises:
         InvalidRequest: The request is invalid, or a key is not a valid file name. Nothing was written.
         CorruptShard: A payload is damaged. Its file was not written.
-        OutputExists: A file exists with other content, another run is writing to the folder, or an interrupted run with
-            other samples is unfinished.
+        OutputExists: A file exists with other content, another run is writing to the folder, or a run with other
+            samples was interrupted.
         OutputFailed: A file cannot be written.
     """
     notes, output, started = Notes(observer), named_local_folder(folder), time.monotonic()
@@ -181,7 +181,7 @@ def _file_paths(entries: SampleTable, *, by_key: bool) -> PackedStrings:
     metadata = entries.metadata
     if not by_key and metadata is not None and _PATHS_COLUMN in metadata.column_names:
         recorded_paths = [name.encode() for paths in metadata.column(_PATHS_COLUMN).to_pylist() for name in paths or ()]
-        if len(recorded_paths) == len(entries.rows.code):  # all datasets record paths
+        if len(recorded_paths) == len(entries.rows.code):  # every field has a recorded path
             return PackedStrings.of(map(unquote_to_bytes, recorded_paths))
     fields = tuple(name.replace("/", ".") for name in entries.fields)
     by_keys = replace(entries, fields=fields, rows=replace(entries.rows, paths=None))
@@ -235,12 +235,13 @@ def _create_options(
     create_options = {name: recorded[0][name] for name in common}
     if options.by_key:
         create_options.pop("portable", None)
+    # If the labels were extracted as files, `create` must not add labels from folder names.
     if _LABEL_FIELD in entries.used_fields():
-        create_options.pop("label_from_folder", None)  # the labels are written as files
-    # Pass the class names: if no samples of a class were extracted, the folder names would give other class numbers.
+        create_options.pop("label_from_folder", None)
+    # Pass the class names. Otherwise, if a class has no extracted samples, `create` would assign other class numbers.
     if "label_from_folder" in create_options:
         create_options["classes_from"] = datasets[0].dataset_file
-    # With `portable`, keys would not match, because `create` joins the table before it renames the keys.
+    # With `portable`, the table's keys would match no sample, because `create` joins tables before it renames keys.
     if metadata and "portable" not in create_options:
         create_options |= {"join": metadata, "on": "key"}
     return {**create_options, "exclude": [MANIFEST, METADATA]} if "hidden" in create_options else create_options
@@ -311,7 +312,8 @@ def _parquet_tables(entries: SampleTable, names: PackedStrings) -> dict[str, byt
     if not is_utf8(names.data):  # Parquet strings must be UTF-8
         encoded = (name for _, chunk in names.chunks() for name in chunk)
         names = PackedStrings.of(name if is_utf8(name) else quote_name(name).encode() for name in encoded)
-    keys = entries.keys.take(entries.owners(np.arange(len(names))))  # `pa.Array.take` would import pyarrow.compute
+    # Do not use `pa.Array.take`, because it imports pyarrow.compute, which is slow.
+    keys = entries.keys.take(entries.owners(np.arange(len(names))))
     tables_by_name = {MANIFEST: pa.table({"key": _string_array(keys), "path": _string_array(names)})}
     if (metadata := _metadata_table(entries)) is not None:
         tables_by_name[METADATA] = metadata.append_column("key", _string_array(entries.keys))
@@ -360,7 +362,8 @@ def _check_space(folder: Folder, entries: SampleTable, names: PackedStrings) -> 
     size = int(entries.rows.size.sum())
     try:
         check_space(folder, size, "extracted")
-    except OutputFailed:  # only now subtract existing files, because this reads the size of each file
+    except OutputFailed:
+        # Subtract the files that already exist. This is slow, because it reads the size of each file.
         sizes, top = entries.rows.size.tolist(), os.fsencode(folder.path)
         for start, chunk in names.chunks():
             for index, name in enumerate(chunk, start):

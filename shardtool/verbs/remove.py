@@ -4,8 +4,8 @@ Afterwards, no file of the dataset contains a byte of the removed samples. Hashe
 list of skipped samples, so `create --resume` and `--append` do not add the samples again. Shards keep their names,
 even if empty.
 
-Either all files are replaced or none. The next run finishes an interrupted replacement. Until then, no other run can
-lock the dataset (docs/decisions/024-removing-and-extracting.md).
+Either all files are replaced or none. The next `remove` or `verify --repair` finishes an interrupted replacement. Until
+then, other verbs cannot write to the dataset (docs/decisions/024-removing-and-extracting.md).
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def _choose_samples(removals: list[_Removal], options: RemoveOptions, *, finishe
             keys.append(piece.shard_index.keys_with_nul())
             rows.append(piece.rows)
     except InvalidRequest:
-        if finished:  # the interrupted run removed the samples
+        if finished:  # the interrupted run that was finished above removed the samples
             return []
         raise
     if options.key_list is not None:
@@ -192,8 +192,8 @@ class _Removal:
     """The removal of samples from one dataset.
 
     Attributes:
-        similar_names: Unlisted files that are named like shards, but have a different number of digits.
-        rows: The samples to remove, as indexes in their shard, by shard number.
+        similar_names: Unlisted files whose names differ from shard names only in the number of digits.
+        rows: For each shard number, the indexes of the samples to remove.
     """
 
     folder: OutputFolder

@@ -106,7 +106,7 @@ class CacheWriter(SampleWriter):
         self._reservation = reservation
 
     def publish(self) -> None:
-        """Publish the samples written so far as a shard that need not be full.
+        """Publish the samples written so far as a shard, even if the shard is not full.
 
         Raises:
             InvalidRequest: The samples have metadata of incompatible types.
@@ -145,7 +145,7 @@ class CacheWriter(SampleWriter):
     def _add(self, sample: EncodedSample, row: Mapping[str, object]) -> None:
         try:
             super()._add(sample, row)
-        except InvalidRequest as error:  # incompatible metadata in the previous shard prevents its publication
+        except InvalidRequest as error:  # the previous shard cannot be published, because its metadata is incompatible
             raise SampleRefused(error, "bad-value") from None
         self.samples += 1
 
@@ -314,7 +314,8 @@ class Cache:
     ) -> CacheWriter:  # fmt: skip
         """Return a writer that adds shards of new samples to this cache.
 
-        In a forked process, this closes the leases inherited from the parent, for which the writer would wait forever.
+        In a forked process, this closes the leases inherited from the parent. Otherwise, the writer could
+        wait for them forever.
 
         Args:
             part: A number or name in the shard names, unique for each writer.
@@ -340,8 +341,8 @@ class Cache:
         The shards are kept until the next `refresh`, or until the result is closed.
 
         Args:
-            max_bytes: Maximum total size of the shards to return, newest first, to leave space for writers. None
-                returns all.
+            max_bytes: Return only the newest shards, up to this total size, to leave space for writers. None returns
+                all.
 
         Raises:
             OutputFailed: The folder cannot be locked, or there are more shards than the process may open.

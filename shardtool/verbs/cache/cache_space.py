@@ -34,7 +34,7 @@ def lock_reservation(folder: Folder, name: str) -> FileLock | None:
 
 
 class Backoff:
-    """Pauses, each longer than the last, until a total time has passed."""
+    """Pauses of increasing length, until a total time has passed."""
 
     def __init__(self, max_wait_s: float | None = None) -> None:
         self._max_wait_s, self._pause_s = MAX_WAIT_S if max_wait_s is None else max_wait_s, _MIN_PAUSE_S
@@ -93,7 +93,7 @@ class CacheSpace(NamedTuple):
         return True
 
     def prepare(self) -> list[str]:
-        """Create the cache if needed, delete files of exited processes, and return foreign files."""
+        """Create the cache if needed, delete files of exited processes, and return the names of foreign files."""
         folder = Folder(self.folder)
         self.is_cache()
         for name in ("", *layout.FOLDERS):
@@ -213,11 +213,11 @@ class CacheSpace(NamedTuple):
         """Return the shards in the policy's order of eviction."""
         if self.policy == "oldest":
             return sorted(shards, key=lambda shard: (shard.added_ns, shard.name))
-        # shards that no process has read yet are evicted last
+        # Evict shards that no process has read yet last.
         return sorted(shards, key=lambda shard: (shard.never_used, shard.used_ns, shard.added_ns, shard.name))
 
     def lock_exclusively(self, path: str) -> FileLock | None:
-        """Lock a shard by its path in the cache, or return None if that is impossible, for example if it is in use."""
+        """Lock a shard by its path in the cache. Return None if this fails, for example because the shard is in use."""
         with suppress(OSError):
             return take_lock(os.path.join(self.folder, path))
         return None
@@ -231,7 +231,7 @@ class CacheSpace(NamedTuple):
         return False
 
     def remove(self, shard: layout.CachedFile) -> None:
-        """Delete a shard, then its sidecar, because a sidecar alone does not count as a shard."""
+        """Delete a shard before its sidecar, because `scan` does not count a sidecar alone as a shard."""
         Folder(os.path.join(self.folder, shard.folder)).discard(*filter(None, (shard.name, shard.sidecar)))
 
 

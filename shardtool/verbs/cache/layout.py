@@ -1,4 +1,4 @@
-"""Name, recognise and read the files of a cache. Other files are foreign. They are never opened or deleted."""
+"""Name, recognise and read the files of a cache. Other files are foreign, and are never opened or deleted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CACHE_VERSION = 1
 
 MARK_NAME, LOCK_NAME, COPIED, WRITTEN, COUNTS = "shardtool-cache.json", "lock", "copied", "written", "counts"
 
-TOTAL_NAME = "total"  # statistics of exited processes
+TOTAL_NAME = "total"  # the file with the statistics of exited processes
 
 FOLDERS = (COPIED, WRITTEN, COUNTS)
 
@@ -36,7 +36,7 @@ RESERVATION_PREFIX, PART_SUFFIX = ".room-", ".part"
 
 _MAX_RESERVATION_BYTES = 200
 
-_MAX_SHARD_NAME_CHARS = 80  # a copy's name ends with the last characters of the shard's name, to keep its extension
+_MAX_SHARD_NAME_CHARS = 80  # a copy's name contains the end of a long shard name, which includes the extension
 
 _UNSAFE_CHAR = re.compile(r"[^A-Za-z0-9._-]")
 
@@ -77,7 +77,7 @@ def writer_name(name: str) -> str | None:
 
 
 def copy_name(name: str) -> str | None:
-    """Return the copy's name for a file in `copied/`: a copy, its reservation, or its partial file. None for others."""
+    """For a copy, its reservation or its partial file, return the name of the copy. For other files, return None."""
     stem = name.removeprefix(RESERVATION_PREFIX)
     if stem.startswith(".") and stem.endswith(PART_SUFFIX):
         stem = stem[1 : -len(PART_SUFFIX)]
@@ -108,7 +108,7 @@ class CachedFile(NamedTuple):
 
     @property
     def facts(self) -> tuple[int, int | None] | None:
-        """Size and CRC-32C (None if unknown) from the name of a shard in `copied/`. None for a shard in `written/`."""
+        """The size and CRC-32C (or None) in the name of a copy. For a shard in `written/`, None."""
         match = COPY_NAME.fullmatch(self.name)
         return (int(match[1]), None if match[2] == "unknown" else int(match[2], 16)) if match else None
 
@@ -168,8 +168,8 @@ def add_reservation(
 ) -> None:
     """Read the reservation of `owner` (a copy or a writer), and add its bytes to `contents`.
 
-    If the process of `owner` has exited, delete the files `unfinished` instead, which include the reservation. If the
-    reservation is `ignored_path`, do nothing.
+    If the process of `owner` has exited, delete the files `unfinished`, including the reservation, instead. If
+    `ignored_path` is the path of the reservation, do nothing.
     """
     path = os.path.join(folder, f"{RESERVATION_PREFIX}{owner}")
     if path == ignored_path:
@@ -191,5 +191,5 @@ def add_reservation(
 
 
 def _remove_reservation(folder: str, names: Iterable[str]) -> None:
-    """Delete files, the reservation last, so a later scan can continue."""
+    """Delete files, the reservation last, so a later scan can finish an interrupted deletion."""
     Folder(folder).discard(*sorted(names, key=lambda name: name.startswith(RESERVATION_PREFIX)))

@@ -179,7 +179,7 @@ def _lease_unpickled(paths: list[str]) -> CacheShards:
 def lease_written_shards(space: CacheSpace, max_bytes: int | None) -> CacheShards:
     """Lease the newest shards in `written/`, up to `max_bytes` (None for all), and return them oldest first.
 
-    First evict shards to free space for waiting writers. Shards to evict that are still in use are not leased again.
+    First evict shards to free space for waiting writers. A chosen shard that is in use is not leased again.
     """
     with space.locked():
         contents = space.scan()
@@ -190,7 +190,7 @@ def lease_written_shards(space: CacheSpace, max_bytes: int | None) -> CacheShard
         written = [shard for shard in contents.shards if shard.folder == WRITTEN and shard not in reclaimed]
         written.sort(key=lambda shard: (shard.added_ns, shard.name))
         locks = _lease_paths([os.path.join(space.folder, shard.path) for shard in written])
-        # record the use of all shards, even those released below, because `_shards_to_reclaim` skips unused shards
+        # Also record the use of the shards released below. Otherwise, `_shards_to_reclaim` would never choose them.
         for lock in locks:
             lock.record_use(time.time_ns())
         size = sum(lock.info.st_size for lock in locks)

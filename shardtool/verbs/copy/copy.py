@@ -48,7 +48,7 @@ def copy(dataset: DatasetLike, where: str | os.PathLike[str], options: CopyOptio
     """Copy datasets into a folder, and verify each file by the checksum in the dataset file.
 
     Shards, sidecars, the list of skipped samples, valid indexes of other tools, and the dataset file are copied under
-    the same names. Files with the same content are not copied again, so the same call continues an interrupted copy.
+    the same names. Identical existing files are not copied again, so the same call continues an interrupted copy.
 
     Args:
         dataset: Datasets with a dataset file, as for `verify`.
@@ -56,7 +56,7 @@ def copy(dataset: DatasetLike, where: str | os.PathLike[str], options: CopyOptio
 
     Raises:
         InvalidRequest: The dataset does not exist, or the request is invalid.
-        CorruptShard: A file is missing, or its size or checksum differs from the dataset file. It was not copied.
+        CorruptShard: A file is missing, or the dataset file records another size or checksum. It was not copied.
         OutputExists: The destination contains another dataset, or another run is writing there.
         OutputFailed: A file cannot be written.
         StoreFailed: A store or server keeps failing.

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 class ShardCopy(NamedTuple):
     """A shard and its sidecar to copy.
 
-    `shard_matches` and `sidecar_matches` are None if the file is missing at the destination or not yet compared.
+    `shard_matches` and `sidecar_matches` are None if the file is missing at the destination or was not compared yet.
     """
 
     shard: OriginalFile
@@ -181,7 +181,7 @@ class CopyTarget(NamedTuple):
         return {*map(_entry_content, self.old.shards)} <= {*map(_entry_content, self.source.file.shards)}
 
     def removed(self) -> tuple[list[str], list[str]]:
-        """Return the files and shards that only the old dataset has."""
+        """Return the names of sidecars and other files, and of shards, that only the existing dataset has."""
         if self.old is None:
             return [], []
         same_folder, pairs = self.old.shards_folder == self.source.file.shards_folder, self.source.pairs

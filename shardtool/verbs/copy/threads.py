@@ -93,7 +93,7 @@ class ThreadCount:
 
 
 def _threads_for_limit(limit: int | None) -> int | None:
-    # Each thread must be able to copy a block every `_MAX_SILENT_S`.
+    # Each thread must be able to copy a block every `_MAX_SILENT_S` seconds.
     threads = _MAX_THREADS if limit is None else limit * _MAX_SILENT_S // BLOCK_BYTES
     return None if threads >= _MAX_THREADS else min(max(threads, 1), _INITIAL_THREADS)
 

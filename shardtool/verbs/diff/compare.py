@@ -81,7 +81,7 @@ class Uncompared(NamedTuple):
     Attributes:
         fields: Fields created from a missing table.
         added: Whether to ignore samples that only the source has.
-        keys: Keys (or hashes of keys) of skipped samples. Such a sample is ignored if only the source has it.
+        keys: Keys (or hashes of keys) of skipped samples. A skipped sample is ignored if only the source has it.
         as_numbers: Whether the dataset stores numbers in TFRecord features.
     """
 
@@ -203,7 +203,7 @@ class SideComparison:
         moved = np.flatnonzero((before != "") & (now != "") & (before != now))
         metadata_ids, columns = self._changed_metadata(moved)
         ids = np.sort(np.concatenate((self._changed_fields(), metadata_ids)))
-        ids = ids[np.diff(ids, prepend=-1) > 0]  # ten times faster than `np.unique`, which hashes the ids
+        ids = ids[np.diff(ids, prepend=-1) > 0]  # this is ten times faster than `np.unique`, which hashes the ids
         samples, firsts = np.unique(ids // self._width, return_index=True)
         ends = np.append(firsts[1:], len(ids))
         metadata_only = np.count_nonzero((ends - firsts == 1) & (ids[firsts] % self._width == len(self._names)))
@@ -231,7 +231,7 @@ class SideComparison:
         )
 
     def _classes_differ(self, name: str) -> bool:
-        # Classes added at the end of a list do not change the other numbers, so `zip` can ignore them.
+        # Classes added at the end of a list do not change the numbers of other classes, so `zip` can ignore them.
         pairs = zip(self._a.classes[name] or (), self._b.classes[name] or (), strict=False)
         return any(before != now for before, now in pairs)
 
@@ -254,7 +254,8 @@ class SideComparison:
         sides = (a, rows_a), (b, rows_b)
         inline = [inline_checksums(side.entries, rows, as_numbers=as_numbers) for side, rows in sides]
         sizes, sums = zip(*inline, strict=True)
-        fetched = b.entries.rows.kind[rows_b] == URL  # not compared, because the content may have changed
+        # Files from URLs are not compared, because their content may have changed.
+        fetched = b.entries.rows.kind[rows_b] == URL
         differ = np.asarray((sizes[0] != sizes[1]) & ~fetched)
         if fetched.any():
             count = pluralize(int(fetched.sum()), "file")
