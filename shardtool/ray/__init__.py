@@ -1,6 +1,6 @@
 """Use a dataset as a data source of Ray Data and Ray Train.
 
-Ray's object store contains one reader of the dataset. The task for a shard contains a reference to the reader, and
+Ray's object store contains one reader of the dataset. The task for each shard contains a reference to the reader, and
 sample numbers.
 """
 
@@ -51,10 +51,10 @@ def datasource(dataset: Dataset, *, fields: Collection[str] | None = None) -> An
         fields: Fields to read, or None for all.
 
     Returns:
-        A `ray.data.Datasource`. It connects to the cluster as Ray Data does.
+        A `ray.data.Datasource`.
 
     Raises:
-        InvalidRequest: Ray Data or a field is missing, or `dataset` is not a dataset or has stages.
+        InvalidRequest: Ray Data is not installed, a field does not exist, or `dataset` is not a dataset or has stages.
     """
     if not isinstance(dataset, Dataset):
         raise InvalidRequest("the dataset", f"{dataset!r:.80}", expected="a dataset from shardtool.open")

@@ -43,8 +43,7 @@ if TYPE_CHECKING:
 
 ResultT = TypeVar("ResultT")
 _RETRY_POLICY = retry.DEFAULT_POLICY._replace(tries=2, max_total_s=5.0, first_answer_s=5.0, speed_window_s=10.0)
-# The read check needs an object that is not empty. Search this many objects for one.
-_MAX_LISTED_OBJECTS = 100
+_MAX_LISTED_OBJECTS = 100  # search this many objects for one that is not empty
 _NOT_CHECKED = Check("", "unknown", "")
 _EXACT_S = 2  # ignore smaller clock differences, because the header `Date` contains whole seconds
 _SKEW_S = 300  # some stores reject requests if the clocks differ by more than 5 minutes
@@ -160,7 +159,7 @@ def _check_clock(address: str, headers: Mapping[str, str]) -> str:
 
 
 def _check_store(place: str, steps: _Steps) -> None:
-    open_folder(place)  # `open_folder` raises an error if `place` is not a valid prefix
+    open_folder(place)  # check that `place` is a valid prefix
     probe = paths.join(place, _probe_name())
     steps.require("credentials", lambda: sign_url(probe, "GET") and credentials_kind(place))
     response = _check_connection(probe, steps)
@@ -276,7 +275,7 @@ def _has_conditional_get(place: str, version: str) -> str:
 
 
 def _check_folder(path: str, steps: _Steps) -> None:
-    open_folder(path)  # `open_folder` raises an error if `path` looks like a mistyped address
+    open_folder(path)  # check that `path` is not a mistyped address
     existing, parent = path, paths.folder_of(path.rstrip("/"))
     while existing and not os.path.lexists(existing):
         existing = paths.folder_of(existing.rstrip("/"))
@@ -316,7 +315,7 @@ def _check_locks(path: str) -> str:
 _CONNECTION_STEPS = ("server", "proxy", "certificate", "clock", "credentials")
 _STORE_STEPS = _check_store, (*_CONNECTION_STEPS, "bucket", "list", "read", "write", "conditions", "delete")
 
-# For each kind of location: the function that checks the location, and the names of the steps.
+# For each kind of location: the function that checks it, and the steps.
 _LOCATION_CHECKS = {
     **dict.fromkeys(STORES, _STORE_STEPS),
     "web": (_check_web, (*_CONNECTION_STEPS, "read", "ranges", "conditions")),

@@ -312,7 +312,7 @@ def _parquet_tables(entries: SampleTable, names: PackedStrings) -> dict[str, byt
     if not is_utf8(names.data):  # Parquet strings must be UTF-8
         encoded = (name for _, chunk in names.chunks() for name in chunk)
         names = PackedStrings.of(name if is_utf8(name) else quote_name(name).encode() for name in encoded)
-    # Do not use `pa.Array.take`, because it imports pyarrow.compute, which is slow.
+    # `pa.Array.take` would import pyarrow.compute, which is slow.
     keys = entries.keys.take(entries.owners(np.arange(len(names))))
     tables_by_name = {MANIFEST: pa.table({"key": _string_array(keys), "path": _string_array(names)})}
     if (metadata := _metadata_table(entries)) is not None:

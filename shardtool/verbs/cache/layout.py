@@ -89,8 +89,7 @@ class CachedFile(NamedTuple):
 
     Attributes:
         size: Bytes of the shard and its sidecar.
-        added_ns: When the shard was added, in nanoseconds since 1970.
-        used_ns: When the shard was last leased, in nanoseconds since 1970.
+        added_ns, used_ns: When the shard was added, and when it was last leased, in nanoseconds since 1970.
         sidecar: Name of the sidecar, or "" for a copy.
     """
 

@@ -70,8 +70,7 @@ class ThreadCount:
     """The number of concurrent tasks: the `requested` number, or a number adapted to the throughput.
 
     The adapted number starts at four, and is doubled, up to 16, as long as each doubling raises the throughput by more
-    than a fifth. A doubling that gains less is undone, and the number then stays constant. Each measurement takes at
-    least a second.
+    than a fifth. A doubling that gains less is undone, and the number then stays constant.
     """
 
     def __init__(self, requested: int | None) -> None:

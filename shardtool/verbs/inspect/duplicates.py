@@ -40,7 +40,7 @@ class DuplicateGroups(NamedTuple):
         surplus: Number of samples that repeat the first sample of their group.
         size: Total bytes of the `surplus` samples.
         leaks: Number of groups whose samples are in more than one split.
-        unlike: Number of groups whose labels or other fields differ.
+        unlike: Number of groups whose samples differ in labels or other fields.
     """
 
     dataset: str

@@ -44,7 +44,7 @@ MAX_READ_SAMPLES = 4_000_000  # with more samples, all sidecars are read only if
 _MAX_FIELDS = 1000
 MAX_LABEL_BYTES = 64
 _MAX_UNPACKED_BYTES = 2**26
-_MAX_LABEL_READS = 20_000  # maximum number of labels to read, to compute missing checksums
+_MAX_LABEL_READS = 20_000  # read at most this many labels to compute missing checksums
 _INDEX_COLUMNS = ("__key__", "__offset__", "__size__", FIELDS_COLUMN)
 NON_LABEL_COLUMNS = ("split", "mode", "width", "height")
 
@@ -72,7 +72,7 @@ class StoredSample:
     """A sample and its location.
 
     Attributes:
-        number: Number of the sample, if the first sample of the shard has the number `first` (see `stored_samples`).
+        number: The sample's index in its shard, plus the argument `first` of `stored_samples`.
     """
 
     shard: StoredShard
@@ -151,7 +151,7 @@ class DatasetOverview:
         scanned: Number of shards without a valid sidecar.
         interleaved: Scanned shards with repeated keys, each with its number of samples and of distinct keys.
         images: Inspected images by field: the sample's key, and either (width, height, mode) or an error message.
-        label_texts: Label texts from `labels`, by field and content id.
+        label_texts: Label texts that `labels` has read, by field and content id.
     """
 
     def __init__(self, dataset: StoredDataset, options: InspectOptions, observer: Observer) -> None:
@@ -273,7 +273,7 @@ class DatasetOverview:
         max_chosen = self.options.looks
         if max_chosen < 1:
             return
-        if self._all_chosen:  # needs no random numbers; importing numpy.random takes 8 ms
+        if self._all_chosen:  # do not import numpy.random, which takes 8 ms
             ranks = np.zeros(len(shard_index))
         else:
             ranks = shard_random_numbers(self.options.seed, shard.number, len(shard_index))

@@ -74,12 +74,12 @@ class ReadSpeed(NamedTuple):
 
     @property
     def large_enough(self) -> bool:
-        """Whether there is only one shard, or opening takes at most a tenth of the reading time."""
+        """Whether there is only one shard, or opening shards takes at most a tenth of the total time."""
         return self.shards == 1 or self.opening_share <= _MAX_OPENING_SHARE
 
     @property
     def advised_size(self) -> int:
-        """The shard size in bytes at which opening takes a tenth of the reading time."""
+        """The shard size in bytes at which opening shards takes a tenth of the total time."""
         return round(self.opening * self.stream.bytes_per_s * (1 / _MAX_OPENING_SHARE - 1))
 
     def to_json(self) -> dict[str, object]:
@@ -126,7 +126,7 @@ def read_speed(
 
 
 def _opening_time(dataset: Dataset, numbers: list[int]) -> float:
-    dataset[numbers[0]]  # not measured, because the first read also imports modules
+    dataset[numbers[0]]  # do not measure the first read, because it also imports modules
     differences = [_read_time(dataset, number) - _read_time(dataset, number) for number in numbers[1:] or numbers]
     return max(0.0, median(differences))
 

@@ -78,7 +78,7 @@ def first_samples(
 
 
 def find_sample(datasets: Sequence[StoredDataset], key: str) -> StoredSample:
-    """Return the first sample with this key. If none has it, `key` is a sample number, from 0 over all datasets."""
+    """Return the first sample with this key. If there is none, return sample number `key`, from 0 over all datasets."""
     if (sample := _find_in_key_ranges(datasets, key)) is not None:
         return sample
     sample_number = int(key) if key.isascii() and key.isdigit() and len(key) <= _MAX_NUMBER_DIGITS else -1
@@ -267,7 +267,7 @@ def _recognize(
 
 
 def decode_text(data: bytes, *, is_complete: bool) -> str | None:
-    """Decode UTF-8, or return None if not text. If `is_complete` is false, ignore an incomplete last character."""
+    """Decode UTF-8. Return None if `data` is not text. Ignore an incomplete last character unless `is_complete`."""
     try:
         text = getincrementaldecoder("utf-8")().decode(data, final=is_complete)
     except UnicodeDecodeError:
@@ -304,7 +304,6 @@ def write_fields(sample: StoredSample, folder: str, *, overwrite: bool = False) 
 
     TFRecord numbers are written as text or JSON.
     """
-    # check all names first
     paths = [_field_path(sample, field["name"]) for field in sample.fields]
     with closing(FolderTree(named_local_folder(folder).path)) as tree, open_shard(sample.shard.path) as file:
         for row in sorted(range(len(paths)), key=lambda row: sample.fields[row]["offset"]):

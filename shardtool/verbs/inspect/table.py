@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SHARD_COLUMN = "__shard__"
 TABLE_ENDINGS = (".parquet", ".csv")
-# many small shards must not create many small row groups
+# Many small shards must not create many small row groups.
 _ROW_GROUP_ROWS = 2**16
 
 

@@ -93,10 +93,10 @@ def _names_in_folders(subject: VerifiedDataset, *, needed: bool = False) -> set[
 
 
 def _neighbouring_datasets(subject: VerifiedDataset, names: set[str]) -> dict[str, set[str]]:
-    # Find dataset files in the folder that list some of the given shards. For each, return all shards that it lists.
+    # For each dataset file in the folder that lists a given shard, return all shards that the dataset file lists.
     unlisted, datasets = {case.name for case in subject.cases}, dict[str, set[str]]()
     if names.isdisjoint(case.sidecar for case in subject.cases):
-        return datasets  # without sidecars, a dataset file may describe other shards with these names
+        return datasets  # without sidecars, a dataset file may describe other shards with the same names
     for name in sorted(name for name in names if name.endswith(DATASET_SUFFIX)):
         if unlisted & (listed := find.names_listed_by(join(subject.folder, name))):
             unlisted -= listed
@@ -140,7 +140,7 @@ def _find_gaps(subject: VerifiedDataset) -> Iterator[Finding]:
     for name in subject.dataset.missing:
         yield Finding("shard-missing", to_output_name(name), "missing, although the pattern includes it")
     if subject.file is not None:
-        # `index` lists the shards that it finds, so some may be missing. Other verbs list all shards, with any names.
+        # `index` lists only shards that it finds, so a missing number may be a lost shard. Other verbs list all shards.
         is_complete = not subject.is_all or subject.file.made.verb != "index"
         names = [] if is_complete else [shard.name for shard in subject.file.shards]
     elif subject.dataset.missing or not isinstance(subject.dataset.argument, (str, os.PathLike)):
@@ -232,7 +232,7 @@ def _find_duplicate_keys(subject: VerifiedDataset, scans: Mapping[int, ShardScan
 
 
 def sample_at(subject: VerifiedDataset, read: dict[int, ShardScan], index: int) -> tuple[int, str]:
-    """Return the shard number and key of a sample. `index` counts the samples of all read shards.
+    """Return the shard number and key of a sample. `index` counts the samples of all shards that were read.
 
     If `read` lacks the scan of the shard, add it.
     """

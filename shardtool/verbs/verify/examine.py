@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 KEY_HASH_BYTES = 16
 _INT_FIELDS = frozenset({"cls", "cls2", "index", "inx", "id"})  # webdataset decodes these as integers
 # Larger payloads are not decoded: decompression can expand them a thousandfold.
-MAX_IMAGE_BYTES = 250_000_000  # `transform.image_decode` limits the pixels
-MAX_JSON_BYTES = 8_000_000  # parsed JSON, such as `[],[],[]`, takes up to 22 times the memory
+MAX_IMAGE_BYTES = 250_000_000
+MAX_JSON_BYTES = 8_000_000  # parsed JSON, such as `[],[],[]`, needs up to 22 times as much memory as its text
 _MAX_NUMBER_DIGITS = 100
 _WHOLE_NUMBER = re.compile(rb"[+-]?[0-9]+")  # readers call `int`, which fails for 3.5 and 1e3
 _MAX_NUMBER_BYTES = 2**12
@@ -45,7 +45,7 @@ class ShardExamination:
     """The result of examining a shard.
 
     Attributes:
-        unrecognised: Number of tar members outside samples.
+        unrecognised: Number of tar members that do not belong to a sample.
         hashes: The 16-byte hashes of the keys, concatenated.
         content_ids: The 8-byte ids of the samples' content, concatenated, or b"" if not needed.
         further_counts: Number of unlisted findings, by code.
@@ -71,7 +71,7 @@ class ShardExamination:
 def examine_shard(task: ExamineTask) -> tuple[ShardScan | None, ShardExamination]:
     """Scan a shard until its end or the first damage, and decode its fields if requested.
 
-    Return the scan (None if the shard cannot be opened), and a `ShardExamination`, which needs less memory.
+    Return the scan (None if the shard cannot be opened), and a `ShardExamination`.
     """
     try:
         scan = task.shard.scan(checksum=True)
@@ -91,7 +91,7 @@ def examine_shard(task: ExamineTask) -> tuple[ShardScan | None, ShardExamination
 
 
 def count_fields(scan: ShardScan) -> Counter[str]:
-    """Return the number of samples with each field. Call this in the main process."""
+    """Return the number of samples with each field. Call this in the main process: workers do not import NumPy."""
     import numpy as np
 
     fields, counts = Counter[str](), np.bincount(np.frombuffer(scan.codes, np.uint32), minlength=len(scan.names))
@@ -101,7 +101,7 @@ def count_fields(scan: ShardScan) -> Counter[str]:
 
 
 def content_ids(scan: ShardScan, labels: frozenset[str]) -> bytes:
-    """Return `ShardExamination.content_ids`. Call this in the main process."""
+    """Return `ShardExamination.content_ids`. Call this in the main process, like `count_fields`."""
     import numpy as np
 
     from shardtool.dataset.duplicates import index_content
@@ -177,7 +177,7 @@ def _payload_problem(check: _PayloadCheck, shard: ShardFile | CompressedFile, of
     size = min(length, check.limit + 1)
     try:
         data = bytes(shard.read(offset, size))
-    except CorruptShard:  # already reported by the scan
+    except CorruptShard:  # the scan has already reported the damage
         return ""
     return check.decode(data) if len(data) == size else ""
 

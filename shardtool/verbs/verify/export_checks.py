@@ -1,4 +1,4 @@
-"""Compare the index files of other tools, such as DALI, with the shards. No checksums of these files are recorded."""
+"""Compare the index files of other tools, such as DALI, with the shards. The dataset file has no checksums of them."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _check_counts(folder: str, file: DatasetFile, export: ExportFormat) -> Findi
     findings = Findings()
     subfolder = folder_of(export.folder_file)
     if subfolder and not is_url(folder) and subfolder not in files_at(folder).list_folders(folder):
-        return findings  # missing, or a link (links are not followed)
+        return findings  # the subfolder is missing, or is a link, which is not followed
     counts = export.sample_counts(exports.read_index_list(join(folder, export.folder_file)))
     shards = {shard.name: shard.samples for shard in file.shards if shard.samples}
     if not counts.keys() & shards.keys():

@@ -14,8 +14,8 @@ from shardtool.messages import call_text, choose_text, flag_text
 from shardtool.notebook import Displayed
 
 _RENAME_FIX = "Rename one of them in the source, and recreate the shards."
-MAX_LISTED_PER_FILE = 100  # per code; further findings are only counted
-_MAX_TEXT_CHARS = 1000  # names in a tar may have a million characters, and be in many findings
+MAX_LISTED_PER_FILE = 100  # for each code; further findings are only counted
+_MAX_TEXT_CHARS = 1000  # a name in a tar may have a million characters, and occur in many findings
 
 
 class FindingKind(NamedTuple):

@@ -1,12 +1,11 @@
-"""`verify --repair`: rebuild files whose right content is certain.
+"""`verify --repair`: rebuild files whose correct content is certain.
 
 - A missing, damaged or stale sidecar is rebuilt if its shard has the checksum in the dataset file.
 - A missing or damaged dataset file is rebuilt if every shard has the checksum in its sidecar.
 - Shards are rebuilt only from the source: `create` runs again with the recorded options and the user's `--map` and
-  `--root`. New shards replace old shards only if they match the dataset file exactly. If a run cannot be repeated this
-  way (`_why_not_repeatable`), a message describes what the user can do.
+  `--root`. New shards replace old shards only if they match the dataset file exactly.
 
-Sidecars are replaced one by one, then the dataset file. New shards replace the old shards together. The next run
+Sidecars are replaced one by one, then the dataset file. Shards are replaced together. The next `verify --repair`
 finishes an interrupted replacement.
 """
 
@@ -234,7 +233,7 @@ class Repair:
         self.done.append(f"{result.dataset_file}: rebuilt from shards and sidecars; {lost}")
 
     def _find_unlisted_shards(self) -> list[str]:
-        # A damaged dataset file possibly lists only some shards, but the new file must list all.
+        # A damaged dataset file may list only some shards, but the new file must list all.
         paths = self.subject.dataset.paths
         pattern, listed = parse_pattern([*paths]), {*map(base_name, paths)}
         return [

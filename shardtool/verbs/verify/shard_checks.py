@@ -110,10 +110,11 @@ def _unsafe_type_reason(member: UnrecognisedMember) -> str:
         return "a device or FIFO"
     if member.kind not in (_HARD_LINK, _SYMBOLIC_LINK):
         return ""
-    # A symbolic link is relative to its folder, a hard link to the root of the archive.
+    # Symbolic links are relative to their folder. Hard links are relative to the root of the archive.
     folder = os.path.dirname(member.name) if member.kind == _SYMBOLIC_LINK else b""
     target = os.path.normpath(os.path.join(folder, member.link))
-    inner_parent = re.search(rb"[^/.][^/]*/+(?:\.\.)(?:/|$)", member.link)  # `..` after a link may lead anywhere
+    # If `a` is a link, `a/..` may be any folder.
+    inner_parent = re.search(rb"[^/.][^/]*/+(?:\.\.)(?:/|$)", member.link)
     if _unsafe_name_reason(target) or member.link[:1] == b"/" or inner_parent:
         return f"a link to {printable(member.link)}"
     return "a link with a control character" if _CONTROL_CHARS.search(member.link) else ""
@@ -159,7 +160,7 @@ def read_sidecar(number: int, case: ShardCheck, findings: Findings) -> bytes:
         findings.add(number, [Finding("sidecar-damaged", name, os_error_text(error))])
         return b""
     if not case.sidecar_required and _PARQUET_MAGIC not in (data[:4], data[-4:]):
-        return b""  # a file of another tool
+        return b""
     if entry is not None and len(data) != entry.sidecar_size:
         expected = f"{entry.sidecar_size:,}{AS_LISTED}"
         findings.add(number, [Finding("sidecar-size", name, f"{len(data):,} bytes", expected)])

@@ -1,8 +1,8 @@
 """Verify several datasets, and find leaks: samples that are in two splits of the same dataset.
 
 Datasets are splits if their dataset files record the same run, or if their names differ only in a word such as `train`
-or `val`. One run writes each key to one split, so a key in two splits is a leak. Separate runs may use a key for
-different samples, so both samples must also have the same content.
+or `val`. One run writes each key to one split, so a key in two splits is a leak. Separate runs may use the same key for
+different samples, so a common key is only a leak if both samples have the same content.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def verify_several(
             reports[index] = _unreadable_report(dataset, error)
         elif index in split_indexes:
             verified[index] = verify(dataset, contents=index in content_indexes)
-        else:  # not a split: keep only the report
+        else:
             reports[index] = build_report(verify(dataset), options)
     for (first, second), recorded in splits.items():
         if first in verified and second in verified:

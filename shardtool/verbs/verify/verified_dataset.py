@@ -88,7 +88,7 @@ class VerifiedDataset:
     Attributes:
         dataset: Its `file` is None if the dataset file is missing or damaged.
         contents: Whether to compute the ids of the samples' content.
-        fields: Number of samples with each field, in the read shards.
+        fields: Number of samples with each field, in the shards that were read.
         unresolved: Failed repairs and comparisons, with reasons.
     """
 
@@ -117,7 +117,7 @@ class VerifiedDataset:
 
     @property
     def is_all(self) -> bool:
-        """Whether the user gave all shards that the dataset file lists."""
+        """Whether the user passed all shards that the dataset file lists."""
         given = {case.name for case in self.cases}
         return self.file is not None and all(shard.name in given for shard in self.file.shards)
 
@@ -132,7 +132,7 @@ class VerifiedDataset:
         return 0 < len(self.read) < sum(case.size is not None for case in self.cases)
 
     def labels(self) -> frozenset[str]:
-        """Return the fields that contain labels or numbers. These fields do not count as content."""
+        """Return the fields that contain labels, numbers or lists. These fields do not count as content."""
         from shardtool.dataset.duplicates import recorded_labels
 
         return recorded_labels(self.file)

@@ -1,7 +1,6 @@
 """`verify`: check that a dataset is complete and undamaged.
 
-Workers scan shards and compute checksums. The main process compares the results with the sidecars and the dataset file,
-and checks all shards together.
+Workers scan shards and compute checksums. The main process compares the results with the sidecars and the dataset file.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ def repair(dataset: DatasetLike, options: VerifyOptions, observer: Observer) -> 
 def _open_pool(options: VerifyOptions, observer: Observer, dataset: DatasetLike) -> Pool:
     workers = usable_cores() if options.workers is None else options.workers
     is_serial = options.quick or (workers == 1 and options.source is None and options.executor == "local")
-    # With stores, fork the workers before requests start threads, because threads make forking unsafe.
+    # For stores, fork the workers now, because requests start threads, and forking with threads is unsafe.
     lazy = options.source is None and is_local(dataset)
     return Pool() if is_serial else start_pool(options, observer=observer, lazy=lazy)
 
@@ -235,6 +234,6 @@ def sampled_shards(cases: Sequence[ShardCheck], options: VerifyOptions) -> list[
     start = share * (options.seed or 0) % 1
     starts = [Fraction(before, ends[-1]) for before in [0, *ends[:-1]]]
     chosen = [number for number, shard_start in zip(ordered, starts, strict=True) if (shard_start - start) % 1 < share]
-    if not chosen:  # the range lies inside one shard
+    if not chosen:  # the range is inside one shard
         chosen = [ordered[sum(shard_start <= start for shard_start in starts) - 1]]
     return sorted(chosen)

@@ -21,7 +21,7 @@ _LIST_NAMES = ("annotations", "objects", "instances", "detections", "shapes")
 _CORNERS = ("xmin", "ymin", "xmax", "ymax"), ("x1", "y1", "x2", "y2"), ("left", "top", "right", "bottom")
 _SIDES = ("x", "y", "width", "height"), ("x", "y", "w", "h")
 _BOX_NUMBERS = 4
-_YOLO_NUMBERS = (_BOX_NUMBERS, _BOX_NUMBERS + 1)  # a confidence may follow
+_YOLO_NUMBERS = (_BOX_NUMBERS, _BOX_NUMBERS + 1)  # a confidence may follow the box
 _MIN_POLYGON_NUMBERS = 6
 _TOLERANCE = 1.02  # annotations often exceed the image by a pixel or a rounding error
 _MAX_COLOURED_CLASS = 2**20
@@ -131,11 +131,11 @@ def _numbers(value: object) -> list[float]:
 def _rectangles(
     boxes: Sequence[Sequence[float]], image: tuple[int, int], *, is_corners: bool
 ) -> list[tuple[float, float, float, float]]:
-    """Return left, top, right and bottom of each box, or an empty list if most boxes do not fit.
+    """Return left, top, right and bottom of each box, or an empty list if most boxes do not fit into the image.
 
     The results are fractions of the width and height of the image. If any number in `boxes` is greater than 1, all
     numbers in `boxes` are pixels. Otherwise, they are fractions, too. Boxes are [left, top, width, height], as in COCO.
-    If `is_corners`, or if more boxes fit that way, they are [left, top, right, bottom].
+    If `is_corners`, or if more boxes then fit into the image, they are [left, top, right, bottom].
     """
     if boxes and max(map(max, boxes)) <= 1:
         image = 1, 1

@@ -1,7 +1,6 @@
 """Choose random samples for the HTML page or contact sheet, and find unusual samples.
 
-Random samples include rare labels. Unusual samples are the smallest and largest samples, the widest and tallest images,
-and duplicates.
+Unusual samples are the smallest and largest samples, the widest and tallest images, and duplicates.
 """
 
 from __future__ import annotations
@@ -176,8 +175,8 @@ def choose_samples(
 ) -> ChosenSamples:
     """Choose up to `max_samples` samples, spread over the values of a label or, without labels, over shards.
 
-    If `default_count` is given, choose only this number of samples. If there are more label values than this, choose
-    one sample per value. The `collectors` are called with the index of each read shard.
+    If `default_count` is given, choose this number of samples or, if there are more label values, one sample per value.
+    The `collectors` are called with the index of each shard that is read.
     """
     overview = DatasetOverview(dataset, InspectOptions(seed=seed), Observer())
     spread: set[str] = set()
@@ -249,7 +248,7 @@ def _candidates(
 
 
 def _first_candidates(pool: list[_Candidate], max_samples: int) -> list[_Candidate]:
-    # Sort by rank within the stratum, then by random number. Later samples never improve a rank, so keep the first.
+    # Sort by rank within the stratum, then by random number. Adding samples never improves a rank, so drop the others.
     strata = groupby(sorted(pool, key=_CANDIDATE_ORDER), key=itemgetter(0))
     ranked = [(rank, candidate) for _, members in strata for rank, candidate in enumerate(members)]
     ranked.sort(key=lambda ranked_candidate: (ranked_candidate[0], ranked_candidate[1][1], ranked_candidate[1][0]))

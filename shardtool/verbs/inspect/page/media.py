@@ -1,4 +1,4 @@
-"""Embed audio and video in the HTML page. The first bytes determine the MIME type, so no payload becomes a script."""
+"""Embed audio and video in the HTML page. The first bytes determine the MIME type, so no payload runs as a script."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MEDIA_SIGNATURES = (
 )  # fmt: skip
 
 
-_MAGIC_AUDIO = 3  # the first three signatures are recognised in fields of any name
+_MAGIC_AUDIO = 3  # the first three of `_MEDIA_SIGNATURES` are recognised in fields of any name
 
 
 class MediaClip(NamedTuple):

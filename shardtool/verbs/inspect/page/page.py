@@ -261,7 +261,7 @@ _MAX_SAMPLES_WITHOUT_UNUSUAL = 20  # for datasets up to this size, no unusual sa
 def write_page(
     datasets: StoredDataset | Sequence[StoredDataset], path: str, *, seed: int = 0, overwrite: bool = False
 ) -> None:
-    """Write an HTML page about one or several datasets. The page also reports damage.
+    """Write an HTML page about one or several datasets.
 
     The page shows 200 samples or, if a label has more values, one sample per value, at most 2,000.
     """

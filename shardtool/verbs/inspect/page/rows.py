@@ -89,7 +89,7 @@ class RowTable:
         size = sum(part.nbytes for column in (keys, *columns.values()) for part in column[1:] if part is not None)
         fitting = count if size <= self._bytes_left else count * self._bytes_left // size
         self._bytes_left -= size
-        if fitting < len(shard_index):  # add no later shards, because rows must be the first samples
+        if fitting < len(shard_index):  # do not add later shards, because rows must not skip samples
             self._bytes_left = 0
         if fitting:
             self._ranges[shard.path] = self.rows, fitting
@@ -213,8 +213,7 @@ def rows_json(tables: Sequence[RowTable], overviews: Sequence[DatasetOverview]) 
     """Return the rows as JSON for a script element.
 
     A column contains either its cells as `values`, or its distinct texts as `names` and, for each cell, an index into
-    `names` as `codes` (-1 for null). If the column `key` shows a key escaped or cut, `keys` contains the original, by
-    row.
+    `names` as `codes` (-1 for null). For each row whose key is escaped or cut, `keys` contains the original key.
     """
     pairs = [*zip(tables, overviews, strict=True)]
     keys = [key for table in tables for part in table.keys for key in part.to_pylist()]
@@ -285,6 +284,6 @@ def _column_document(parts: Sequence[_Values]) -> dict[str, object]:
 def _numbers(part: _Values) -> list[object]:
     if not part.kind or pt.is_integer(part.values.type):
         return list(part.values.to_pylist())
-    # Converted through text, 32-bit floats get no extra digits. NaN and infinity stay text, because JSON lacks them.
+    # Convert through text, so 32-bit floats get no extra digits. NaN and infinity stay text, because JSON lacks them.
     texts = part.values.cast(pa.string()).to_pylist()
     return [text if text is None or text.lstrip("-") in ("nan", "inf") else float(text) for text in texts]

@@ -1,7 +1,7 @@
 """Read the samples that the HTML page shows. Read only the start of long fields.
 
 Conversations in JSON are shown as messages: LLaVA and ShareGPT (`from`, `value`), OpenAI (`role`, `content`), and
-similar.
+similar formats.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class SampleBudget(NamedTuple):
 
     Attributes:
         image: Maximum bytes of all thumbnails, or None for no limit.
-        media: Budget of all samples for audio and video, or None for no clips.
+        media: Budget that all samples share for audio and video, or None for no clips.
     """
 
     edge: int

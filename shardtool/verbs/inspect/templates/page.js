@@ -50,7 +50,7 @@
 
   const columnCount = () => getComputedStyle(cells[0].parentNode).gridTemplateColumns.split(" ").length;
 
-  // Returns, by row, whether a value or a text of its card contains the words.
+  // Returns for each row whether a value of the row or a text on its card contains the words.
   const searchRows = (words) => {
     const found = new Uint8Array(table.count);
     for (const contains of columns.map((column) => column.contains(words))) {
@@ -99,7 +99,7 @@
     updatePicks();
   };
 
-  // Show the cards of the matching rows; without a filter only a few rows of cards, evenly spread over the dataset.
+  // Show the cards of the matching samples. Without a filter, show only some cards, evenly spread over the dataset.
   const showCards = (isUnfiltered) => {
     const positions = new Int32Array(table.count).fill(-1), columnsInRow = columnCount();
     matches.forEach((row, position) => { positions[row] = position; });
@@ -425,7 +425,7 @@
     body.classList.add("plain");
   };
 
-  // The samples that the arrow keys show in the detail view, in order: those of the cards, or of the table's rows.
+  // The order in which the arrow keys show samples in the detail view: that of the table or of the cards.
   const sequence = () => (isTable ? matches : shown);
   const positionInSequence = () => sequence().indexOf(isTable ? open.row : open.index);
 
@@ -476,7 +476,7 @@
 
   tiles.forEach((tile, index) => {
     const pick = picker(samples[index].row);
-    pick.tabIndex = -1;  // the Tab key stops only once at all cards, and the key `x` selects a card
+    pick.tabIndex = -1;  // all cards together are one stop of the Tab key, and the key `x` selects a card
     cells[index].prepend(pick);
     tile.tabIndex = index === 0 ? 0 : -1;
     tile.setAttribute("aria-keyshortcuts", "x");

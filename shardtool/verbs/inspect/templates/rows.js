@@ -27,7 +27,7 @@ class Column {
     return typeof value === "number" ? value : null;
   }
 
-  // Returns a function of a row: whether the value passes the test. Each repeated value is tested once.
+  // Returns a function that returns whether the value in a row passes the test. Repeated values are tested once.
   matcher(test) {
     if (!this.codes) return (row) => test(this.values[row]);
     const results = this.values.map(test), resultOfNull = test(null);
@@ -81,7 +81,7 @@ const OPERATORS = {
   list: ["has", "lacks", "contains", "length at least", "length at most", "is empty", "is not empty"],
 };
 
-// Returns a function of a row; null if the filter is incomplete; undefined if its value is not a number.
+// Returns a function that tests a row, null if the filter is incomplete, or undefined if `wanted` is not a number.
 const makeFilter = (column, operator, wanted) => {
   const isEmpty = (value) => value === null || value.length === 0;
   if (operator === "is empty") return column.matcher(isEmpty);
