@@ -1,4 +1,4 @@
 """The public functions, one for each command.
 
-They have their own package, because a module `shardtool.create` would hide the function `shardtool.create`.
+They have a package, because a module `shardtool.create` would hide the function `shardtool.create`.
 """

@@ -47,7 +47,7 @@ _MAX_LISTED_OBJECTS = 100  # search this many objects for one that is not empty
 _NOT_CHECKED = Check("", "unknown", "")
 _EXACT_S = 2  # ignore smaller clock differences, because the header `Date` contains whole seconds
 _SKEW_S = 300  # some stores reject requests if the clocks differ by more than 5 minutes
-# A store may complete an interrupted write after the probe was deleted. Wait this long, then delete the probe again.
+# A store may complete an interrupted write after the probe was deleted, so wait and delete the probe again.
 _SECOND_REMOVAL_S = 0.3
 _READER, _WRITER = "the role Storage Blob Data Reader", "the role Storage Blob Data Contributor"
 

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from shardtool.source.base import Listing
     from shardtool.values import DatasetLike
 
-MANIFEST = ".manifest.parquet"  # the name starts with a dot, because `create` ignores hidden files
+MANIFEST = ".manifest.parquet"  # `create` ignores files whose names start with a dot
 METADATA = ".metadata.parquet"
 _LOCK_NAME = "extract"
 _UNFINISHED_NAME = ".extract.unfinished"

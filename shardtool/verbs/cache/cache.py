@@ -314,8 +314,8 @@ class Cache:
     ) -> CacheWriter:  # fmt: skip
         """Return a writer that adds shards of new samples to this cache.
 
-        In a forked process, this closes the leases inherited from the parent. Otherwise, the writer could
-        wait for them forever.
+        In a forked process, this closes the leases inherited from the parent. Otherwise, the writer could wait for them
+        forever.
 
         Args:
             part: A number or name in the shard names, unique for each writer.

@@ -41,7 +41,7 @@ class Backoff:
         self.restart()
 
     def restart(self) -> None:
-        """Restart the total waiting time. Call this after progress."""
+        """Restart the total waiting time."""
         self._end_s = time.monotonic() + self._max_wait_s
 
     def wait(self) -> bool:

@@ -36,7 +36,7 @@ RESERVATION_PREFIX, PART_SUFFIX = ".room-", ".part"
 
 _MAX_RESERVATION_BYTES = 200
 
-_MAX_SHARD_NAME_CHARS = 80  # a copy's name contains the end of a long shard name, which includes the extension
+_MAX_SHARD_NAME_CHARS = 80  # a copy's name ends with the last characters of the shard name, including the extension
 
 _UNSAFE_CHAR = re.compile(r"[^A-Za-z0-9._-]")
 

@@ -36,7 +36,7 @@ class LeasedShard(AbstractContextManager["LeasedShard"]):
         self.close()
 
     def close(self) -> None:
-        """Release the lease if this object still holds it."""
+        """Release the lease, if any."""
         if self.lock is not None:
             self.lock.close()
 
@@ -154,7 +154,7 @@ class CacheShards(Sequence[str]):
         return _lease_unpickled, (self._paths,)
 
     def open(self, shard: StoredShard) -> LeasedShard:
-        """Return one of these shards. The returned object has no lease of its own."""
+        """Return one of these shards, without another lease."""
         return LeasedShard(shard.path)
 
     def close(self) -> None:
@@ -179,7 +179,7 @@ def _lease_unpickled(paths: list[str]) -> CacheShards:
 def lease_written_shards(space: CacheSpace, max_bytes: int | None) -> CacheShards:
     """Lease the newest shards in `written/`, up to `max_bytes` (None for all), and return them oldest first.
 
-    First evict shards to free space for waiting writers. A chosen shard that is in use is not leased again.
+    First evict shards to free space for waiting writers. Do not lease shards that should be evicted but are in use.
     """
     with space.locked():
         contents = space.scan()

@@ -181,7 +181,7 @@ class CopyTarget(NamedTuple):
         return {*map(_entry_content, self.old.shards)} <= {*map(_entry_content, self.source.file.shards)}
 
     def removed(self) -> tuple[list[str], list[str]]:
-        """Return the names of sidecars and other files, and of shards, that only the existing dataset has."""
+        """Return the names of other files, and of shards, that only the existing dataset has."""
         if self.old is None:
             return [], []
         same_folder, pairs = self.old.shards_folder == self.source.file.shards_folder, self.source.pairs

@@ -1,4 +1,4 @@
-"""Run copy tasks in threads, and limit the total rate of all threads in bytes per second."""
+"""Run copy tasks in threads, and limit the total rate of all threads."""
 
 from __future__ import annotations
 

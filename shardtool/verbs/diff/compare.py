@@ -79,7 +79,7 @@ class Uncompared(NamedTuple):
     """Fields and samples that are not compared with the source.
 
     Attributes:
-        fields: Fields created from a missing table.
+        fields: Fields that the run may have created from a missing table.
         added: Whether to ignore samples that only the source has.
         keys: Keys (or hashes of keys) of skipped samples. A skipped sample is ignored if only the source has it.
         as_numbers: Whether the dataset stores numbers in TFRecord features.

@@ -168,7 +168,7 @@ def _spread_of(values: Iterable[int]) -> Spread:
 
 
 def combine_summaries(datasets: Sequence[tuple[Shards, Summary]]) -> Summary:
-    """Combine the summaries of several datasets. A single summary is returned unchanged."""
+    """Combine the summaries of several datasets."""
     summaries = [summary for _, summary in datasets]
     if len(summaries) == 1:
         return summaries[0]

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from shardtool.values import FeatureType
 
 
-MAX_READ_SAMPLES = 4_000_000  # with more samples, all sidecars are read only if `full` is set
+MAX_READ_SAMPLES = 4_000_000
 _MAX_FIELDS = 1000
 MAX_LABEL_BYTES = 64
 _MAX_UNPACKED_BYTES = 2**26

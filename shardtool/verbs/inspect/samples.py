@@ -66,7 +66,7 @@ def iter_keys(datasets: Sequence[StoredDataset], where: str | None = None) -> It
 def first_samples(
     datasets: Sequence[StoredDataset], max_samples: int | None = None, where: str | None = None
 ) -> Iterator[StoredSample]:
-    """Yield up to `max_samples` samples in order, only matching samples if `where` is given."""
+    """Yield up to `max_samples` samples in order. If `where` is given, yield only matching samples."""
     remaining = sys.maxsize if max_samples is None else max_samples
     for selected in selected_shards(datasets, where, metadata=True):
         for row in selected.rows[:remaining].tolist():
@@ -78,7 +78,10 @@ def first_samples(
 
 
 def find_sample(datasets: Sequence[StoredDataset], key: str) -> StoredSample:
-    """Return the first sample with this key. If there is none, return sample number `key`, from 0 over all datasets."""
+    """Return the first sample with this key.
+
+    If there is none, return the sample with the number `key`, counted from 0 over all datasets.
+    """
     if (sample := _find_in_key_ranges(datasets, key)) is not None:
         return sample
     sample_number = int(key) if key.isascii() and key.isdigit() and len(key) <= _MAX_NUMBER_DIGITS else -1
@@ -359,7 +362,7 @@ _REPORT_FORMATS = {
 
 
 def check_report_path(dataset: StoredDataset, path: str, *, overwrite: bool, ending: str) -> None:
-    """Raise an error unless a report can be written to `path`. `overwrite` permits replacing an existing report."""
+    """Raise an error unless a report can be written to `path`."""
     check_target_name(path, f"report{ending}")
     dataset_paths = [dataset.dataset_file, *(name for shard in dataset.shards for name in (shard.path, shard.sidecar))]
     if real_path(path) in {real_path(name) for name in dataset_paths if name}:

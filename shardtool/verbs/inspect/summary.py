@@ -32,7 +32,7 @@ Value = TypeVar("Value")
 
 
 _MAX_EXACT_VALUES = 2**17  # up to this many values, the median is exact
-_BUCKET_BITS = 10  # more values are rounded to this many bits, so the error of the median is below 0.2 %
+_BUCKET_BITS = 10  # beyond that, values are rounded to this many bits, so the median's error is below 0.2 %
 _BUCKETS_PER_OCTAVE = 64
 _MAX_DISTINCT_VALUES = 10_000
 _MAX_VALUE_CHARS = 200

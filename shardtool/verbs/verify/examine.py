@@ -52,7 +52,6 @@ class ShardExamination:
         undecoded: Number of payloads too large to decode.
         error: Why the shard cannot be opened, or None.
         damage: The damage that ended the scan, or None.
-        crc: The checksum of the shard, or None if unknown.
         digest: The content fingerprint, or None if unknown.
     """
 

@@ -179,7 +179,7 @@ class Findings:
     _alike: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def add(self, number: int, findings: Iterable[Finding]) -> None:
-        """Add findings about shard `number`, or about the whole dataset if it is -1."""
+        """Add findings about shard `number`."""
         for finding in findings:
             self.counts[finding.code] += 1
             self._list(number, finding)

@@ -190,7 +190,6 @@ class Repair:
             self.done[-1] += f"; without the columns {format_list(sorted(lost_columns))}, which only the source has"
 
     def _build_sidecar(self, case: ShardCheck, file: DatasetFile) -> tuple[bytes, list[str]]:
-        # A shard contains no metadata except class numbers.
         from shardtool.dataset.shard_index import scanned_index
         from shardtool.dataset.sidecar_schema import SHARD_COLUMN
         from shardtool.dataset.sidecar_write import encode_sidecar_table

@@ -187,7 +187,7 @@ def _check_sidecar_matches_shard(case: ShardCheck) -> Iterator[Finding]:
 
 
 def check_index(case: ShardCheck, scan: ShardScan | None, sidecar: bytes) -> Iterator[Finding]:
-    """Parse the sidecar. If the shard was read, compare the samples in both."""
+    """Parse the sidecar. If the shard was read, compare its samples with the sidecar."""
     from shardtool.dataset.shard_index import compare_indexes, scanned_index
     from shardtool.dataset.sidecar_read import parse_sidecar
 

@@ -107,12 +107,12 @@ class VerifiedDataset:
 
     @property
     def folder(self) -> str:
-        """The folder of the dataset file. Without a dataset file, the folder of the shards."""
+        """The folder of the dataset file or, if there is none, of the shards."""
         return self.dataset.folder
 
     @property
     def name(self) -> str:
-        """The name of the dataset file. Without a dataset file, the name of the folder."""
+        """The name of the dataset file or, if there is none, of the folder."""
         return printable_name(self.dataset.where)
 
     @property

@@ -28,7 +28,7 @@ _MAX_COLOURED_CLASS = 2**20
 _MIN_LIGHT = 1400  # a colour is light if the weighted sum of its channels (at most 2,550) is larger
 _MAX_LABEL_CHARS = 60
 _MAX_POINTS = 100
-_DRAWN_SIDE = 1000  # the longer side of the drawing
+_DRAWN_SIDE = 1000
 
 _Point = tuple[float, float]
 
@@ -48,7 +48,7 @@ class Outline(NamedTuple):
 
 
 def drawing_size(image: tuple[int, int]) -> tuple[int, int]:
-    """Return the size of the drawing over an image of this size."""
+    """Return the size of the SVG drawing that shows the outlines over an image of this size."""
     scale = _DRAWN_SIDE / max(image)
     return max(1, round(image[0] * scale)), max(1, round(image[1] * scale))
 

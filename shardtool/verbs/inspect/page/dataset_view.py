@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 MAX_LABEL_SETS = 6
 _MAX_FIELDS = 60
-# Without a dataset file, the example program lists up to this many shards by name. For more shards, it uses a glob.
+# Without a dataset file, the example program lists up to this many shards. For more shards, it uses a glob.
 _MAX_LISTED_SHARDS = 9
 _MAX_EXAMPLE_FIELDS = 4
 _MAX_AREA_IMAGES = 4  # below this number of images, a dot's area is proportional to the number
@@ -72,7 +72,7 @@ class LabelSet(NamedTuple):
 
 
 def set_dataset_labels(views: Sequence[DatasetView]) -> None:
-    """On an HTML page about several datasets, add the label `dataset` to each sample."""
+    """If the page shows several datasets, add the label `dataset` to each sample."""
     for view in views if len(views) > 1 else ():
         for sample in view.samples:
             sample.labels.setdefault(_DATASET_LABEL, view.name)
@@ -165,7 +165,7 @@ class DatasetView(ChosenSamples):
 
     @cached_property
     def labels(self) -> list[LabelSet]:
-        """A `LabelSet` for each column of annotations with class names, then for each likely label."""
+        """A `LabelSet` for each annotation column that has class names, then one for each likely label."""
         overview, sets = self.overview, []
         for name in overview.classes:
             if counts := self.class_counts.get(name.rpartition(".")[0]):
@@ -201,7 +201,7 @@ class DatasetView(ChosenSamples):
 
     @property
     def tallies(self) -> list[list[tuple[str, int]]]:
-        """The most frequent formats and modes of the shown samples' first images, with their counts."""
+        """For the first image of each shown sample: the most frequent formats and modes, with counts."""
         counts = [Counter(map(attrgetter(name), self._first_images)) for name in ("kind", "mode")]
         return [sorted(counter.items(), key=lambda item: (-item[1], item[0]))[:6] for counter in counts]
 

@@ -255,7 +255,7 @@ _OUTLINES = 10_000  # maximum outlines on the page, at about 150 bytes each
 _MEDIA_BYTES = 6_000_000
 _MAX_MIN_EDGE_PIXELS = (384, 96)
 _PIXELS_PER_BYTE = 8.0
-_MAX_SAMPLES_WITHOUT_UNUSUAL = 20  # for datasets up to this size, no unusual samples are shown
+_MAX_SAMPLES_WITHOUT_UNUSUAL = 20
 
 
 def write_page(

@@ -42,7 +42,7 @@ class _Values(NamedTuple):
 
 
 def class_names_of(classes: Mapping[str, list[str]], column: str) -> list[str]:
-    """Return the class names of a column, or of its field, such as `labels.json` for the column `labels`."""
+    """Return the class names of a column or, if it has none, of its field (`labels.json` for the column `labels`)."""
     matches = (names for name, names in classes.items() if name.rpartition(".")[0] == column)
     return classes.get(column) or next(matches, [])
 

@@ -167,7 +167,7 @@ class ShownSample:
 
     @property
     def drawing_size(self) -> tuple[int, int]:
-        """The size of the drawing over the first image."""
+        """The size of the SVG drawing that shows the outlines over the first image."""
         return drawing_size(self.images[0].full)
 
 
@@ -402,7 +402,7 @@ def _numbers_at_start(start: bytes, kind: str) -> str | None:
 
 
 def dataset_title(dataset: StoredDataset) -> str:
-    """Return the dataset's name. If the dataset has no name, return the common start of its shard names."""
+    """Return the dataset's name or, if it has none, the common start of its shard names."""
     if dataset.file and dataset.file.name:
         return shorten_text(dataset.file.name, _MAX_NAME_CHARS)
     names = [shard.file_name for shard in dataset.shards]
