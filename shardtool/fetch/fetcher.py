@@ -59,7 +59,7 @@ class HttpFetcher:
         self._next_report = self._started + _PROGRESS_INTERVAL_S
 
     def take(self, number: int) -> bytes:
-        """Return the file of the URL at index `number`, when its download is complete. Drop earlier files."""
+        """Wait for the download of the URL at index `number`, and return the file. Drop earlier files."""
         if number > self._limits.head:
             self._loop.call_soon_threadsafe(self._skip_until, number)
         while (result := self._take_if_done(number)) is None:

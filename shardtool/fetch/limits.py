@@ -1,7 +1,7 @@
 """Limit the downloads of one worker: concurrent requests, requests per host, and bytes in memory.
 
 A download that would exceed a limit waits in the queue of its host, or in the queue for memory. The head is the file
-that the caller takes next. The download of the head never waits, because the caller frees memory only by taking it.
+that the caller takes next. The download of the head never waits, because the caller frees memory by taking it.
 """
 
 from __future__ import annotations

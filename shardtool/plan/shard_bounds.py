@@ -47,7 +47,7 @@ class ShardCapacity(NamedTuple):
 
     Attributes:
         room: Maximum bytes of a shard's samples, or `NO_LIMIT`.
-        planned: Maximum bytes to plan. Less than `room` if sample sizes are estimates.
+        planned: Maximum bytes that a plan puts in a shard. Less than `room` if sample sizes are estimates.
     """
 
     room: int = NO_LIMIT
@@ -68,7 +68,7 @@ def cumulative_sizes(sizes: NDArray[np.int64], order: NDArray[np.int64] | None =
 def cut_shards(
     total: NDArray[np.int64], requested: RequestedShards | None, limits: ShardCapacity, bounds: ShardBounds
 ) -> NDArray[np.int64]:
-    """Return the ends of the requested number of shards (see `Plan.ends`), or of as few shards as possible."""
+    """Return the shard ends (see `Plan.ends`). If no number of shards is requested, use as few as possible."""
     runs = ShardRuns(total, limits)
     if requested is None:
         return _cut_fewest(runs, bounds)
@@ -143,7 +143,7 @@ class ShardRuns:
 
         `count` must be at least the number of shards that `find_fewest_ends` returns.
         """
-        # earliest[k]: the first position where shard k can start, so that shards k and later hold all remaining samples
+        # If shard k started before position earliest[k], it and the later shards could not hold the remaining samples.
         earliest = [0] * (count + 1)
         earliest[count] = self.samples
         for shard in range(count - 1, 0, -1):

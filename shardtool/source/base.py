@@ -137,7 +137,7 @@ def no_match_error(query: object, split: str = "", remedy: str = "") -> InvalidR
 
 
 def check_skipped(source: str, skipped: tuple[Skipped, ...], on_error: OnError, otherwise: str) -> None:
-    """Raise `SampleFailed` if files failed and `on_error` is `raise`. `otherwise` is advice to the user."""
+    """Raise `SampleFailed` if files cannot be packed and `on_error` is `raise`. `otherwise` is advice to the user."""
     failed = failed_rows(skipped)
     if failed and on_error == "raise":
         named = format_list([f"{printable(row.path) or 'the folder itself'} ({row.message})" for row in failed])

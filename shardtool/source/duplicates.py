@@ -118,7 +118,7 @@ def drop_duplicate_samples(
     read_existing_keys: Callable[[], PackedStrings | None],
 ) -> Listing:
     """If `drop_duplicates` is set, drop new samples that duplicate an existing or earlier sample."""
-    # A plan file contains no duplicates.
+    # The run that wrote a plan file has already dropped the duplicates.
     if not options.drop_duplicates or getattr(options, "plan", None) is not None:
         return listing
     entries, exists = listing.entries, np.zeros(len(listing.entries), np.bool_)

@@ -22,7 +22,7 @@ _UNUSUAL_IN_FIELDS = re.compile(r"[^a-z0-9_]+")
 
 
 def describe_join(listing: Listing, options: SelectingOptions) -> JoinedTable | None:
-    """Return which joined columns are in sidecars and which in shards, or None if no table is joined."""
+    """Return where the joined columns are stored, or None if no table is joined."""
     metadata = listing.entries.metadata
     if not listing.joined or metadata is None:
         return None

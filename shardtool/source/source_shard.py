@@ -67,7 +67,7 @@ class SourceShard:
     """A shard of a source.
 
     Attributes:
-        kinds: The type of each field that is not bytes; in a tar, the type that the strings represent. None if only a
+        kinds: The type of each field that does not contain bytes. In a tar, strings represent this type. None if only a
             scan can find the types.
         conflicts: For each field, the first scanned sample with a list, or with a type that differs from earlier
             samples.

@@ -33,8 +33,8 @@ class StatResult(NamedTuple):
 
     Attributes:
         kinds: FILE or LINK for each path.
-        facts: int64[paths, 4]: the size in bytes, the modification time and the latest ctime of the file and the
-            folders above it (both in nanoseconds), and the number of the problem (from 1), or 0 for no problem.
+        facts: int64[paths, 4]: size in bytes, mtime in nanoseconds, latest ctime of the file and the folders above it in
+            nanoseconds, and problem number (from 1, or 0 for no problem).
         problems: Pairs of reason code and message.
     """
 

@@ -110,7 +110,7 @@ def _objects(text: str) -> Iterator[dict[str, object]]:
 def _delimited(text: str, usual: str) -> Iterator[tuple[Mapping[str, object], list[dict[str, object]]]]:
     for delimiter in sorted(_DELIMITERS, key=lambda candidate: candidate != usual):
         stream = io.StringIO(text, newline="")
-        is_plain = delimiter == "|"  # in such tables, quotation marks are text
+        is_plain = delimiter == "|"  # with this delimiter, quotation marks are text
         reader = csv.reader(stream, delimiter=delimiter, quoting=csv.QUOTE_NONE if is_plain else csv.QUOTE_MINIMAL)
         rows = [row for _, row in zip(range(_HEAD_ROWS + 1), reader, strict=False) if row]
         if len(rows) < 2 or len({len(row) for row in rows[:-1]}) > 1:  # noqa: PLR2004 - a header and a row

@@ -64,7 +64,7 @@ class ArrowStrings:
         return self.count if self.positions is None else len(self.positions)
 
     def take(self, positions: NDArray[np.int64]) -> ArrowStrings:
-        """Return the strings at `positions`, without creating them."""
+        """Select the strings at `positions`, without creating them."""
         return replace(self, positions=positions if self.positions is None else self.positions[positions])
 
     def lengths(self) -> NDArray[np.int64]:

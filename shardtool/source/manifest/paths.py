@@ -192,7 +192,7 @@ class PathEndings:
         return taken
 
     def take(self, rows: NDArray[np.int64]) -> PathEndings:
-        """Return the endings of `rows`. Do not call `stems` on the result, because it yields all paths."""
+        """Return the endings of `rows`. Do not call `stems` on the result, because it ignores `rows`."""
         taken = copy(self)
         taken.codes = self.codes[rows]
         return taken

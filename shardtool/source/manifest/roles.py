@@ -162,7 +162,7 @@ def _check_columns_exist(schema: pa.Schema, options: CreateOptions) -> None:
 
 
 def meta_field_advice() -> str:
-    """Return advice for another field with the name of the metadata field."""
+    """Return advice for a field that has the name of the metadata field."""
     none = option_text("meta", "none")
     return f"The metadata is the field json: rename the other field, or omit the metadata with {none}."
 
