@@ -32,7 +32,7 @@ def use_cli_names() -> Iterator[None]:
 
 
 def uses_cli_names() -> bool:
-    """Return whether messages write options in command-line form, such as `--max-size`."""
+    """Return whether messages write options in command-line form."""
     return _cli_names_in_use
 
 

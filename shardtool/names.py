@@ -37,7 +37,7 @@ _CONTROL_CHARS = re.compile("[\x00-\x1f\x7f-\x9f]")
 
 
 def to_text(name: bytes) -> str:
-    """Decode a name. Invalid UTF-8 becomes surrogates. `to_bytes` restores the original bytes."""
+    """Decode a name. Invalid UTF-8 becomes surrogates."""
     return name.decode("utf-8", "surrogateescape")
 
 

@@ -88,7 +88,7 @@ def redact_url(url: str) -> str:
 
 
 def redact_url_bytes(url: bytes) -> bytes:
-    """Redact a URL given as bytes."""
+    """Apply `redact_url` to bytes."""
     return to_bytes(redact_url(to_text(url)))
 
 

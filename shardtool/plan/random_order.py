@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 GAMMA, FIRST_FACTOR, SECOND_FACTOR = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
-# For small sizes, ranking random numbers is faster than a Feistel network, and all orders are equally likely.
+# Up to this size, ranking random numbers is faster than a Feistel network, and all orders are equally likely.
 _MAX_RANKED_SIZE = 16
 _ROUNDS = 8
 

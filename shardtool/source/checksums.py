@@ -167,7 +167,7 @@ def checksum_payloads(task: FileReads | SpanReads, kind: Callable[[], _Checksum]
     if isinstance(task, SpanReads):
         return _checksum_spans(task, kind)
     files, checksums = [*zip(task.paths, task.links, strict=True)], [-1] * len(task.paths)
-    if task.reads > 1:  # threads are faster, because opening these files is slow
+    if task.reads > 1:  # opening these files is slow, so use threads
         try:
             checksums = [*requests.imap_requests(partial(_checksum_file, kind), files, task.reads)]
         except (MemoryError, OSError, RuntimeError) as error:

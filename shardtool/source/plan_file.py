@@ -93,7 +93,7 @@ def entries_schema(entries: SampleTable, split_values: pa.ChunkedArray | None) -
 
 
 def entries_tables(entries: SampleTable, split_values: pa.ChunkedArray | None) -> Iterator[pa.Table]:
-    """Yield the rows of a plan file as one table per row group."""
+    """Yield one table for each row group of a plan file."""
     schema = entries_schema(entries, split_values)
     group_rows = max(_MIN_GROUP_ROWS, -(-len(entries) // _MAX_ROW_GROUPS))
     for first in range(0, len(entries), group_rows):

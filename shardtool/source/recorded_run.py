@@ -110,7 +110,6 @@ class RecordedRun(NamedTuple):
         made_fields: Fields that the run may have created from the missing table.
         selecting_options: Options whose selection of samples cannot be repeated.
         without_table: The run to use if the table cannot be joined.
-        table_problem: Why the table cannot be joined.
     """
 
     verb: str

@@ -256,8 +256,8 @@ def list_datasets(  # noqa: PLR0913 - keyword options
     component of a key contains a dot.
 
     Args:
-        only: The fields to pack and check, or empty for all fields.
-        without: Fields that are not packed and not checked.
+        only: The fields to pack, or empty for all fields.
+        without: Fields not to pack. Fields that are not packed are not checked.
         salvage: Whether to skip damaged numbers and, in shards without a sidecar, damaged parts.
         as_stored: List numbers as stored, not as strings. Fields are then not checked, and have no classes.
     """

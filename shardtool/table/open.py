@@ -59,7 +59,7 @@ def open_table(source: object, named: Collection[str], form: DelimitedFormat = D
     """Open a table.
 
     Args:
-        source: A path, several paths, a glob, `-` for standard input, or a table in memory.
+        source: One or several paths, a glob, `-` for standard input, or a table in memory.
         named: Column names in the user's options. If the first line of standard input contains one of these names, the
             input is a table, not a list of paths.
         form: The format of delimited text. By default, it depends on the file name.

@@ -1,4 +1,4 @@
-"""The columns of a manifest that contain payloads."""
+"""Read the columns of a manifest that contain payloads."""
 
 from __future__ import annotations
 
