@@ -444,6 +444,6 @@ def _run_and_collate(stages: Pipeline, lists: ListFields, bundle: Sample, rng: n
 
         kept += stages.run([{**sample, **padding}], skip, rng_of)
     if "__on_skip__" in bundle:  # a replacement batch has no callback, so its skipped samples are not counted
-        for skipped_sample in skipped[not kept :]:  # if all samples are skipped, the stream counts the first
+        for skipped_sample in skipped[not kept :]:  # if all samples are skipped, the stream itself counts the first
             cast("Callable[..., None]", bundle["__on_skip__"])(*skipped_sample)
     return collate(kept, lists) if kept else None

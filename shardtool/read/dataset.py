@@ -351,8 +351,8 @@ class Dataset(Streamable[SampleT]):
         """Return a `datasets.Dataset` of Hugging Face, or with `streaming` an `IterableDataset`.
 
         The library `datasets` decodes images and audio. Fields with class names become `ClassLabel`, and metadata
-        columns become columns. `options` are passed to `from_generator` of the returned class. Without `streaming`,
-        `from_generator` copies the samples to the cache of `datasets`.
+        columns become columns of the result. `options` are passed to `from_generator` of the returned class. Without
+        `streaming`, `from_generator` copies the samples to the cache of `datasets`.
 
         Raises:
             InvalidRequest: `datasets` is not installed, or the dataset already has stages.
@@ -366,7 +366,7 @@ class Dataset(Streamable[SampleT]):
 
 
 def check_in_range(positions: Numbers, count: int) -> Numbers:
-    """Convert negative positions, counted from the end of `count` samples. Raise IndexError if out of range."""
+    """Convert negative positions, which count from the end, to positions from 0. Raise IndexError if out of range."""
     out_of_range = positions[(positions < -count) | (positions >= count)]
     if len(out_of_range):
         raise IndexError(f"sample {out_of_range[0]} of {count:,}")

@@ -212,7 +212,7 @@ class MixedSamples:
                 if (order := orders.get((number, epoch))) is None:
                     if len(orders) > 2 * len(self.sources):
                         orders.clear()
-                    # a seed per dataset, so datasets of equal size have different orders
+                    # use a seed per dataset, so datasets of equal size have different orders
                     seed = derive_state("mixed", options.seed, number)
                     order = orders[number, epoch] = source.order(replace(options, seed=seed, epoch=epoch))
                 numbers[indexes[is_in_epoch]] = first + order.numbers(source_positions[is_in_epoch])

@@ -38,8 +38,7 @@ class OrderOptions:
         parts: Number of parts into which the dataset is cut, a multiple of `ranks`. The parts are read in parallel.
         window: Number of samples of a part that are shuffled together.
         ranks: Number of ranks, if each rank reads its own parts. If 0, the order does not depend on the number of
-            ranks, and consecutive positions read from the parts in a fixed order. Stream states of version 1
-            imply 0.
+            ranks, and consecutive positions read from the parts in a fixed order. Stream states of version 1 imply 0.
     """
 
     shuffle: Shuffle = True
@@ -107,10 +106,10 @@ def epoch_order(counts: Numbers, options: OrderOptions) -> Order:
 def _shuffled_samples(options: OrderOptions, starts: Numbers, ends: Numbers, positions: Numbers) -> Numbers:
     """Return the sample at each position.
 
-    The shards are concatenated in random order, and the result is cut into `parts` contiguous parts. Position g reads
-    sample g // parts of part g % parts, so all parts are read in parallel. In each part, every window of `window`
-    samples is permuted. A row consists of `parts` consecutive positions, one per part. With `ranks`, each rank also
-    reads its parts in a different order in each row.
+    The shards are concatenated in random order, and the result is cut into `parts` contiguous parts. With 64 parts, the
+    positions 0 to 63 (a row) read the first sample of each part, the positions 64 to 127 the second sample, and so on.
+    In each part, every window of `window` samples is permuted. With `ranks`, each rank also reads its parts in a
+    different order in each row.
 
     In the random order of the shards, `starts` contains the number of each shard's first sample, and `ends` the
     cumulative number of samples, int64 [shards].
@@ -161,9 +160,9 @@ _NEAR_POSITIONS = 64
 class Share:
     """The positions of an epoch that one worker of one rank reads.
 
-    Rank r of W reads the positions origin + r, origin + r + W, and so on, in batches. Batches are counted from
-    `origin`. Worker w of N reads each batch n with n % N == w. If the total batch size stays the same, the n-th batches
-    of all ranks together therefore contain the same positions for any number of ranks and workers.
+    For example, rank 1 of 4 reads the positions `origin` + 1, `origin` + 5, and so on, in batches. Worker 0 of 2 reads
+    the batches 0, 2, 4, and so on of its rank. If the total batch size stays the same, the n-th batches of all ranks
+    together contain the same positions for any number of ranks and workers.
 
     Attributes:
         ends: What to do with the last positions if they cannot be divided evenly: `drop` them, add the first positions

@@ -189,8 +189,8 @@ class Pipeline:
     """A sequence of stages.
 
     Attributes:
-        types: Types of fields from the dataset file, for a `Decode` that is added later.
-        on_error: What a `Decode` that is added later does with a sample that cannot be decoded.
+        types: Field types in the dataset file, for a `Decode` that is added later.
+        on_error: Default value for a `Decode` that is added later.
     """
 
     stages: tuple[Stage | Batch, ...] = ()
@@ -481,7 +481,7 @@ class PipelineMethods(Generic[SampleT]):
         """Call `function` with the output of the previous stage. If `function` returns None, the sample is skipped.
 
         A parameter `rng` of `function` gets a NumPy random generator. A stream derives the generator from the seed, the
-        epoch and the position, so its numbers do not depend on threads, workers, ranks or a resume.
+        epoch and the position, so random numbers do not depend on threads, workers, ranks or a resume.
         """
         return self._then(Map(function))
 
