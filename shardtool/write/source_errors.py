@@ -44,7 +44,7 @@ class SourceTouched(RestartShard):
 
 
 def read_error(path: bytes, error: OSError) -> SourceFailed:
-    """Return the error for a file that cannot be read, or raise an error if this process is the cause."""
+    """Return the error for a file that cannot be read, or raise an error if this process or machine is the cause."""
     if is_out_of_memory(error):
         raise error
     raise_if_machine_error(error, printable(path), PROCESS_ERRNOS)

@@ -56,7 +56,7 @@ class TransformedSamples(NamedTuple):
     Attributes:
         content: The written samples. Its `inline` contains only numbers, as text.
         sources: int64, the index of the source sample of each written sample.
-        consumed: Number of processed source samples. The others do not fit in this shard.
+        consumed: Number of processed source samples. Later samples do not fit in this shard.
         dropped: Number of source samples that the user's function dropped by returning no sample.
         found: The measured values of each written sample (see `ReadSample`).
     """
