@@ -85,9 +85,9 @@ def prepare_append(listed: Listed) -> Listed:
 
 
 def _drop_label_columns(listed: Listed) -> Listed:
-    """Drop metadata columns of labels and numbers that existing samples have only as fields.
+    """Drop metadata columns whose values existing samples have only as fields.
 
-    Otherwise, queries on such a column would not find existing samples.
+    Queries on such a column would not find existing samples.
     """
     entries = listed.entries
     old_datasets = [output.destination.old for output in listed.outputs if output.destination.old]

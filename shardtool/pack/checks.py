@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def check_listed(listed: Listed) -> None:
-    """Raise an error if the source has no samples, unless the samples of an earlier run are kept."""
+    """Raise an error if the source has no samples, unless existing datasets are kept."""
     options, entries, skipped = listed.run.options, listed.entries, listed.listing.skipped
     if listed.finished or len(entries):
         return

@@ -341,7 +341,7 @@ class Packing:
             failed = failed_rows(left_out)
             self._check_failed_urls(planned.name, failed, consumed)
             if failed and not self.run.fetches:
-                left_out = ()  # with an incomplete list, a resumed run packs the shard again
+                left_out = ()  # without this list, a resumed run packs the shard again
             transform_facts = sidecar_schema.TransformFacts(
                 result.digest, consumed, transformed.dropped, len(result.skipped), left_out
             )

@@ -132,7 +132,7 @@ class Output:
         return self.destination.pattern
 
     def positions(self, entries: SampleTable) -> NDArray[np.int64]:
-        """Return `sample_numbers` as positions in `entries`."""
+        """Return the positions of the dataset's samples in `entries`."""
         from numpy import arange
 
         return arange(len(entries)) if self.sample_numbers is None else self.sample_numbers
