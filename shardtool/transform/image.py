@@ -90,10 +90,10 @@ class ImageOptions:
 
     Attributes:
         resize: Target width and height in pixels, in display orientation.
-        resize_mode: `shorter` scales until the image covers `resize`, `longer` until it fits inside. `exact` may change
-            the aspect ratio. `crop` scales like `shorter`, then crops the centre. `pad` scales like `longer`, then adds
-            borders: transparent if the written mode has alpha, otherwise black. If a palette contains neither,
-            borders have its first colour.
+        resize_mode: `shorter` scales until the image covers `resize`. `longer` scales until the image fits inside.
+            `exact` may change the aspect ratio. `crop` scales like `shorter`, then crops the centre. `pad` scales like
+            `longer`, then adds borders. Borders are transparent if the written mode has alpha, otherwise black. If a
+            palette contains neither, borders have its first colour.
         only_larger: Never enlarge. An image that fits in `resize` is not changed, even by `pad`. With `exact` or
             `crop`, a side that is shorter than its target keeps its length.
         encode: Output format. For `jpg`, CMYK JPEGs are re-encoded as RGB.
@@ -340,7 +340,7 @@ def _encode_image(image: Image.Image, picture: OpenedImage, kind: str, quality: 
 
 
 def _fill_palette(image: Image.Image) -> None:
-    """Extend the palette, because Pillow's PNG writer truncates pixels to the bits that the palette needs."""
+    """Extend the palette to all pixel values, because its size determines the bits per pixel of a PNG."""
     palette = image.getpalette() or []
     if image.getextrema()[1] >= len(palette) // 3:  # type: ignore[operator]
         image.putpalette(palette + [0] * (3 * 256 - len(palette)))
