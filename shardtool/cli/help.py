@@ -352,7 +352,7 @@ def topic_sentences(verb: VerbCommand, name: str) -> list[str]:
 
 
 def option_keys(verb: VerbCommand, topic: str) -> dict[str, list[VerbOption]]:
-    """Return the sub-options in a topic by parent option: `per-host` is a sub-option of `--fetch`."""
+    """Return the sub-options in a topic (such as `per-host` of `--fetch`), grouped by their parent option."""
     keys: dict[str, list[VerbOption]] = {}
     for param in verb.params:
         if isinstance(param, VerbOption) and param.section == topic and param.parent and " " not in param.parent:

@@ -80,7 +80,7 @@ def import_name(function: Callable[..., object]) -> str:
 
 
 def check_choice(name: str, value: object, literal: object) -> None:
-    """Raise InvalidRequest unless a Literal type contains a value."""
+    """Raise InvalidRequest unless `value` is a choice of the type `literal`."""
     choices = get_args(literal)
     if value not in choices:
         raise InvalidRequest(name, repr(value), expected=f"one of {', '.join(choices)}")

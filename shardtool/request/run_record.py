@@ -114,7 +114,7 @@ class RunRecord:
         return tuple(map(RunRecord, runs)) if isinstance(runs, list) else ()
 
     def as_append_to(self, first: RunRecord) -> RunRecord:
-        """Return this record as an entry of `first.appended`, without `splits`, and without `split` if both agree."""
+        """Return this record for `first.appended`. Omit `splits`, and omit `split` if it equals `first.split`."""
         skipped = {"splits", "split"} if self.split == first.split else {"splits"}
         return RunRecord({name: value for name, value in self.document.items() if name not in skipped})
 

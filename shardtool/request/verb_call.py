@@ -56,8 +56,7 @@ _cached_signature = cache(signature)  # `signature` takes 1 ms for a hundred opt
 def merge_options(where: str, options: object, named: Mapping[str, Any], kind: type[OptionsT]) -> OptionsT:
     """Return the options of a call as an object of the class `kind`.
 
-    The keyword arguments in `named` override `options`. If `options` is None, they override the defaults. `where` is
-    the function's name in errors.
+    The keyword arguments in `named` override `options`. `where` is the function's name in errors.
     """
     known = [option.name for option in fields(kind)]  # type: ignore[arg-type]
     if unknown := [name for name in named if name not in known]:
