@@ -301,14 +301,15 @@ class Packing:
                 folder.temporary.discard_staged([name])
             check_append_is_unchanged(append, number, entry, self.destination)
         else:
-            self.publication.add(result.staged, data, name)
             stamp = resume.get_shard_stamp(planned, self._run_stamp)
+            self._unpublished -= 1
+            # The journal line comes first, so `--resume` keeps every shard that has a sidecar.
+            if self._unpublished and (result.compared or not is_kept):
+                self._journal.add(resume.JournalLine(name, result.size, result.crc, stamp))
+            self.publication.add(result.staged, data, name)
             if result.compared and resume.is_source_unchanged(planned, stamp):
                 # `--resume` keeps shards with this modification time
                 folder.set_mtime(name, stamp)
-            self._unpublished -= 1
-            if self._unpublished and (result.compared or not is_kept):
-                self._journal.add(resume.JournalLine(name, result.size, result.crc, stamp))
         reported_samples, reported_bytes, failed = self._reported.pop(task_number, (0, 0, 0))
         size = facts.size if self.run.fetches else int(self._round_plan.sizes[shard])
         if self.run.fetches:

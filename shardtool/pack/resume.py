@@ -104,7 +104,7 @@ class ShardJournal:
         self.lines = {line.shard: line for line in map(_parse_line, lines) if line is not None}
 
     def add(self, line: JournalLine) -> None:
-        """Record a published shard."""
+        """Record a finished shard."""
         if not self._is_used or self.lines.get(line.shard) == line:
             return
         if not self._journal.is_started:

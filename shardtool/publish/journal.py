@@ -1,7 +1,7 @@
 """The journal of an unfinished run. A later run of `create`, or a writer, uses the journal to resume.
 
 The journal of the dataset `NAME` is the file `.NAME.journal` of JSON lines. The first line describes the run. Each
-other line describes a published shard. An incomplete line and all lines after it are ignored. A resumed run keeps a
+other line describes a shard. An incomplete line and all lines after it are ignored. A resumed run keeps a
 shard only if its size, checksum and sidecar match the journal.
 
 In a store, each line after the first is an object `.NAME.journal.N`. A resumed run moves all lines into

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.faults.helpers import create, reach, shards, start
+from tests.faults.helpers import create, finished, settles, shards, start
 from tests.fetch.server import body, web_server
 from tests.helpers import members
 from tests.stored import skipped, sound
@@ -28,11 +28,12 @@ def test_kill_and_resume(count: int, tmp_path: Path) -> None:
         output, options = tmp_path / "out" / "out-{000..}.tar", ["--url", "jpg=url", "--allow-private"]
         options += ["--max-count", "10", "--workers", "2", "--per-host", "2"]
         run = start(source, output, *options)
-        reach(run, tmp_path / "out", count)
+        assert settles(lambda: not count or len(finished(tmp_path / "out")) >= 2 * count, step_s=0.0005)
+        assert not (tmp_path / "out" / "out.json").exists(), "the run was over too soon to be disturbed"
         run.signal(signal.SIGKILL)
         run.end()
         assert run.all_gone(), "a worker outlives its parent"
-        there, asked = {*shards(tmp_path / "out")} if count else set(), Counter(web.requests)
+        there, asked = {*finished(tmp_path / "out")} if count else set(), Counter(web.requests)
         again = create(source, output, *options, "--resume")
         assert (again.code, "Traceback" in again.err) == (0, False)
         done = {f"/later/{at}" for at in range(120) for name in there if name == f"out-{at // 10:03}.tar" and at % 4}
