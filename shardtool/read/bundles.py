@@ -202,7 +202,7 @@ class BundleReader:
     Args:
         sizes: Size of each sample, indexed by sample number, int64 [samples]. Samples outside the view have size 0.
         rule: Function that divides a window into bundles; see the module docstring.
-        limit: Maximum number of tokens or samples in a bundle: the first argument of `rule`.
+        limit: Maximum number of tokens or samples in a bundle.
         make: Function that makes a block or batch from a bundle and its samples.
     """
 

@@ -194,7 +194,7 @@ class Dataset(Streamable[SampleT]):
             CorruptShard: A shard is missing or damaged.
             SampleFailed: A stage fails, or skips the only requested sample.
         """
-        if type(which) is int:  # a shortcut for training loops
+        if type(which) is int:  # the fast path
             plain = self.source.chosen is None and 0 <= which < self.source.length
             return self._read_sample(which if plain else self._resolve_position(which))
         if isinstance(which, slice):

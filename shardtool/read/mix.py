@@ -86,7 +86,7 @@ def mix(
         weights: `[3, 1]` draws three of four samples from the first dataset. Default: the lengths of the datasets.
         choose: Number of samples per epoch from each dataset, instead of weights.
         repeat: How often to read each dataset per epoch, instead of weights. With 0.5, the epochs 0 and 1 together
-            read each sample once, and so do 2 and 3.
+            read each sample once.
         stop: With weights, end an epoch when one dataset was read completely (`first`), when every dataset was read
             completely (`all`), or after this number of samples.
 

@@ -504,7 +504,7 @@ class PipelineMethods(Generic[SampleT]):
     def tuple(self, *fields: str, missing: OnMissing = "raise") -> Any:
         """Make a tuple of these fields: `tuple("jpg;png", "cls")` uses jpg, or png if there is no jpg.
 
-        `missing` has the same meaning as in `fields`.
+        For `missing`, see `fields`.
         """
         return self._then(Tuple(fields, missing))
 

@@ -39,7 +39,6 @@ class UnpackTask(NamedTuple):
 
     Attributes:
         packed: Whether some shards of the dataset are compressed.
-        existing: What to do with files that already exist.
     """
 
     task: ShardTask
