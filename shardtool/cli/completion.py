@@ -27,7 +27,7 @@ from shardtool.storage.remote.address import is_url
 
 _MAX_NAMES = 10_000
 _MAX_DOCUMENT_BYTES = 2**24
-_DATASET_MARK = b'"wids-shard-index-v1"'  # in the first line of a dataset file
+_DATASET_MARK = b'"wids-shard-index-v1"'  # the first line of a dataset file contains this
 _HEAD_BYTES = 4096
 _FOLDER_COLUMNS = ("key", "path", "folder", "size")
 _SHARD_COLUMNS = ("key", "shard", "size", "fields")

@@ -1,4 +1,4 @@
-"""Format results of verbs as text, except the summary of `inspect`, and `verify` reports also as XML or annotations."""
+"""Format results of verbs as text, except the summary of `inspect`. `verify` reports can also be XML or annotations."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Choose whether to keep, compare or rewrite a shard of an earlier run, without reading the shard.
 
-Each finished shard has a stamp, a time shortly before its run listed the source. The stamp's nanoseconds are a hash of
-the source folder and of the versions of objects. A shard is up to date if the hash matches and no source file is newer
-than the stamp.
+Each finished shard has a stamp, a time shortly before its run listed the source. The nanoseconds of the stamp are a
+hash of the source folder and, in stores, of the object versions. A shard is up to date if the hash matches and no
+source file is newer than the stamp.
 
 The journal of an unfinished run records the stamp, size and checksum of each shard. Without a journal, the stamp is
 the modification time of the shard, so a copy with another time is not trusted. `--trust size` ignores stamps.

@@ -69,7 +69,6 @@ _ADAM7_PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 _PIECE_BYTES = 2**16
 
-# PNG text chunks that may contain the orientation
 _PNG_EXIF_KEYWORDS = (b"Raw profile type exif", b"XML:com.adobe.xmp")
 
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 
 PROBED_COLUMNS = {"width": "int32", "height": "int32", "mode": "string"}
-# size of an image before it is changed
 ORIGINAL_COLUMNS = {"original_width": "int32", "original_height": "int32"}
 EXIF_COLUMN = "exif"
 
