@@ -168,7 +168,7 @@ class ShardScan:
         """Yield the TFRecord features with the same type in all samples, but no value or several values in some."""
         for code, conflict in self.conflicts.items():
             if conflict.kind == self.kinds[code]:
-                yield index_text(self.names[code])
+                yield decode_name(self.names[code])
 
     def fields(self) -> list[frozenset[int]]:
         """Return, for each sample, the codes of its fields."""
@@ -261,7 +261,7 @@ def _content_digest(scan: ShardScan) -> int:
     return content_digest(scan.keys, scan.counts, scan.names, **columns)
 
 
-def index_text(name: bytes) -> str:
+def decode_name(name: bytes) -> str:
     """Return a key or field name as text, percent-encoded if it is not UTF-8."""
     return name.decode() if is_utf8(name) else quote_name(name)
 

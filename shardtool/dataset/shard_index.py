@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from shardtool.dataclass import dataclass
-from shardtool.dataset.scan import ShardScan, index_text
+from shardtool.dataset.scan import ShardScan, decode_name
 from shardtool.dataset.sidecar_schema import (
     FIELDS_COLUMN,
     SCHEMA_WITHOUT_CRC,
@@ -290,8 +290,8 @@ class ShardIndex:
 
 def scanned_index(scan: ShardScan) -> ShardIndex:
     """Convert the result of a scan to an index."""
-    keys = scan.keys if is_utf8(b"\0".join(scan.keys)) else [index_text(key).encode() for key in scan.keys]
-    names = tuple(map(index_text, scan.names))
+    keys = scan.keys if is_utf8(b"\0".join(scan.keys)) else [decode_name(key).encode() for key in scan.keys]
+    names = tuple(map(decode_name, scan.names))
     crcs = np.frombuffer(scan.crcs, np.uint32) if scan.crcs or not scan.codes else None
     return ShardIndex(
         keys=b"".join(keys),

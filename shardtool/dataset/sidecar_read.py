@@ -382,8 +382,8 @@ def _parse_footer(data: bytes, name: str) -> tuple[ShardFacts, ParquetFooter]:
         transform = None
         if "consumed" in values:
             counts = int(values["consumed"]), int(values["dropped"]), int(values["skipped"])
-            left_out = unpack_rows(values["left_out"]) if "left_out" in values else ()
-            transform = TransformFacts(int(values["content"], 16), *counts, left_out)
+            skipped_rows = unpack_rows(values["left_out"]) if "left_out" in values else ()
+            transform = TransformFacts(int(values["content"], 16), *counts, skipped_rows)
         crc = int(values["crc32c"], 16) if "crc32c" in values else None
         shards = int(values["shards"]) if "shards" in values else None
         plan, first = values.get("plan", ""), values.get("first", "")
@@ -408,7 +408,7 @@ def _check_numbers(facts: ShardFacts) -> None:
         raise ValueError("an invalid checksum")
     if (
         facts.transform is not None
-        and facts.transform.left_out
-        and len(facts.transform.left_out) != facts.transform.skipped
+        and facts.transform.skipped_rows
+        and len(facts.transform.skipped_rows) != facts.transform.skipped
     ):
         raise ValueError("a list of skipped samples whose length differs from their recorded number")

@@ -49,14 +49,14 @@ class TransformFacts(NamedTuple):
         digest: The content fingerprint of the shard.
         consumed: Number of processed source samples.
         dropped: Number of source samples that `--map` dropped.
-        left_out: The skipped samples, if a later run must not try them again.
+        skipped_rows: The skipped samples, if a later run must not try them again.
     """
 
     digest: int
     consumed: int
     dropped: int
     skipped: int
-    left_out: tuple[Skipped, ...] = ()
+    skipped_rows: tuple[Skipped, ...] = ()
 
 
 class ShardFacts(NamedTuple):

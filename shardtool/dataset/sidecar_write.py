@@ -129,8 +129,8 @@ def encode_sidecar_table(table: pa.Table, shard: ShardFacts, version: int = FORM
     if (transform := shard.transform) is not None:
         facts |= {"content": f"{transform.digest:064x}", "consumed": f"{transform.consumed}"}
         facts |= {"dropped": f"{transform.dropped}", "skipped": f"{transform.skipped}"}
-        if transform.left_out:
-            facts["left_out"] = pack_rows(transform.left_out)
+        if transform.skipped_rows:
+            facts["left_out"] = pack_rows(transform.skipped_rows)
         # `plan` does not determine these facts, so they need a checksum. To verify it, `--resume` encodes the sidecar
         # again.
         facts["check"] = f"{crc32c(' '.join(facts.values()).encode()):08x}"

@@ -77,7 +77,7 @@ def find_changes(planned: Planned) -> ResumeChanges | None:
             for output in planned.outputs
             for shard in output.own_shards
         ]
-        added -= sum(len(facts.transform.left_out) for facts in kept_facts if facts and facts.transform)
+        added -= sum(len(facts.transform.skipped_rows) for facts in kept_facts if facts and facts.transform)
     return ResumeChanges(samples_added=added, samples_removed=removed, samples_before=total)
 
 

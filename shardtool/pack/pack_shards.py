@@ -158,7 +158,7 @@ class Packing:
         if self.listed.transform is not None:
             transform, limits = self._make_task_transform(self.listed.transform), plan.limits
             work = TransformWork(transform, limits.room, limits.max_count, run.options.oversize, self.listed.dots)
-        lines = self._journal.lines
+        lines = self._journal.lines_by_shard
         for task_number, shard in enumerate(shards):
             name, folder = self.output.pattern.shard(self._first_number + shard), self.destination.folder
             planned = resume.ShardPlan(self.listed, plan, shard, name, build_shard_samples(plan, shard))
@@ -210,16 +210,16 @@ class Packing:
             numbers.append(np.arange(first + self._consumed[shard], last))
         return np.concatenate(numbers)
 
-    def _check_failed_urls(self, shard: str, left_out: Sequence[Skipped], samples: int) -> None:
+    def _check_failed_urls(self, shard: str, skipped_rows: Sequence[Skipped], samples: int) -> None:
         if self.listed.transform is None or self.listed.transform.fetch is None:
             return
-        failed = len(left_out)
+        failed = len(skipped_rows)
         self._fetch_counts += np.array([failed, samples])
         if samples < _MIN_SAMPLES_FOR_SHARE:
             failed, samples = self._fetch_counts.tolist()
         max_failed = self.listed.transform.fetch.max_failed
         if failed > max_failed * samples:
-            ((code, message), count), *_ = Counter((row.code, row.message) for row in left_out).most_common(1)
+            ((code, message), count), *_ = Counter((row.code, row.message) for row in skipped_rows).most_common(1)
             found = f"{failed:,} of {pluralize(samples, 'sample')} failed, {count:,} of this shard with: {message}"
             expected = f"at most {float(100 * max_failed):.4g}%"
             fix = f"Add {option_text('max_failed', '100%')} if the URLs are gone."
@@ -280,10 +280,10 @@ class Packing:
     def _publish(self, task_number: int, result: ShardResult) -> None:
         planned, kept_index = self._pending.pop(task_number)
         shard, name, folder, append = planned.shard, planned.name, self.destination.folder, self.destination.append
-        is_kept, left_out = result.staged is None, tuple(row for _, row in result.skipped)
+        is_kept, skipped_rows = result.staged is None, tuple(row for _, row in result.skipped)
         if kept_index is not None and is_kept:
             index, (facts, data, schema) = kept_index, self._describe_kept_shard(planned, kept_index)
-            left_out = facts.transform.left_out if facts.transform else ()
+            skipped_rows = facts.transform.skipped_rows if facts.transform else ()
         else:
             index, facts, data, schema = self._describe_written_shard(result, planned)
         tally, transform = index.tally(), facts.transform
@@ -294,7 +294,7 @@ class Packing:
         if self.run.makes_keys:
             self._add_made_keys(index.all_keys())
         self.totals.schema = schema
-        entry = self.totals.add(facts, data, tally, transform.digest if transform else result.digest, left_out)
+        entry = self.totals.add(facts, data, tally, transform.digest if transform else result.digest, skipped_rows)
         self._numbers[facts.name] = number = self._first_number + shard
         if isinstance(append, FinishedAppend):
             if not is_kept:
@@ -338,13 +338,13 @@ class Packing:
                 columns = drop_number_columns(columns, plan.entries.fields)
             if self.listed.transform is not None:
                 columns = with_measured_columns(columns, self.listed.transform.measured_columns, transformed.found)
-            left_out = tuple(row for _, row in result.skipped)
-            failed = failed_rows(left_out)
+            skipped_rows = tuple(row for _, row in result.skipped)
+            failed = failed_rows(skipped_rows)
             self._check_failed_urls(planned.name, failed, consumed)
             if failed and not self.run.fetches:
-                left_out = ()  # without this list, a resumed run packs the shard again
+                skipped_rows = ()  # without this list, a resumed run packs the shard again
             transform_facts = sidecar_schema.TransformFacts(
-                result.digest, consumed, transformed.dropped, len(result.skipped), left_out
+                result.digest, consumed, transformed.dropped, len(result.skipped), skipped_rows
             )
         shards, name = self._count_known_shards(planned.shard, consumed), to_output_name(planned.name)
         facts = sidecar_schema.ShardFacts(

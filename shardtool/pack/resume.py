@@ -52,16 +52,16 @@ class ShardPlan(NamedTuple):
     def fingerprint(self) -> str:
         """Return a hash of the samples in the shard and of their transform."""
         listed, plan = self.listed, self.plan
-        work = listed.identity
-        if work:
-            work += f" {plan.limits.room} {plan.limits.max_count} {listed.run.options.oversize}"
-            work += " last" if listed.dots == "last" else ""
+        identity = listed.transform_identity
+        if identity:
+            identity += f" {plan.limits.room} {plan.limits.max_count} {listed.run.options.oversize}"
+            identity += " last" if listed.dots == "last" else ""
             # Two source datasets with different content can have the same plan, so add checksums.
             if listed.run.reshard_options is not None:
-                work += " " + blake2b(self.samples.spans.crcs, digest_size=16).hexdigest()
+                identity += " " + blake2b(self.samples.spans.crcs, digest_size=16).hexdigest()
             if (metadata := plan.metadata(self.shard)) is not None:
-                work += " " + blake2b(ipc_stream(metadata), digest_size=16).hexdigest()
-        return hash_shard_plan(plan.format, self.samples, work)
+                identity += " " + blake2b(ipc_stream(metadata), digest_size=16).hexdigest()
+        return hash_shard_plan(plan.format, self.samples, identity)
 
 
 def get_run_stamp(listed: Listed) -> int:
@@ -101,14 +101,15 @@ class ShardJournal:
         publishes_at_once = destination.if_exists != "overwrite" and destination.expected is None
         self._is_used = destination.folder.has_staging and publishes_at_once
         lines = self._journal.read()[1:] if self._is_used and destination.resumes else []
-        self.lines = {line.shard: line for line in map(_parse_line, lines) if line is not None}
+        self.lines_by_shard = {line.shard: line for line in map(_parse_line, lines) if line is not None}
 
     def add(self, line: JournalLine) -> None:
         """Record a finished shard."""
-        if not self._is_used or self.lines.get(line.shard) == line:
+        if not self._is_used or self.lines_by_shard.get(line.shard) == line:
             return
         if not self._journal.is_started:
-            self._journal.start({"version": 1, "run": "create"}, (earlier._asdict() for earlier in self.lines.values()))
+            old_lines = (old._asdict() for old in self.lines_by_shard.values())
+            self._journal.start({"version": 1, "run": "create"}, old_lines)
         self._journal.append(line._asdict(), durable=False)
 
     def remove(self) -> None:
@@ -157,7 +158,7 @@ def choose_action(
         can_keep = is_as_expected and not samples.content.lists
         return (KeepShard(crc, crcs, file_info.size, trusts_sizes) if can_keep else "compare"), None
     retries = transform.fetch is not None and transform.fetch.retry_failed
-    if retries and index.facts.transform and failed_rows(index.facts.transform.left_out):
+    if retries and index.facts.transform and failed_rows(index.facts.transform.skipped_rows):
         return "write", None
     return KeepShard(crc, b"", file_info.size, trusts_sizes), index
 
@@ -180,7 +181,7 @@ def _read_matching_index(planned: ShardPlan, destination: Destination) -> shard_
     if not is_transformed:
         return index
     with suppress(ShardError):
-        if facts.transform is not None and len(facts.transform.left_out) == facts.transform.skipped:
+        if facts.transform is not None and len(facts.transform.skipped_rows) == facts.transform.skipped:
             encoded = sidecar_write.encode_sidecar_table(index.plain_table(), facts, index.version)
             return index if encoded == data else None
     return None

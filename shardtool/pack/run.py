@@ -201,7 +201,7 @@ class Listed:
     Attributes:
         transform: The transform, whose `where` is the part of the query that workers evaluate.
         dots: Whether the first or the last dot of a member name ends the key.
-        identity: A string that identifies the transform, or "" without a transform.
+        transform_identity: A string that identifies the transform, or "" without a transform.
         finished: Existing datasets that get no new samples from this run.
         refusal: The error for existing output, or None. `list_source` raises the error after checking the source.
     """
@@ -213,7 +213,7 @@ class Listed:
     transform: Transform | None
     dots: Dots = "first"
     plan_file: PlanFile | None = None
-    identity: str = ""
+    transform_identity: str = ""
     finished: tuple[FinishedOutput, ...] = ()
     refusal: OutputExists | None = None
 

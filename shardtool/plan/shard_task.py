@@ -122,8 +122,8 @@ def encode_known_columns(plan: Plan, shard: int, where: ReadCondition | None) ->
     return bytes(ipc_stream(metadata.select(names))) if names else b""
 
 
-def hash_shard_plan(shard_format: str, samples: ShardSamples, work: str = "") -> str:
-    """Return a hash of a shard's keys, fields, sizes and paths, and of `work`, the identity of a transform.
+def hash_shard_plan(shard_format: str, samples: ShardSamples, identity: str = "") -> str:
+    """Return a hash of a shard's keys, fields, sizes and paths, and of `identity`, the identity of a transform.
 
     A copy of the source has the same hash, because the hash ignores the source's root and times.
     """
@@ -132,7 +132,7 @@ def hash_shard_plan(shard_format: str, samples: ShardSamples, work: str = "") ->
     used, codes = _unique_codes(np.frombuffer(content.codes, np.uint16))
     names = b"\0".join(content.fields[code] for code in used)
     prefix = b"shardtool plan %d" % PLAN_HASH_VERSION
-    prefix += (shard_format if shard_format != "tar" else "").encode() + (f" {work}" if work else "").encode()
+    prefix += (shard_format if shard_format != "tar" else "").encode() + (f" {identity}" if identity else "").encode()
     local = codes.astype(np.uint16).tobytes()
     # Redact URLs, because the signature in a URL may change for the same file.
     paths = samples.output_paths(redact_url_bytes)

@@ -75,11 +75,11 @@ def find_existing_exports(folder: OutputFolder, old: DatasetFile | None) -> list
     own_shards, existing = {shard.name for shard in old.shards}, []
     for name, export in exports.EXPORTS.items():
         if export.folder_file:  # this file may list only shards of another dataset in the folder
-            is_there = not own_shards.isdisjoint(read_sample_counts(export, folder))
+            exists = not own_shards.isdisjoint(read_sample_counts(export, folder))
         else:
             name_of_first = exports.index_name(old.shards[0].name, export)
-            is_there = bool(export.suffix) and bool(folder.find_entries([name_of_first]))
-        if is_there and export.shard_format == old.format:
+            exists = bool(export.suffix) and bool(folder.find_entries([name_of_first]))
+        if exists and export.shard_format == old.format:
             existing.append(name)
     return existing
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.dataset.dataset_file import RUN_VERIFY, DatasetFile, ShardEntry, parse_dataset, parse_shard_names
-from shardtool.dataset.scan import ShardScan, index_text, interleaved_samples
+from shardtool.dataset.scan import ShardScan, decode_name, interleaved_samples
 from shardtool.dataset.shard_file import describe_missing, is_compressed
 from shardtool.dataset.unfinished import require_finished
 from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, format_list, os_error_text, printable
@@ -170,7 +170,7 @@ def check_not_interleaved(scan: ShardScan) -> None:
     repeated = scan.format == "tar" and len({*scan.keys}) < len(scan.keys)
     if interleaved := interleaved_samples(scan.keys, scan.fields()) if repeated else []:
         first, second = interleaved[0]
-        key, offsets = index_text(scan.keys[first]), f"at {scan.starts[first]:,} and at {scan.starts[second]:,}"
+        key, offsets = decode_name(scan.keys[first]), f"at {scan.starts[first]:,} and at {scan.starts[second]:,}"
         found = f"interleaved fields in {pluralize(len(interleaved), 'sample')}, for example {key!r} {offsets}"
         remedy = "Use `shardtool reshard` to write the fields of each sample next to each other."
         raise InvalidRequest(scan.path, found, expected="the fields of a sample next to each other", remedy=remedy)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, read_valid_dataset
 from shardtool.dataset.find import find_damaged_file, find_dataset, is_local
-from shardtool.dataset.scan import ShardScan, ShardScanTask, index_text, scan_shard
+from shardtool.dataset.scan import ShardScan, ShardScanTask, decode_name, scan_shard
 from shardtool.dataset.stored import recorded_dots
 from shardtool.dataset.unfinished import require_finished
 from shardtool.errors import InvalidRequest, OutputExists, format_list
@@ -138,7 +138,7 @@ class _Indexer:
         if existing_data is None and self.old is not None and (lost := {*self.old.schema} - {*self.schemas[number]}):
             self.incomplete[sidecar_name(name)] = lost
         self.lists |= {
-            index_text(scan.names[code]) for code, value in scan.conflicts.items() if value.kind == scan.kinds[code]
+            decode_name(scan.names[code]) for code, value in scan.conflicts.items() if value.kind == scan.kinds[code]
         }
         self.digests.append(scan.digest)
         if scan.unrecognised:

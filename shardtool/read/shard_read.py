@@ -11,7 +11,7 @@ import numpy as np
 
 from shardtool.dataclass import dataclass
 from shardtool.dataset.payload import feature_numbers
-from shardtool.dataset.scan import index_text
+from shardtool.dataset.scan import decode_name
 from shardtool.dataset.shard_file import is_compressed
 from shardtool.entries.arrow import to_python_values
 from shardtool.errors import CorruptShard, InvalidRequest, ShardError
@@ -75,7 +75,7 @@ def _parse_record(record: bytes, start: int, where: str, lists: frozenset[str]) 
             values = (
                 decode_numbers(payload, kind) if feature.is_list else feature_numbers(payload, kind, feature.values)
             )
-        name = index_text(feature.name)
+        name = decode_name(feature.name)
         features[name] = list(values) if len(values) != 1 or name in lists else values[0]
     for name in _RESERVED_NAMES.intersection(features):
         del features[name]

@@ -14,7 +14,7 @@ import numpy as np
 
 from shardtool.dataclass import dataclass
 from shardtool.dataset import shard_index, sidecar_read
-from shardtool.dataset.scan import FeatureConflict, ShardScan, index_text
+from shardtool.dataset.scan import FeatureConflict, ShardScan, decode_name
 from shardtool.dataset.shard_file import is_compressed, open_error
 from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, os_error_text, printable
 from shardtool.messages import choose_text, option_text
@@ -263,9 +263,9 @@ def _skipped_rows(shard: str, scan: ShardScan) -> Iterator[Skipped]:
     for damage in scan.lost:
         yield Skipped("", shard, "damaged", str(damage))
     for start, key, why in scan.incomplete:
-        yield Skipped(index_text(key), shard, "damaged", f"at {start:,}: {why}")
+        yield Skipped(decode_name(key), shard, "damaged", f"at {start:,}: {why}")
     for member in scan.unrecognised:
-        path = f"{shard}:{index_text(member.name)}"
+        path = f"{shard}:{decode_name(member.name)}"
         if member.is_file and member.name:
             yield Skipped("", path, "no-field", "the name has no extension to name a field")
         elif member.name and not member.name.endswith(b"/"):

@@ -230,7 +230,7 @@ def _create_options(
     common = [
         name
         for name in _NAMING_OPTIONS
-        if name in recorded[0] and all(dataset.get(name) == recorded[0][name] for dataset in recorded)
+        if name in recorded[0] and all(dataset_options.get(name) == recorded[0][name] for dataset_options in recorded)
     ]
     create_options = {name: recorded[0][name] for name in common}
     if options.by_key:

@@ -178,29 +178,29 @@ class CacheSpace(NamedTuple):
         """
         reservation.write(layout.encode_reservation(0, size))
         contents = self.scan(ignored_path=reservation.path)
-        evicted = self.evict(self.eviction_order(contents.shards), self.excess_bytes(contents, size))
+        evicted = self.evict(self.eviction_order(contents.shards), self.bytes_to_free(contents, size))
         if evicted is not None:
             reservation.write(layout.encode_reservation(size, 0))
         return evicted
 
-    def excess_bytes(self, contents: layout.CacheContents, size: int) -> int:
+    def bytes_to_free(self, contents: layout.CacheContents, size: int) -> int:
         """Return how many bytes must be freed to add `size` bytes. The result can be negative."""
         return max(contents.size + contents.reserved + size - self.max_bytes, size - Folder(self.folder).free_bytes())
 
-    def evict(self, shards: Iterable[layout.CachedFile], excess: int) -> int | None:
-        """Evict shards to free `excess` bytes, and return the number of evicted shards. The folder's lock must be held.
+    def evict(self, shards: Iterable[layout.CachedFile], size: int) -> int | None:
+        """Evict shards to free `size` bytes, and return the number of evicted shards. The folder's lock must be held.
 
         If too many shards are in use, evict none and return None.
         """
         victims: list[tuple[layout.CachedFile, FileLock]] = []
         try:
             for shard in shards if self.policy != "keep" else ():
-                if excess <= 0:
+                if size <= 0:
                     break
                 if lock := self.lock_exclusively(shard.path):
                     victims.append((shard, lock))
-                    excess -= shard.size
-            if excess > 0:
+                    size -= shard.size
+            if size > 0:
                 return None
             for shard, _ in victims:
                 self.remove(shard)

@@ -201,12 +201,12 @@ def lease_written_shards(space: CacheSpace, max_bytes: int | None) -> CacheShard
 
 
 def _shards_to_reclaim(space: CacheSpace, contents: CacheContents) -> set[CachedFile]:
-    excess = min(space.excess_bytes(contents, contents.requested), contents.size // _MAX_RECLAIMED_DIVISOR)
+    remaining = min(space.bytes_to_free(contents, contents.requested), contents.size // _MAX_RECLAIMED_DIVISOR)
     reclaimed = set()
     for shard in space.eviction_order(contents.shards):
-        if excess <= 0 or not contents.requested:
+        if remaining <= 0 or not contents.requested:
             break
         if not shard.never_used:
             reclaimed.add(shard)
-            excess -= shard.size
+            remaining -= shard.size
     return reclaimed

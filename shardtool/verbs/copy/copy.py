@@ -153,7 +153,7 @@ def _remove_leftovers(target: CopyTarget) -> None:
 
 def _check_space(target: CopyTarget, pending: Sequence[ShardCopy]) -> None:
     limit = target.shard_folder.max_file_bytes
-    if limit is not None and (too_large := [shard.shard for shard in pending if shard.shard.size > limit]):
+    if limit is not None and (too_large := [pair.shard for pair in pending if pair.shard.size > limit]):
         found, expected = format_size(too_large[0].size), f"at most {format_size(limit)}, the limit of the store"
         remedy = "`reshard` writes smaller shards."
         raise errors.InvalidRequest(too_large[0].path, found, expected=expected, remedy=remedy)

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shardtool.dataset.expand import recorded_range
-from shardtool.dataset.scan import index_text
+from shardtool.dataset.scan import decode_name
 from shardtool.entries.arrow import number_array, number_values, to_plain, to_python_values
 from shardtool.entries.sample_table import field_ids, match_ids
 from shardtool.errors import InvalidRequest, format_list
@@ -75,29 +75,29 @@ class ComparedSide(NamedTuple):
         return self._replace(entries=self.entries.take(samples), split=self.split[samples])
 
 
-class Uncompared(NamedTuple):
+class Exclusions(NamedTuple):
     """Fields and samples that are not compared with the source.
 
     Attributes:
         fields: Fields that the run may have created from a missing table.
-        added: Whether to ignore samples that only the source has.
+        ignore_added: Whether to ignore samples that only the source has.
         keys: Keys (or hashes of keys) of skipped samples. A skipped sample is ignored if only the source has it.
         as_numbers: Whether the dataset stores numbers in TFRecord features.
     """
 
     fields: tuple[str, ...] = ()
-    payloads: bool = False
-    added: bool = False
+    ignore_payloads: bool = False
+    ignore_added: bool = False
     keys: frozenset[str] = frozenset()
     as_numbers: bool = False
-    metadata: bool = False
+    ignore_metadata: bool = False
 
 
 def dataset_sides(
     first: list[StoredDataset], second: list[StoredDataset], pool: Pool, notes: Notes
 ) -> tuple[ComparedSide, ComparedSide]:
     """List the samples of two groups of datasets. If their formats differ, list numbers in TFRecord shards as text."""
-    forms = [{shard.format for side_a in datasets for shard in side_a.shards} for datasets in (first, second)]
+    forms = [{shard.format for dataset in datasets for shard in dataset.shards} for datasets in (first, second)]
     same_format = len(forms[0] | forms[1]) == 1
     side_a, side_b = (
         _side_of_datasets(datasets, pool, notes, as_stored=same_format or "tfrecord" not in own_forms)
@@ -117,7 +117,7 @@ def _side_of_datasets(datasets: list[StoredDataset], pool: Pool, notes: Notes, *
 
 def dataset_and_source(
     datasets: list[StoredDataset], given: Any, options: DiffOptions, pool: Pool, notes: Notes
-) -> tuple[tuple[ComparedSide, ComparedSide], Uncompared]:
+) -> tuple[tuple[ComparedSide, ComparedSide], Exclusions]:
     """List the samples of datasets that one run created, and the current samples of its source."""
     files = [dataset.file for dataset in datasets if dataset.file is not None]
     for dataset in datasets[1:]:
@@ -150,7 +150,7 @@ def dataset_and_source(
     keys, unread = recorded_source.skipped_keys()
     notes.add(*(f"{where}: the list of skipped samples cannot be read" for where in unread))
     as_numbers = any(shard.format == "tfrecord" for dataset in datasets for shard in dataset.shards)
-    excluded = Uncompared(
+    excluded = Exclusions(
         run.made_fields, run.changes_payloads, bool(run.selecting_options or missing), frozenset(keys), as_numbers
     )
     splits = np.array([dataset.split for dataset in datasets], np.object_)[split]
@@ -181,7 +181,7 @@ _SPLIT_COLUMN = "split"
 class SideComparison:
     """Compare the samples of two sides by key. Samples with the same key are paired in order."""
 
-    def __init__(self, a: ComparedSide, b: ComparedSide, excluded: Uncompared, pool: Pool, notes: Notes) -> None:
+    def __init__(self, a: ComparedSide, b: ComparedSide, excluded: Exclusions, pool: Pool, notes: Notes) -> None:
         self._a, self._b, self._excluded, self._pool, self._notes = a, b, excluded, pool, notes
         ours, theirs = _key_ids(a.entries.keys, b.entries.keys)
         self._rows_a, self._rows_b, self._removed, self._added = match_ids(ours, theirs)
@@ -194,7 +194,7 @@ class SideComparison:
         """Return the differences. The caller must set `a`, `b`, `notes` and `seconds`."""
         a, b = self._a, self._b
         removed, added = self._removed, self._added
-        if self._excluded.added:
+        if self._excluded.ignore_added:
             added = added[:0]
         elif self._excluded.keys:
             is_skipped = [is_skipped_key(b.entries.keys[index], self._excluded.keys) for index in added.tolist()]
@@ -237,7 +237,7 @@ class SideComparison:
 
     def _changed_fields(self) -> Rows:
         excluded = self._excluded
-        if excluded.payloads:
+        if excluded.ignore_payloads:
             return np.zeros(0, np.int64)
         name_ids = {name: index if name not in excluded.fields else -1 for index, name in enumerate(self._names)}
         ids = []
@@ -275,7 +275,7 @@ class SideComparison:
             self._notes.add(f"payloads were read, because no index has their checksums: {unread}")
 
     def _changed_metadata(self, moved: Rows) -> tuple[Rows, dict[str, ColumnDifference]]:
-        if self._excluded.metadata:
+        if self._excluded.ignore_metadata:
             self._notes.add("not compared: metadata")
             return np.zeros(0, np.int64), {}
         a, b = self._a.entries.metadata, self._b.entries.metadata
@@ -296,7 +296,7 @@ class SideComparison:
 
 
 def _key_text(side: ComparedSide, sample: int) -> str:
-    return index_text(side.entries.keys[int(sample)])
+    return decode_name(side.entries.keys[int(sample)])
 
 
 def _key_ids(first: PackedStrings, second: PackedStrings) -> tuple[Rows, Rows]:

@@ -40,7 +40,7 @@ def diff(a: DatasetLike, b: object, options: DiffOptions, observer: Observer) ->
     """
     started, notes = time.time(), Notes(observer)
     with start_pool(options) as pool:  # fork the workers before importing large modules
-        from shardtool.verbs.diff.compare import SideComparison, Uncompared, dataset_and_source, dataset_sides
+        from shardtool.verbs.diff.compare import Exclusions, SideComparison, dataset_and_source, dataset_sides
 
         datasets = [open_dataset(given) for given in expand_datasets(a)]
         datasets_b = _open_datasets(b)
@@ -51,8 +51,8 @@ def diff(a: DatasetLike, b: object, options: DiffOptions, observer: Observer) ->
             sides, excluded = dataset_and_source(datasets, b, options, pool, notes)
         else:
             sides = dataset_sides(datasets, [open_dataset(given) for given in datasets_b], pool, notes)
-            excluded = Uncompared()
-        excluded = excluded._replace(metadata=options.ignore_metadata)
+            excluded = Exclusions()
+        excluded = excluded._replace(ignore_metadata=options.ignore_metadata)
         result = SideComparison(*sides, excluded, pool, notes).result()
     seconds = time.time() - started
     return replace(result, a=_display_name(a), b=_display_name(b), notes=tuple(notes.texts), seconds=seconds)

@@ -117,9 +117,9 @@ def find_duplicates(
 
 
 def _duplicate_of(listing: Listing, sample: int, differ: dict[int, tuple[str, ...]]) -> DuplicateSample:
-    from shardtool.dataset.scan import index_text
+    from shardtool.dataset.scan import decode_name
 
     entries = listing.entries
     dataset, shard = listing.stored[int(entries.known_spans.file[sample])]
-    key, name = index_text(entries.keys[sample]), redact_secrets(to_output_name(dataset.where))
+    key, name = decode_name(entries.keys[sample]), redact_secrets(to_output_name(dataset.where))
     return DuplicateSample(key, name, dataset.split, shard.name, differ.get(sample, ()))

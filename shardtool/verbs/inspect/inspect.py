@@ -239,7 +239,7 @@ def _column_label(overview: DatasetOverview, name: str, column: ColumnTally, max
 
 
 def _field_label(overview: DatasetOverview, name: str, tally: FieldTally, max_values: int) -> LabelSummary | None:
-    if tally.unknown:
+    if tally.lacks_checksums:
         if not tally.labels:
             return None
         values = sort_labels(tally.labels.items())[:max_values]

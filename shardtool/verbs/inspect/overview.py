@@ -106,9 +106,9 @@ class FieldTally:
     """The statistics of a field over all shards.
 
     Attributes:
-        counts: Number of payloads by content id, if `unknown` is false.
+        counts: Number of payloads by content id, if `lacks_checksums` is false.
         locations: Shard number and offset of the first payload with each content id.
-        unknown: Whether some checksums are missing.
+        lacks_checksums: Whether some checksums are missing.
         labels: Number of inspected payloads by label (name, class number).
     """
 
@@ -116,15 +116,15 @@ class FieldTally:
         self.sizes = SizeTally()
         self.counts = ValueCounts[int]()
         self.locations: dict[int, tuple[int, int]] = {}
-        self.unknown = False
+        self.lacks_checksums = False
         self.labels: Counter[tuple[str, int | float | None]] = Counter()
 
     def add(self, number: int, payloads: FieldPayloads) -> None:
         """Add the payloads of shard `number`."""
         self.sizes.add(payloads.lengths)
         if payloads.crcs is None:
-            self.unknown = True
-        if self.counts.values is None or self.unknown:
+            self.lacks_checksums = True
+        if self.counts.values is None or self.lacks_checksums:
             return
         if int(payloads.lengths.max()) > MAX_LABEL_BYTES:
             self.counts.values = None
@@ -288,7 +288,7 @@ class DatasetOverview:
     def inspect_samples(self, *, images: bool = True) -> None:
         """Read the images of the chosen samples, and the labels of fields without checksums."""
         has_image_columns = {"width", "height", "mode"} <= {*self.columns} and self.pixels[0].spread().count
-        labels = [name for name, tally in self.fields.items() if tally.unknown and self.is_label(name)]
+        labels = [name for name, tally in self.fields.items() if tally.lacks_checksums and self.is_label(name)]
         max_bytes = dict.fromkeys(labels, MAX_LABEL_BYTES)
         if images and not has_image_columns and find_spec("PIL") is not None:
             kinds = {name: content_type(name, self.kinds.get(name, "bytes")) for name in self.fields}
@@ -351,6 +351,6 @@ class DatasetOverview:
 
     def label_names(self) -> list[str]:
         """Return the labels for which all values were counted, the likeliest label first."""
-        names = [name for name, tally in self.fields.items() if tally.counts.values and not tally.unknown]
+        names = [name for name, tally in self.fields.items() if tally.counts.values and not tally.lacks_checksums]
         names += [name for name, column in self.label_columns().items() if column.counts.values]
         return sorted(filter(self.is_label, names), key=lambda name: (self.label_rank(name), name))

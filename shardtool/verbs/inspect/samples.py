@@ -26,7 +26,7 @@ from shardtool.dataset.payload import (
     parse_json,
     parse_value,
 )
-from shardtool.dataset.scan import index_text
+from shardtool.dataset.scan import decode_name
 from shardtool.dataset.shard_file import CompressedFile, ShardFile, iter_payload, open_shard
 from shardtool.errors import CorruptShard, InvalidRequest, format_list, printable
 from shardtool.fingerprint import crc32c
@@ -156,7 +156,7 @@ def _record_kinds(shard: StoredShard, offset: int, size: int) -> dict[str, Numbe
         start = offset + FRAME_HEAD_BYTES
         data = b"".join(iter_payload(file, start, max(0, size - FRAME_HEAD_BYTES - FRAME_TAIL_BYTES), shard.path))
         features = tfrecord_read.parse_features(data, start, shard.path)
-    return {index_text(feature.name): feature.kind for feature in features if feature.kind != "bytes"}
+    return {decode_name(feature.name): feature.kind for feature in features if feature.kind != "bytes"}
 
 
 _MAX_HEAD_BYTES = 64

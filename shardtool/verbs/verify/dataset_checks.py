@@ -9,7 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from shardtool.dataset import expand, find, unfinished
-from shardtool.dataset.scan import ShardScan, index_text
+from shardtool.dataset.scan import ShardScan, decode_name
 from shardtool.errors import AccessRefused, format_list, printable
 from shardtool.fingerprint import crc32c, format_fingerprint
 from shardtool.messages import call_text
@@ -51,13 +51,13 @@ def check_numbering(subject: VerifiedDataset) -> Findings:
             findings.unchecked.append(f"the dataset file {to_output_name(name)} of {pluralize(len(shards), 'shard')}")
         return findings
     listed = {entry.name for entry in file.shards}
-    extra = [*_find_extra_files(file, names, listed)] if subject.is_all else []
+    extra = [*_find_extra_files(file, names, listed)] if subject.has_all_shards else []
     findings.add(-1, extra)
     reported, given_names = listed.union(finding.file for finding in extra), {case.name for case in subject.cases}
     for number, case in enumerate(subject.cases):
         if case.name not in reported:
             findings.add(number, [Finding("shard-extra", case.name, "not in the dataset file")])
-    if subject.is_all:
+    if subject.has_all_shards:
         findings.add(-1, _check_skipped_list(subject.folder, file))
         return findings
     names_unknown = not names or is_web(subject.folder)
@@ -141,7 +141,7 @@ def _find_gaps(subject: VerifiedDataset) -> Iterator[Finding]:
         yield Finding("shard-missing", to_output_name(name), "missing, although the pattern includes it")
     if subject.file is not None:
         # `index` lists only shards that it finds, so a missing number may be a lost shard. Other verbs list all shards.
-        is_complete = not subject.is_all or subject.file.made.verb != "index"
+        is_complete = not subject.has_all_shards or subject.file.made.verb != "index"
         names = [] if is_complete else [shard.name for shard in subject.file.shards]
     elif subject.dataset.missing or not isinstance(subject.dataset.argument, (str, os.PathLike)):
         return
@@ -194,8 +194,8 @@ def check_totals(subject: VerifiedDataset, scans: Mapping[int, ShardScan]) -> Fi
         unchecked.append("totals and the fingerprint: not all shards were read")
     elif any(not case.examined or case.examined.error or case.examined.damage for case in subject.cases):
         unchecked.append("totals and the fingerprint: some shards cannot be read completely")
-    elif subject.is_all and len(subject.cases) == len(file.shards):
-        fields, digests = subject.fields, [shard.digest for _, shard in subject.read]
+    elif subject.has_all_shards and len(subject.cases) == len(file.shards):
+        fields, digests = subject.fields, [shard.digest for _, shard in subject.examined]
         for name in sorted({*file.fields, *fields}, key=str):
             if file.fields.get(name) != fields.get(name):
                 what = f"the field {printable(name)} {file.fields.get(name, 0):,} times"
@@ -238,9 +238,9 @@ def sample_at(subject: VerifiedDataset, read: dict[int, ShardScan], index: int) 
     """
     ends = subject.ends()
     position = bisect_right(ends, index)
-    number, _ = subject.read[position]
+    number, _ = subject.examined[position]
     if number not in read:
         read[number] = subject.cases[number].shard.scan()
     keys = read[number].keys
     row = index - (ends[position - 1] if position else 0)
-    return number, index_text(keys[row]) if row < len(keys) else ""
+    return number, decode_name(keys[row]) if row < len(keys) else ""

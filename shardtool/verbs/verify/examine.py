@@ -10,7 +10,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.dataclass import dataclass
-from shardtool.dataset.scan import ShardScan, index_text
+from shardtool.dataset.scan import ShardScan, decode_name
 from shardtool.dataset.shard_file import CompressedFile, ShardFile, open_shard
 from shardtool.errors import CorruptShard, InvalidRequest, StoreFailed, printable
 from shardtool.names import IMAGE_ENDINGS
@@ -95,7 +95,7 @@ def count_fields(scan: ShardScan) -> Counter[str]:
 
     fields, counts = Counter[str](), np.bincount(np.frombuffer(scan.codes, np.uint32), minlength=len(scan.names))
     for name, count in zip(scan.names, counts.tolist(), strict=True):
-        fields[index_text(name)] += count
+        fields[decode_name(name)] += count
     return fields
 
 
@@ -145,7 +145,7 @@ class _PayloadCheck(NamedTuple):
 
 
 def _decode_fields(task: ExamineTask, scan: ShardScan, examination: ShardExamination) -> None:
-    names = [index_text(name) for name in scan.names]
+    names = [decode_name(name) for name in scan.names]
     pairs = zip(names, scan.kinds, strict=True)
     checks = [_payload_check(name, task.classes.get(name)) if kind == "bytes" else None for name, kind in pairs]
     if not any(checks):
@@ -165,7 +165,7 @@ def _decode_fields(task: ExamineTask, scan: ShardScan, examination: ShardExamina
                 elif problem and len(examination.findings) >= MAX_LISTED_PER_FILE:
                     examination.further_counts[check.code] = examination.further_counts.get(check.code, 0) + 1
                 elif problem:
-                    key_and_field = index_text(key), names[scan.codes[row]]
+                    key_and_field = decode_name(key), names[scan.codes[row]]
                     shard_offset = offset if scan.size >= 0 else None
                     finding = Finding(check.code, task.shard.name, problem, "", shard_offset, *key_and_field)
                     examination.findings.append(finding)

@@ -42,9 +42,9 @@ def check_exports(subject: VerifiedDataset, pool: Pool) -> Findings:
         findings.add(numbers[index], problems)
         findings.unchecked += [f"{to_output_name(name)}: not a known index format" for name in unknown_names]
     # Check the index of a whole folder only if all shards were given.
-    if subject.file is not None and subject.is_all:
+    if subject.file is not None and subject.has_all_shards:
         for export in exports.FOLDER_EXPORTS:
-            findings.take(_check_counts(subject.folder, subject.file, export))
+            findings.merge(_check_counts(subject.folder, subject.file, export))
         findings.add(-1, _check_readme(subject, subject.file, names))
     return findings
 

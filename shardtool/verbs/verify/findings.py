@@ -191,7 +191,7 @@ class Findings:
         if total:
             self.counts[code] += total
 
-    def take(self, other: Findings) -> None:
+    def merge(self, other: Findings) -> None:
         """Add the findings of another check."""
         for number, finding in other.listed:
             self._list(number, finding)

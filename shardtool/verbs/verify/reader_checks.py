@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardtool.dataset.scan import ShardScan, index_text
+from shardtool.dataset.scan import ShardScan, decode_name
 from shardtool.dataset.shard_file import is_compressed
 from shardtool.errors import format_list, printable
 from shardtool.interop import exports, huggingface
@@ -35,7 +35,7 @@ def check_readers(subject: VerifiedDataset, shards: Sequence[ShardScan], targets
     """Find what the readers in `targets` would misread in the scanned shards."""
     findings, last = Findings(), len(subject.cases)
     findings.checked += [f"names for {target}" for target in targets]
-    if any(target.format != "tar" for target in shards):
+    if any(shard.format != "tar" for shard in shards):
         tar_only = [target for target in targets if target != "dali"]
         if tar_only:
             findings.add(last, [Finding("target-format", ", ".join(tar_only), "TFRecord shards", "tar shards")])
@@ -51,7 +51,7 @@ def check_readers(subject: VerifiedDataset, shards: Sequence[ShardScan], targets
     findings.add(last, _check_shard_names(subject, targets))
     if "huggingface" in targets:
         findings.add(last, _find_missing_fields(shards))
-        findings.take(_check_huggingface_folder(subject.folder, last))
+        findings.merge(_check_huggingface_folder(subject.folder, last))
     return findings
 
 
@@ -104,7 +104,7 @@ def _find_missing_fields(shards: Sequence[ShardScan]) -> Iterator[Finding]:
 
 
 def _field_names(fields: frozenset[bytes]) -> str:
-    return f"the field {format_list(sorted(printable(index_text(name)) for name in fields), 3)}"
+    return f"the field {format_list(sorted(printable(decode_name(name)) for name in fields), 3)}"
 
 
 def _check_huggingface_folder(folder: str, last: int) -> Findings:

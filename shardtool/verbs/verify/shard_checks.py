@@ -7,7 +7,7 @@ import re
 from itertools import chain, repeat
 from typing import TYPE_CHECKING
 
-from shardtool.dataset.scan import ShardScan, UnrecognisedMember, index_text
+from shardtool.dataset.scan import ShardScan, UnrecognisedMember, decode_name
 from shardtool.dataset.shard_file import describe_missing
 from shardtool.errors import CorruptShard, os_error_text, printable
 from shardtool.fingerprint import crc32c
@@ -138,7 +138,7 @@ def _find_repeated_fields(name: str, scan: ShardScan) -> Iterator[Finding]:
     rows = first[times > 1]
     samples = np.searchsorted(np.cumsum(counts), rows, "right")
     for sample, row in zip(samples.tolist(), rows.tolist(), strict=True):
-        key, field = index_text(scan.keys[sample]), index_text(scan.names[scan.codes[row]])
+        key, field = decode_name(scan.keys[sample]), decode_name(scan.names[scan.codes[row]])
         problem = "the sample has this field twice"
         yield Finding("field-duplicate", name, problem, offset=scan.offsets[row], key=key, field=field)
 
@@ -205,8 +205,8 @@ def check_index(case: ShardCheck, scan: ShardScan | None, sidecar: bytes) -> Ite
             samples, expected = pluralize(len(index), "sample"), f"{difference.second}, as in the shard"
             yield Finding("index-differs", case.sidecar, samples, expected)
             continue
-        key = index_text(scan.keys[difference.sample])
-        field = index_text(scan.names[scan.codes[difference.row]]) if difference.row >= 0 else ""
+        key = decode_name(scan.keys[difference.sample])
+        field = decode_name(scan.names[scan.codes[difference.row]]) if difference.row >= 0 else ""
         if difference.what == "checksum":
             problem, expected = f"the checksum {difference.second}", f"{difference.first}, as in its sidecar"
             yield Finding("payload-checksum", case.name, problem, expected, scan.offsets[difference.row], key, field)
@@ -223,7 +223,7 @@ def _check_entry(case: ShardCheck, scan: ShardScan | None) -> Iterator[Finding]:
     if entry.samples != len(scan.keys):
         yield Finding("totals-differ", case.name, pluralize(len(scan.keys), "sample"), f"{entry.samples:,}{AS_LISTED}")
         return
-    ends = [index_text(scan.keys[index]) for index in (0, -1)] if scan.keys else ["", ""]
+    ends = [decode_name(scan.keys[index]) for index in (0, -1)] if scan.keys else ["", ""]
     for which, recorded, key in zip(("first", "last"), (entry.first_key, entry.last_key), ends, strict=True):
         if recorded != key:
             problem = f"the {which} key {printable(key)}"

@@ -11,7 +11,7 @@ import numpy as np
 
 from shardtool.dataset.expand import recorded_range
 from shardtool.dataset.find import find_dataset
-from shardtool.dataset.scan import ShardScan, index_text
+from shardtool.dataset.scan import ShardScan, decode_name
 from shardtool.dataset.shard_index import part_offsets
 from shardtool.entries.sample_table import field_ids, match_ids
 from shardtool.entries.strings import PackedStrings
@@ -63,7 +63,7 @@ class SourceComparison:
         self._source_errors = partial(verify_options_in_errors, options.source, options.join, f"{self._source_advice}.")
         with self._source_errors():
             self.recorded_source = RecordedSource(recorded, [subject.dataset], options.source, outputs)
-        self.recorded, self._given, self.findings = recorded, options.source, subject.findings
+        self.recorded, self._source, self.findings = recorded, options.source, subject.findings
 
     def run(self, all_scans: Scans, pool: Pool) -> None:
         """Compare the scanned shards with the source, and add findings."""
@@ -105,7 +105,7 @@ class SourceComparison:
         self.findings.uncompared += recorded.made_fields
         if missing := self.recorded_source.missing_splits():
             unchecked.append(missing)
-        elif not recorded.selecting_options and (self.subject.file is None or self.subject.is_all):
+        elif not recorded.selecting_options and (self.subject.file is None or self.subject.has_all_shards):
             self._report_missing(entries, np.concatenate((positions, appended)))
         self._report_extra(scans, positions)
         if recorded.changes_payloads:
@@ -116,12 +116,12 @@ class SourceComparison:
         self._compare_fields(entries, scans, positions, pool)
 
     def _add_uncompared(self, scans: Scans) -> None:
-        self.findings.uncompared += sorted({index_text(name) for scan in scans.values() for name in scan.names})
+        self.findings.uncompared += sorted({decode_name(name) for scan in scans.values() for name in scan.names})
 
     def _check_is_not_dataset(self) -> None:
-        if not isinstance(self.recorded_source.source, FolderSource) or not isinstance(self._given, str | os.PathLike):
+        if not isinstance(self.recorded_source.source, FolderSource) or not isinstance(self._source, str | os.PathLike):
             return
-        folder = os.fspath(self._given)
+        folder = os.fspath(self._source)
         try:
             is_dataset = find_dataset(folder).has_own_file
         except ShardError:
@@ -157,13 +157,13 @@ class SourceComparison:
         absent = np.flatnonzero(~is_present).tolist()
         missing = [index for index in absent if not is_skipped_key(entries.keys[index], skipped)]
         parts = ("source-missing", self.subject.name, "not in the dataset", "a sample, as in the source")
-        findings = (Finding(*parts, key=index_text(entries.keys[index])) for index in missing)
+        findings = (Finding(*parts, key=decode_name(entries.keys[index])) for index in missing)
         self._add("source-missing", len(missing), findings)
 
     def _report_extra(self, scans: Scans, positions: Rows) -> None:
         extra, parts = np.flatnonzero(positions < 0).tolist(), ("not in the source", "no such sample")
         findings = (
-            Finding("source-extra", name, *parts, scan.starts[row], index_text(scan.keys[row]))
+            Finding("source-extra", name, *parts, scan.starts[row], decode_name(scan.keys[row]))
             for name, scan, row in (self._locate(scans, "keys", index) for index in extra)
         )
         self._add("source-extra", len(extra), findings)
@@ -172,7 +172,7 @@ class SourceComparison:
         shards, fields = [*scans.values()], [*map(to_bytes, entries.fields)]
         names = [name for shard in shards for name in shard.names]
         added = {*names}.difference(fields) if self.recorded.has_added_fields else set[bytes]()
-        self.findings.uncompared += sorted(map(index_text, added))
+        self.findings.uncompared += sorted(map(decode_name, added))
         ignored = {*map(to_bytes, self.recorded.made_fields), *added}
         all_names = dict.fromkeys([*fields, *names])
         name_ids = {name: -1 if name in ignored else index for index, name in enumerate(all_names)}
@@ -184,7 +184,7 @@ class SourceComparison:
         # Report a missing field only if the dataset contains its sample.
         missing = missing[np.isin(entries.owners(missing), positions)]
         problem, expected = "the field is missing in the dataset", "the field, as in the source"
-        keys = (index_text(entries.keys[int(entries.owners(row))]) for row in missing)
+        keys = (decode_name(entries.keys[int(entries.owners(row))]) for row in missing)
         missing_names = (entries.fields[int(code)] for code in entries.rows.code[missing])
         findings = (
             Finding("source-missing", self.subject.name, problem, expected, key=key, field=name)
@@ -228,7 +228,7 @@ class SourceComparison:
     def _build_finding(self, code: str, scans: Scans, row: int, found: str, expected: str = "") -> Finding:
         name, scan, row = self._locate(scans, "codes", row)
         sample = int(np.searchsorted(np.cumsum(np.frombuffer(scan.counts, np.uint32)), row, "right"))
-        key, field = index_text(scan.keys[sample]), index_text(scan.names[scan.codes[row]])
+        key, field = decode_name(scan.keys[sample]), decode_name(scan.names[scan.codes[row]])
         return Finding(code, name, found, expected, scan.offsets[row], key, field)
 
     def _locate(self, scans: Scans, column: str, index: int) -> tuple[str, ShardScan, int]:

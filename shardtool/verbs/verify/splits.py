@@ -92,7 +92,7 @@ def _find_leaks(first: VerifiedDataset, second: VerifiedDataset, pool: Pool | No
     # If `pool` is None, every shared key is a leak. Otherwise, workers compare the content.
     import numpy as np
 
-    if not (first.read and second.read):
+    if not (first.examined and second.examined):
         return
     findings, other_name = Findings(), redact_secrets(to_output_name(first.dataset.where))
     check = f"leaks from {other_name}"
@@ -104,7 +104,7 @@ def _find_leaks(first: VerifiedDataset, second: VerifiedDataset, pool: Pool | No
     _, rows, other_rows = np.intersect1d(first_hashes["a"], second_hashes["a"], return_indices=True)
     same = first_hashes["b"][rows] == second_hashes["b"][other_rows]
     if pool is not None:
-        contents = (b"".join(shard.content_ids for _, shard in split.read) for split in (first, second))
+        contents = (b"".join(shard.content_ids for _, shard in split.examined) for split in (first, second))
         first_ids, second_ids = (np.frombuffer(data, np.uint64) for data in contents)
         same &= (first_ids[rows] == second_ids[other_rows]) & (first_ids[rows] != 0)
         digests = [_content_digests(*split, pool) for split in ((first, rows[same]), (second, other_rows[same]))]
@@ -133,7 +133,7 @@ def _content_digests(split: VerifiedDataset, indexes: NDArray[np.int64], pool: P
     chosen = [np.flatnonzero(positions == position) for position in np.unique(positions)]
     tasks = []
     for at in chosen:
-        number, _ = split.read[positions[at[0]]]
+        number, _ = split.examined[positions[at[0]]]
         tasks.append(DigestTask(split.cases[number].shard, labels, (indexes[at] - ends[positions[at]]).tolist()))
     digests = [b""] * len(indexes)
     for number, values in pool.map(digest_samples, tasks):

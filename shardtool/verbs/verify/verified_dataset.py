@@ -116,20 +116,20 @@ class VerifiedDataset:
         return printable_name(self.dataset.where)
 
     @property
-    def is_all(self) -> bool:
+    def has_all_shards(self) -> bool:
         """Whether the user passed all shards that the dataset file lists."""
         given = {case.name for case in self.cases}
         return self.file is not None and all(shard.name in given for shard in self.file.shards)
 
     @property
-    def read(self) -> list[tuple[int, ShardExamination]]:
+    def examined(self) -> list[tuple[int, ShardExamination]]:
         """Pairs of a shard number and a `ShardExamination`, for shards that were read."""
         return [(number, case.examined) for number, case in enumerate(self.cases) if case.examined is not None]
 
     @property
     def is_partial(self) -> bool:
         """Whether only some of the existing shards were read."""
-        return 0 < len(self.read) < sum(case.size is not None for case in self.cases)
+        return 0 < len(self.examined) < sum(case.size is not None for case in self.cases)
 
     def labels(self) -> frozenset[str]:
         """Return the fields that contain labels, numbers or lists. These fields do not count as content."""
@@ -141,11 +141,12 @@ class VerifiedDataset:
         """Return the key hash of each sample that was read, as two uint64."""
         import numpy as np
 
-        return np.frombuffer(b"".join(shard.hashes for _, shard in self.read), np.dtype([("a", "<u8"), ("b", "<u8")]))
+        hashes = b"".join(shard.hashes for _, shard in self.examined)
+        return np.frombuffer(hashes, np.dtype([("a", "<u8"), ("b", "<u8")]))
 
     def ends(self) -> list[int]:
         """Return the cumulative number of samples up to the end of each shard that was read."""
-        return [*accumulate(len(shard.hashes) // KEY_HASH_BYTES for _, shard in self.read)]
+        return [*accumulate(len(shard.hashes) // KEY_HASH_BYTES for _, shard in self.examined)]
 
 
 def read_dataset_file(given: DatasetLike) -> tuple[StoredDataset, Findings]:
@@ -183,7 +184,7 @@ def build_report(subject: VerifiedDataset, options: VerifyOptions) -> Report:
     """Return the report of one dataset."""
     findings, cases, unchecked = subject.findings, subject.cases, [*subject.findings.unchecked]
     unrecognised, undecoded = (
-        sum(getattr(shard, name) for _, shard in subject.read) for name in ("unrecognised", "undecoded")
+        sum(getattr(shard, name) for _, shard in subject.examined) for name in ("unrecognised", "undecoded")
     )
     if unrecognised:
         unchecked.append(f"{pluralize(unrecognised, 'member')} of tar shards that do not belong to a sample")

@@ -118,16 +118,16 @@ def _check_and_repair(
 def _check_without_reading(subject: VerifiedDataset, observer: Observer) -> None:
     findings, cases = subject.findings, subject.cases
     _start_progress(subject, observer, range(len(cases)))
-    findings.take(dataset_checks.check_numbering(subject))
+    findings.merge(dataset_checks.check_numbering(subject))
 
     def check(number: int) -> Findings:
         shard_findings = Findings()
         _run_shard_checks(shard_findings, number, cases[number])
-        shard_findings.take(_check_store_checksum(number, cases[number]))
+        shard_findings.merge(_check_store_checksum(number, cases[number]))
         return shard_findings
 
     for shard_findings in map_paths(check, range(len(cases)), lambda number: cases[number].shard.sidecar):
-        findings.take(shard_findings)
+        findings.merge(shard_findings)
     findings.add(-1, dataset_checks.check_complete(subject))
     if shards_compared := findings.checked.count(_STORE_CHECKSUMS):
         findings.checked = [text for text in findings.checked if text != _STORE_CHECKSUMS]
@@ -161,19 +161,19 @@ def _check_with_reading(subject: VerifiedDataset, options: VerifyOptions, observ
     _start_progress(subject, observer, numbers)
     pool.start(len(numbers))
     pool.check([subject.cases[number].shard.path for number in numbers])
-    findings.take(dataset_checks.check_numbering(subject))
+    findings.merge(dataset_checks.check_numbering(subject))
     scans = _examine_shards(subject, numbers, options, observer, pool)
-    findings.take(dataset_checks.check_totals(subject, scans))
+    findings.merge(dataset_checks.check_totals(subject, scans))
     from shardtool.verbs.verify.export_checks import check_exports
 
-    findings.take(check_exports(subject, pool))
+    findings.merge(check_exports(subject, pool))
     findings.add(-1, dataset_checks.check_complete(subject))
     if comparison is not None:
         comparison.run(scans, pool)
     if options.target:
         from shardtool.verbs.verify.reader_checks import check_readers
 
-        findings.take(check_readers(subject, [scans[number] for number in sorted(scans)], options.target))
+        findings.merge(check_readers(subject, [scans[number] for number in sorted(scans)], options.target))
 
 
 def _start_progress(subject: VerifiedDataset, observer: Observer, numbers: Sequence[int]) -> None:

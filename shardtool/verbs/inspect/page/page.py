@@ -101,7 +101,7 @@ def _shared_labels(views: Sequence[DatasetView]) -> list[_Compared]:
 
 
 def _all_problems(views: Sequence[DatasetView]) -> list[tuple[str, str, str]]:
-    problems = [(base_name(sample.where), sample.message, "") for view in views for sample in view.summary.problems]
+    problems = [(base_name(problem.where), problem.message, "") for view in views for problem in view.summary.problems]
     reported = set()
     for sample in all_samples(views):
         location = f"{shorten_text(sample.key, 80)} in {sample.chosen.shard.file_name}"
