@@ -54,7 +54,7 @@ _KB, _MB, _GB = 2**10, 2**20, 2**30
 _FETCH = FetchOptions()
 _LIMITS = {  # start of a row in `docs/security.md` or `docs/format.md`: the limits in it, from the constants
     "retrying a failed request": (f"{DEFAULT_POLICY.max_total_s:.0f} seconds",),
-    "waiting for a server": (f"{DEFAULT_POLICY.first_answer_s:.0f} seconds", f"{DEFAULT_POLICY.tries} tries"),
+    "waiting for a server": (f"{DEFAULT_POLICY.first_response_s:.0f} seconds", f"{DEFAULT_POLICY.tries} tries"),
     "minimum speed": (
         f"{DEFAULT_POLICY.min_bytes_per_s:,.0f} bytes per second",
         f"{DEFAULT_POLICY.speed_window_s:.0f} seconds",

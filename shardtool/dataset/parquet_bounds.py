@@ -78,13 +78,13 @@ class LeafMemory(NamedTuple):
     Attributes:
         values: Number of values, including nulls and empty lists.
         uncompressed: Bytes of all decompressed pages.
-        coded: Whether values are dictionary indices, so decoded text can be larger than `uncompressed`.
+        is_dictionary: Whether values are dictionary indices, so decoded text can be larger than `uncompressed`.
     """
 
     leaf: ParquetLeaf
     values: int
     uncompressed: int
-    coded: bool
+    is_dictionary: bool
 
     @property
     def memory(self) -> int:
@@ -126,7 +126,7 @@ def leaf_memory(data: bytes, footer: ParquetFooter) -> tuple[LeafMemory, ...]:
     for index, leaf in enumerate(footer.leaves):
         parts = [_leaf_memory(data, chunks[index], leaf, rows) for rows, chunks in footer.chunks]
         values, uncompressed = sum(part.values for part in parts), sum(part.uncompressed for part in parts)
-        leaves.append(LeafMemory(leaf, values, uncompressed, any(part.coded for part in parts)))
+        leaves.append(LeafMemory(leaf, values, uncompressed, any(part.is_dictionary for part in parts)))
     return tuple(leaves)
 
 

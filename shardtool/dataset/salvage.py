@@ -48,23 +48,23 @@ def salvage_members(
     shard: OpenShard, note: Callable[[int, str], None], lost: list[LostRange]
 ) -> Iterator[tar_read.TarMember]:
     """Yield the readable members of a tar, and append the unreadable ranges to `lost`."""
-    offset, doubtful = 0, False
+    offset, follows_damage = 0, False
     while offset >= 0:
         try:
             for member in tar_read.iter_members(shard.read, shard.path, note, offset):
                 offset = member.end
                 if (
-                    doubtful
+                    follows_damage
                     and member.data - member.offset == tar_write.TAR_BLOCK_BYTES
                     and tar_read.may_lack_name(member.name)
                 ):
                     lost.append(LostRange(member.offset, offset, "a member whose long name may be lost", member.name))
                 else:
                     yield member
-                doubtful = False
+                follows_damage = False
         except CorruptShard as error:
             lost.append(_lost_tar_range(shard, offset, error))
-            offset, doubtful = lost[-1].end, True
+            offset, follows_damage = lost[-1].end, True
             if len(lost) > _MAX_LOST_RANGES:
                 raise
         else:

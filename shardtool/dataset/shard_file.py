@@ -141,7 +141,7 @@ class _XzStream:
     """Decompresses xz files, because pyarrow cannot. A file may consist of several streams."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        self._file, self._packed = file, b""
+        self._file, self._compressed = file, b""
         self._next()
 
     def _next(self) -> None:
@@ -154,19 +154,19 @@ class _XzStream:
 
         while True:
             if self._unpack.eof:
-                self._packed = (self._unpack.unused_data or self._file.read(_WINDOW_BYTES)).lstrip(b"\0")
-                if not self._packed:
+                self._compressed = (self._unpack.unused_data or self._file.read(_WINDOW_BYTES)).lstrip(b"\0")
+                if not self._compressed:
                     return b""
                 self._next()
-            elif self._unpack.needs_input and not self._packed:
-                self._packed = self._file.read(_WINDOW_BYTES)
-                if not self._packed:
+            elif self._unpack.needs_input and not self._compressed:
+                self._compressed = self._file.read(_WINDOW_BYTES)
+                if not self._compressed:
                     raise OSError("Truncated compressed stream")
             try:
-                block = self._unpack.decompress(self._packed, size)
+                block = self._unpack.decompress(self._compressed, size)
             except LZMAError as error:
                 raise ValueError(str(error)) from None
-            self._packed = b""
+            self._compressed = b""
             if block:
                 return block
 
@@ -177,28 +177,28 @@ class _XzStream:
 class CompressedFile:
     """An open compressed shard. Bytes must be read in order, except bytes that `hold` keeps.
 
-    Offsets count decompressed bytes. `packing` is the compression, which is detected by default.
+    Offsets count decompressed bytes. By default, `compression` is detected.
     """
 
-    def __init__(self, path: str, packing: str | None = None) -> None:
+    def __init__(self, path: str, compression: str | None = None) -> None:
         import pyarrow as pa
 
         self.path, self.size = path, -1
-        packing = packing or detect_kind(path).compression
+        compression = compression or detect_kind(path).compression
         with ShardFile(path) as shard:  # opening a FIFO this way does not block
             self.packed_size, self._file = shard.size, shard.stream()
         self._stream: Any
         try:
-            if packing == "xz":
+            if compression == "xz":
                 self._stream = _XzStream(self._file)
             else:
-                self._stream = pa.CompressedInputStream(pa.PythonFile(self._file, "r"), packing)
+                self._stream = pa.CompressedInputStream(pa.PythonFile(self._file, "r"), compression)
         except (OSError, ValueError) as error:
             self._file.close()
             raise CorruptShard(path, f"cannot be opened: {error}") from None
         except (ImportError, NotImplementedError):
             self._file.close()
-            raise InvalidRequest(path, f"compressed with {packing}, which this Python cannot decompress") from None
+            raise InvalidRequest(path, f"compressed with {compression}, which this Python cannot decompress") from None
         self._start, self._window = 0, b""
         self._failed: Exception | None = None
         self._held: IO[bytes] | None = None
@@ -298,8 +298,8 @@ def describe_missing(path: str) -> tuple[str, str]:
 
 def open_shard(path: str) -> OpenShard:
     """Open a shard, compressed or not."""
-    packing = detect_kind(path).compression
-    return CompressedFile(path, packing) if packing else ShardFile(path)
+    compression = detect_kind(path).compression
+    return CompressedFile(path, compression) if compression else ShardFile(path)
 
 
 def is_compressed(path: str) -> bool:
@@ -337,13 +337,13 @@ def detect_kind_by_content(path: str) -> ShardName | None:
         start, _ = read_head(path, tar_write.TAR_BLOCK_BYTES)
     except OSError as error:
         raise open_error(path, error) from None
-    packing = next((name for magic, name in _SIGNATURES.items() if start.startswith(magic)), "")
-    if packing:
+    compression = next((name for magic, name in _SIGNATURES.items() if start.startswith(magic)), "")
+    if compression:
         start = b""
-        with suppress(CorruptShard), CompressedFile(path, packing) as packed:
-            start = bytes(packed.read(0, tar_write.TAR_BLOCK_BYTES))
+        with suppress(CorruptShard), CompressedFile(path, compression) as file:
+            start = bytes(file.read(0, tar_write.TAR_BLOCK_BYTES))
     kind = next((kind for kind, is_start in _STARTS.items() if is_start(start)), None)
-    return None if kind is None else ShardName(kind, packing)
+    return None if kind is None else ShardName(kind, compression)
 
 
 def iter_payload(

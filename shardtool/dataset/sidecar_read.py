@@ -228,7 +228,7 @@ def _check_metadata_memory(size: int, limit: int) -> None:
 
 def _decode_columns(data: bytes, leaves: Sequence[LeafMemory], requested: Sequence[str]) -> tuple[pa.Table, pa.Schema]:
     column_indices = [index for index, part in enumerate(leaves) if part.leaf.top in requested]
-    dictionary_columns = [part.leaf.path for part in leaves if part.coded and part.leaf.kind == BYTE_ARRAY]
+    dictionary_columns = [part.leaf.path for part in leaves if part.is_dictionary and part.leaf.kind == BYTE_ARRAY]
     reader = _open_parquet(data, read_dictionary=dictionary_columns, page_checksum_verification=True)
     # pyarrow 26.0.1 cannot read lists from several row groups in one call
     read = partial(reader.read_row_group, column_indices=column_indices, use_threads=False)

@@ -97,7 +97,7 @@ def text_array(values: Sequence[str | None]) -> pa.Array:
     return pa.Array.from_buffers(pa.large_string(), len(data), parts)
 
 
-def strip_nuls(data: bytes, kind: pa.DataType) -> pa.Array:
+def split_at_nuls(data: bytes, kind: pa.DataType) -> pa.Array:
     """Split NUL-terminated strings into an array of the type `kind`, large_binary or large_string."""
     raw = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(raw == 0)

@@ -31,21 +31,21 @@ class Classes(NamedTuple):
 
     Attributes:
         where: The file or dataset that lists the classes, for messages.
-        names: Class names by field. If there is only one list and `grows` is false, this list applies to all fields.
-        grows: Whether `number_classes` appends new classes. Otherwise, a new class is an error.
+        names: Class names by field. A single list applies to all fields, unless `allows_new` is true.
+        allows_new: Whether `number_classes` appends new classes. Otherwise, a new class is an error.
     """
 
     where: str
     names: Mapping[str, Sequence[str]]
-    grows: bool = False
+    allows_new: bool = False
 
     def of(self, field: str) -> list[str]:
         """Return the class names for a field."""
-        if field not in self.names and not self.grows and len(self.names) != 1:
+        if field not in self.names and not self.allows_new and len(self.names) != 1:
             found = f"no classes of {field!r} in {self.where}" if self.names else f"no classes in {self.where}"
             expected = f"a field with classes: {format_list([*self.names])}" if self.names else CLASS_LIST_FORMATS
             raise InvalidRequest(option_text("classes_from"), found, expected=expected)
-        if self.grows:
+        if self.allows_new:
             return [*self.names.get(field, ())]
         return [*self.names.get(field, next(iter(self.names.values())))]
 
@@ -58,7 +58,7 @@ def number_classes(
     names = [] if class_lists is None else class_lists.of(field)
     number_of = {name: number for number, name in enumerate(names)}
     new = [text for text in texts.values() if text not in number_of]
-    if new and class_lists is not None and not class_lists.grows:
+    if new and class_lists is not None and not class_lists.allows_new:
         problem = f"{pluralize(len(new), 'label')} of {field!r} not in {class_lists.where}: {_quote_names(new)}"
         expected = f"one of its {pluralize(len(names), 'name')}: {_quote_names(names)}"
         remedy = "Append the new names to a list of your own, so that existing numbers do not change."

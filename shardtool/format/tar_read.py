@@ -338,12 +338,12 @@ def next_header(read: Read, offset: int, first: int, size: int) -> int | None:
 
     The search starts at the offset `first`. `size` is the size of the tar, or -1 if the tar is compressed.
     """
-    stated = _stated_end(bytes(read(offset, TAR_BLOCK_BYTES)), offset) if size >= 0 else None
-    if stated is not None:
-        block = bytes(read(stated, TAR_BLOCK_BYTES)) if stated < size else b"none"
-        stated = stated if is_tar_start(block) or not any(block) else None
-    searched = _search_header(read, offset, first, stated)
-    return searched if stated is None or (searched is not None and _leads_to(read, searched, stated)) else stated
+    expected = _stated_end(bytes(read(offset, TAR_BLOCK_BYTES)), offset) if size >= 0 else None
+    if expected is not None:
+        block = bytes(read(expected, TAR_BLOCK_BYTES)) if expected < size else b"none"
+        expected = expected if is_tar_start(block) or not any(block) else None
+    searched = _search_header(read, offset, first, expected)
+    return searched if expected is None or (searched is not None and _leads_to(read, searched, expected)) else expected
 
 
 def _search_header(read: Read, offset: int, first: int, end: int | None) -> int | None:

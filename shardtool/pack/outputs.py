@@ -97,7 +97,7 @@ def keep_class_numbers(run: Run, outputs: Sequence[Output]) -> CreateOptions | R
     datasets = _read_existing_datasets(run, outputs)
     names: dict[str, list[str]] = reduce(merge_classes, (file.classes for file in datasets), {})
     if datasets or (is_own_file and run.updates):
-        return replace(options, classes_from=Classes("the dataset", names, grows=True) if names else None)
+        return replace(options, classes_from=Classes("the dataset", names, allows_new=True) if names else None)
     return options
 
 

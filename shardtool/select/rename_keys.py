@@ -71,7 +71,7 @@ def rename_keys(
     rows, old = entries.rows, entries.metadata
     if has_paths:
         rows = replace(rows, paths=list_source_paths(entries))
-    metadata = with_column(old, OLD_KEY_COLUMN, arrow.strip_nuls(keys.data, pa.large_string()))
+    metadata = with_column(old, OLD_KEY_COLUMN, arrow.split_at_nuls(keys.data, pa.large_string()))
     notes = [_rename_note(keys, new_keys)]
     if old is not None and OLD_KEY_COLUMN in old.column_names and rename != OLD_KEY_COLUMN:
         notes.append(f"column {OLD_KEY_COLUMN!r} replaced by the previous keys")
@@ -111,7 +111,7 @@ def _substitute(texts: pa.Array, substitution: Substitution) -> pa.Array:
 def _substituted(keys: PackedStrings, substitution: Substitution) -> Iterator[pa.Array]:
     for start in range(0, len(keys), _CHUNK_KEYS):
         span = keys.span(start, min(start + _CHUNK_KEYS, len(keys)))
-        texts = _substitute(arrow.strip_nuls(span, pa.large_string()), substitution)
+        texts = _substitute(arrow.split_at_nuls(span, pa.large_string()), substitution)
         if (too_long := np.flatnonzero(arrow.byte_lengths(texts) > MAX_NAME_BYTES)).size:
             found = f"the new key of '{printable(keys[start + int(too_long[0])])}' is too long"
             raise _error(found, f"at most {MAX_NAME_BYTES:,} bytes")

@@ -53,7 +53,7 @@ def make_sample_table(entries: SampleTable, shards: Sequence[str]) -> pa.Table:
     only files, and the table also has `path` (of the first file) and `folder` (the key up to its last slash).
     """
     keys, sizes, is_file = entries.keys, entries.rows.size, entries.rows.kind != INLINE
-    properties: dict[str, pa.Array] = {"key": arrow.strip_nuls(keys.span(0, len(keys)), pa.large_string())}
+    properties: dict[str, pa.Array] = {"key": arrow.split_at_nuls(keys.span(0, len(keys)), pa.large_string())}
     if shards:
         file = arrow.number_array(entries.known_spans.file.astype(np.int32))
         properties["shard"] = pa.DictionaryArray.from_arrays(file, arrow.text_array([*map(printable, shards)]))
@@ -62,8 +62,8 @@ def make_sample_table(entries: SampleTable, shards: Sequence[str]) -> pa.Table:
         first = files[np.searchsorted(files, entries.first[:-1])]
         paths = PackedStrings.of(path for chunk in chunk_slices(len(first)) for path in entries.paths(first[chunk]))
         folders = PackedStrings.of(name.rpartition(b"/")[0] for _, chunk in keys.chunks() for name in chunk)
-        properties["path"] = arrow.strip_nuls(paths.data, pa.large_string())
-        properties["folder"] = arrow.strip_nuls(folders.data, pa.large_string())
+        properties["path"] = arrow.split_at_nuls(paths.data, pa.large_string())
+        properties["folder"] = arrow.split_at_nuls(folders.data, pa.large_string())
     properties["size"] = arrow.number_array(np.diff(np.append(0, np.cumsum(sizes))[entries.first]))
     if shards:
         properties["fields"] = arrow.number_array(entries.counts())

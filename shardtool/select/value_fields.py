@@ -43,7 +43,7 @@ def set_value_fields(
     known: Classes | None = None,
     names: Mapping[str, list[str]] = MappingProxyType({}),
     *,
-    may_lack: bool = False,
+    optional: bool = False,
 ) -> tuple[SampleTable, tuple[str, ...]]:
     """Add fields with the values of metadata columns. Return the samples and notes.
 
@@ -54,7 +54,7 @@ def set_value_fields(
     - The existing field contains INLINE values or class numbers.
     - The sample has no existing payload.
 
-    With `may_lack`, a sample may lack the field, and these cases are errors only if all values are null.
+    With `optional`, a sample may lack the field, and these cases are errors only if all values are null.
 
     Args:
         fields: Pairs of a field and the column with its values.
@@ -67,8 +67,8 @@ def set_value_fields(
     new_fields, notes = [], list[str]()
     for name, column in fields:
         has_field = _samples_with(entries, name)
-        labels = (known or Classes("", {}, grows=True)) if name in classes else None
-        new_fields.append(_make_field(entries, (name, column), has_field, labels, names.get(column), may_lack=may_lack))
+        labels = (known or Classes("", {}, allows_new=True)) if name in classes else None
+        new_fields.append(_make_field(entries, (name, column), has_field, labels, names.get(column), optional=optional))
         notes += _field_notes(new_fields[-1], column, int(np.count_nonzero(has_field)))
     return add_fields(entries, new_fields), tuple(notes)
 
@@ -80,7 +80,7 @@ def _make_field(
     known: Classes | None,
     class_names: list[str] | None,
     *,
-    may_lack: bool,
+    optional: bool,
 ) -> NewField:
     (name, column), label = pair, known is not None
     values = _value_column(entries, name, column, label=label)
@@ -94,7 +94,7 @@ def _make_field(
     expected = "a value for each sample" + ("" if is_uniform else f" that has no field {name!r}")
     query = f"{column if column.isidentifier() and not iskeyword(column) else f'`{column}`'}.notna()"
     found, remedy = f"column {column!r}: no value (null or NaN)", f'Exclude them with {option_text("where")} "{query}".'
-    if not may_lack or len(missing) == len(values):
+    if not optional or len(missing) == len(values):
         _refuse_samples(entries, missing if is_uniform else missing[~has_field[missing]], found, expected, remedy)
     elif len(missing):
         # Any value can replace null, because these samples do not get the field.

@@ -111,7 +111,7 @@ class ArchiveSource(FolderSource):
         self._source = os.path.join(path, folder).rstrip("/")
         self._name = printable(os.fsencode(os.path.join(os.path.basename(path), folder).rstrip("/")))
         self._form = "zip" if path.lower().endswith(".zip") else "tar"
-        self._packed = is_compressed_name(os.path.basename(path))
+        self._is_compressed = is_compressed_name(os.path.basename(path))
         try:
             self._stat = stat_file(path)
         except OSError as error:
@@ -120,13 +120,13 @@ class ArchiveSource(FolderSource):
 
     def choose(self, listing: Listing, _read_existing_keys: object) -> Listing:
         listing = super().choose(listing, _read_existing_keys)
-        return self._set_copy_offsets(listing) if self._packed else listing
+        return self._set_copy_offsets(listing) if self._is_compressed else listing
 
     def write_binary(self, file: Writable) -> None:
-        with CompressedFile(self._path) as packed:
+        with CompressedFile(self._path) as archive:
             for offset, size in self._copied:
                 for done in range(0, size, BLOCK_BYTES):
-                    block = packed.read(offset + done, min(BLOCK_BYTES, size - done))
+                    block = archive.read(offset + done, min(BLOCK_BYTES, size - done))
                     if len(block) < min(BLOCK_BYTES, size - done):
                         raise CorruptShard(self._path, "truncated", offset=offset + done)
                     file.write(memoryview(block))
@@ -144,7 +144,7 @@ class ArchiveSource(FolderSource):
         options = self._options
         dots = options.dots or "first"
         rules = ScanRules(options.include, options.exclude, options.hidden, options.symlinks, dots)
-        with CompressedFile(self._path) if self._packed else ShardFile(self._path) as file:
+        with CompressedFile(self._path) if self._is_compressed else ShardFile(self._path) as file:
             part, offsets = self._members(file, rules)
         skipped, part.skipped = part.skipped, []
         changed = max(self._stat.st_ctime_ns, self._stat.st_mtime_ns)
@@ -153,7 +153,7 @@ class ArchiveSource(FolderSource):
         observer.listed(len(entries))
         stamp = self._stat.st_size, self._stat.st_mtime_ns
         file_numbers, unknown = np.zeros(len(entries), np.uint32), np.broadcast_to(np.int64(-1), len(offsets))
-        files = () if self._packed else (SpanFile(os.fsencode(self._path), *stamp, self._form),)
+        files = () if self._is_compressed else (SpanFile(os.fsencode(self._path), *stamp, self._form),)
         spans = FieldSpans(files, file_numbers, offsets, unknown)
         entries = replace(entries, spans=spans, identity=paths.source_identity(os.fsencode(self._path)))
         skipped.sort(key=lambda row: (to_bytes(row.path), to_bytes(row.key)))

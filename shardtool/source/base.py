@@ -97,12 +97,12 @@ class Source(ABC):
     Attributes:
         may_skip_names: Whether `--on-error skip` also skips samples whose names a shard cannot store.
         by_key: Whether samples are sorted by key.
-        may_lack_values: Whether a sample may have no value for a field.
+        optional_values: Whether a sample may have no value for a field.
     """
 
     may_skip_names: bool = False
     by_key: bool = True
-    may_lack_values: bool = False
+    optional_values: bool = False
 
     @abstractmethod
     def list_samples(self, pool: Pool, observer: Observer) -> Listing:

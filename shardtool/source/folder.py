@@ -177,7 +177,7 @@ class FolderSource(Source):
             below = self._strip_folder(listing.skipped)
             entries = add_folder_labels(listing.entries, known, depth=depth, skipped=below)
             listing = replace(listing, entries=entries, notes=(*listing.notes, *split_folder_notes(entries)))
-        return selection.join_and_filter(listing, options, may_lack_values=self.may_lack_values)
+        return selection.join_and_filter(listing, options, optional_values=self.optional_values)
 
     def choose(self, listing: Listing, _read_existing_keys: object) -> Listing:
         from shardtool.source import selection

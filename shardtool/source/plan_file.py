@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shardtool.dataset.parquet_bounds import PARQUET_MAGIC, leaf_memory, parse_footer
-from shardtool.entries.arrow import append_nuls, concat_values, number_array, number_values, strip_nuls
+from shardtool.entries.arrow import append_nuls, concat_values, number_array, number_values, split_at_nuls
 from shardtool.entries.sample_table import FieldRows, FieldSpans, FieldValues, SampleTable
 from shardtool.entries.strings import PackedStrings, StringColumn
 from shardtool.errors import (
@@ -99,7 +99,7 @@ def entries_tables(entries: SampleTable, split_values: pa.ChunkedArray | None) -
     for first in range(0, len(entries), group_rows):
         last = min(first + group_rows, len(entries))
         texts: list[StringColumn] = [entries.keys, *entries.values.inline.values()]
-        key, *inline = (strip_nuls(text.span(first, last), pa.large_binary()) for text in texts)
+        key, *inline = (split_at_nuls(text.span(first, last), pa.large_binary()) for text in texts)
         columns = [key, _field_lists(entries, schema.field(FIELDS_COLUMN).type, first, last), *inline]
         columns += [] if split_values is None else [split_values.slice(first, last - first)]
         columns += [] if entries.metadata is None else entries.metadata.slice(first, last - first).columns
@@ -113,7 +113,7 @@ def _field_lists(entries: SampleTable, kind: pa.ListType, first: int, last: int)
     columns += [] if spans is None else [spans.offset, spans.expected]
     arrays = [number_array(column[rows]) for column in columns]
     if field_rows.paths is not None:
-        arrays.append(strip_nuls(field_rows.paths.span(rows.start, rows.stop), pa.large_binary()))
+        arrays.append(split_at_nuls(field_rows.paths.span(rows.start, rows.stop), pa.large_binary()))
     structs = pa.StructArray.from_arrays(arrays, fields=[*kind.value_type])
     return pa.ListArray.from_arrays(number_array((starts - starts[0]).astype(np.int32)), structs, type=kind)
 
@@ -363,9 +363,9 @@ def _open_bounded(file: IO[bytes]) -> Iterator[pq.ParquetFile]:
         footer = parse_footer(whole)
         if _METADATA_KEY not in footer.key_values:
             raise ValueError("a Parquet file without the metadata of a plan")
-        extents = leaf_memory(whole, footer)
-    total = sum(extent.memory for extent in extents)
-    if any(extent.coded for extent in extents) or total > _BASE_MEMORY_BYTES + _MEMORY_BYTES_PER_FILE_BYTE * size:
+        leaves = leaf_memory(whole, footer)
+    total = sum(leaf.memory for leaf in leaves)
+    if any(leaf.is_dictionary for leaf in leaves) or total > _BASE_MEMORY_BYTES + _MEMORY_BYTES_PER_FILE_BYTE * size:
         raise ValueError(f"columns of {format_size(total)} in {format_size(size)}")
     with pq.ParquetFile(file, page_checksum_verification=True) as opened:
         yield opened

@@ -263,7 +263,7 @@ def _with_classes(options: CreateOptions | ReshardOptions, file: DatasetFile | N
         return options
     from shardtool.entries.classes import Classes
 
-    return replace(options, classes_from=Classes("the dataset file", file.classes, grows=True))
+    return replace(options, classes_from=Classes("the dataset file", file.classes, allows_new=True))
 
 
 def _valid_options(recorded: dict[str, Any], options_class: type[Any]) -> dict[str, Any]:
@@ -310,7 +310,7 @@ class RecordedSource:
         if run.key_list:
             options = replace(options, keys_from=_stored_keys(self._datasets, old=options.rename_keys is not None))
         source = open_source(identify_source(self._source_argument, options), options, self._outputs)
-        source.may_lack_values = True
+        source.optional_values = True
         return source
 
     def _find_fixed_splits(self) -> list[StoredDataset]:

@@ -80,7 +80,7 @@ def find_listed_samples(
     return samples, [f"{option_text('keys_from')}: {problem}"] if problem else []
 
 
-def join_and_filter(listing: Listing, options: SelectingOptions, *, may_lack_values: bool = False) -> Listing:
+def join_and_filter(listing: Listing, options: SelectingOptions, *, optional_values: bool = False) -> Listing:
     """Apply the options `join`, `keys_from`, `where` and `field`, in this order."""
     names: dict[str, list[str]] = {}
     if options.join is not None:
@@ -119,7 +119,7 @@ def join_and_filter(listing: Listing, options: SelectingOptions, *, may_lack_val
     label_fields = (*options.classes, *(("cls",) if getattr(options, "label_from_folder", False) else ()))
     for name, numbers in renumber_columns(column_of, names, values, label_fields, known_classes):
         entries = replace(entries, metadata=metadata_columns.with_column(entries.metadata, name, numbers))
-    entries, notes = set_value_fields(entries, values, options.classes, known_classes, names, may_lack=may_lack_values)
+    entries, notes = set_value_fields(entries, values, options.classes, known_classes, names, optional=optional_values)
     return replace(listing, entries=entries, notes=(*listing.notes, *notes))
 
 

@@ -81,7 +81,7 @@ class DatasetSource(Source):
         listing = selection.apply_field_options(listing, options, pool, to_format)
         for added in options.add:
             listing = self._add_dataset(listing, added, pool, observer)
-        listing = selection.join_and_filter(listing, options, may_lack_values=self.may_lack_values)
+        listing = selection.join_and_filter(listing, options, optional_values=self.optional_values)
         if not len(listing.entries):
             return listing
         # A TFRecord sample may contain only its key.

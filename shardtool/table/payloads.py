@@ -229,16 +229,16 @@ def renumber_columns(
     Args:
         classes: Class names by column. Updated in place.
         fields: Pairs of field and column.
-        requested_fields: The fields to renumber. If empty, or if `class_lists` grows, renumber all fields.
+        requested_fields: The fields to renumber. If empty, or if `class_lists` allows new classes, renumber all fields.
         class_lists: Existing class lists. If None, no column changes.
     """
     if class_lists is None:
         return
-    if not (requested_fields or class_lists.grows or any(column in classes for _, column in fields)):
+    if not (requested_fields or class_lists.allows_new or any(column in classes for _, column in fields)):
         expected = f"{option_text('classes')} in addition"
         raise InvalidRequest(option_text("classes_from"), "no labels to number", expected=expected)
     for field, column in fields:
-        is_requested = class_lists.grows or not requested_fields or field in requested_fields
+        is_requested = class_lists.allows_new or not requested_fields or field in requested_fields
         if column not in classes or not is_requested:
             continue
         if len(_unknown_class_positions(values := column_of(column), classes[column])):
@@ -246,7 +246,7 @@ def renumber_columns(
         values = arrow.to_one_chunk(values) if isinstance(values, pa.ChunkedArray) else values
         is_list, class_names = pa.types.is_nested(values.type), [*map(unquote_to_bytes, classes[column])]
         flat = values.flatten() if is_list else values
-        if class_lists.grows:
+        if class_lists.allows_new:
             all_names = [*dict.fromkeys([*class_lists.of(field), *classes[column]])]
             class_lists = class_lists._replace(names={**class_lists.names, field: all_names})
         used = {class_names[number] for number in pc.unique(flat).drop_null().to_pylist()}

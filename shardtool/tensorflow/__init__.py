@@ -43,7 +43,7 @@ class TFRecordShards(NamedTuple):
     """TFRecord shards that TensorFlow can read.
 
     With a dataset file, `size` is the number of bytes in all shards. Otherwise, it is the number of bytes in all
-    fields. `packing` is TensorFlow's name of the compression, or "".
+    fields. `compression` is TensorFlow's name of the compression, or "".
     """
 
     paths: tuple[str, ...]
@@ -51,7 +51,7 @@ class TFRecordShards(NamedTuple):
     size: int
     features: Mapping[str, TfFeature]
     classes: Mapping[str, Sequence[str]] = {}
-    packing: str = ""
+    compression: str = ""
 
     def buffer(self, shuffle: bool | int) -> int:  # noqa: FBT001 - the public option
         """Return the number of samples in the shuffle buffer, for `tf_dataset(shuffle=)`."""
@@ -63,7 +63,7 @@ class TFRecordShards(NamedTuple):
 def find_tfrecords(dataset: DatasetLike, fields: Collection[str] | None) -> TFRecordShards:
     """Find TFRecord shards, and the features of the requested fields."""
     datasets = [open_dataset(part) for part in expand_datasets(dataset)]
-    packing = _compression_of(datasets)
+    compression = _compression_of(datasets)
     parts = [_tfrecords_of(dataset) for dataset in datasets]
     features = _merge_features([part.features for part in parts])
     requested = [*features] if fields is None else list(dict.fromkeys(fields))
@@ -81,7 +81,7 @@ def find_tfrecords(dataset: DatasetLike, fields: Collection[str] | None) -> TFRe
         size=sum(part.size for part in parts),
         features={name: features[name] for name in requested},
         classes=classes,
-        packing=packing,
+        compression=compression,
     )
 
 
@@ -121,12 +121,12 @@ def _compression_of(datasets: Sequence[StoredDataset]) -> str:
                 expected = "TFRecords, which TensorFlow can read"
                 raise InvalidRequest(name, "tar shards", expected=expected, remedy=remedy)
             kinds[kind.compression] = shard.path
-    for packing, path in kinds.items():
-        if packing not in _COMPRESSION_TYPES:
-            found = f"compressed with {packing}, which TensorFlow cannot decompress"
+    for compression, path in kinds.items():
+        if compression not in _COMPRESSION_TYPES:
+            found = f"compressed with {compression}, which TensorFlow cannot decompress"
             raise InvalidRequest(path, found, expected="plain or gzip-compressed TFRecords")
-        if len(kinds) > 1 and packing:
-            found = f"compressed with {packing}, unlike other shards"
+        if len(kinds) > 1 and compression:
+            found = f"compressed with {compression}, unlike other shards"
             raise InvalidRequest(path, found, expected="the same compression for all shards")
     return _COMPRESSION_TYPES[next(iter(kinds))]
 
@@ -297,10 +297,10 @@ def tf_dataset(
         shard_seed, sample_seed = np.random.SeedSequence([seed, epoch or 0]).generate_state(2).tolist()
         shard_paths = tf.data.Dataset.from_tensor_slices([*shards.paths])
         shard_paths = shard_paths.shuffle(len(shards.paths), seed=shard_seed, reshuffle_each_iteration=epoch is None)
-        records = tf.data.TFRecordDataset(shard_paths, shards.packing, num_parallel_reads=_SHUFFLE_SHARDS)
+        records = tf.data.TFRecordDataset(shard_paths, shards.compression, num_parallel_reads=_SHUFFLE_SHARDS)
         records = records.shuffle(shards.buffer(shuffle), seed=sample_seed, reshuffle_each_iteration=epoch is None)
     else:
-        records = tf.data.TFRecordDataset([*shards.paths], shards.packing)
+        records = tf.data.TFRecordDataset([*shards.paths], shards.compression)
     spec, parse, length = _feature_spec(shards.features), tf.io.parse_single_example, shards.samples
     if batch_size is not None:
         records = records.batch(batch_size)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 ResultT = TypeVar("ResultT")
-_RETRY_POLICY = retry.DEFAULT_POLICY._replace(tries=2, max_total_s=5.0, first_answer_s=5.0, speed_window_s=10.0)
+_RETRY_POLICY = retry.DEFAULT_POLICY._replace(tries=2, max_total_s=5.0, first_response_s=5.0, speed_window_s=10.0)
 _MAX_LISTED_OBJECTS = 100  # search this many objects for one that is not empty
 _NOT_CHECKED = Check("", "unknown", "")
 _EXACT_S = 2  # ignore smaller clock differences, because the header `Date` contains whole seconds

@@ -38,11 +38,11 @@ class UnpackTask(NamedTuple):
     """Samples to extract. `task.samples.paths` contains the paths of the files to write, relative to `task.folder`.
 
     Attributes:
-        packed: Whether some shards of the dataset are compressed.
+        compressed: Whether some shards of the dataset are compressed.
     """
 
     task: ShardTask
-    packed: bool
+    compressed: bool
     existing: ExistingFile
 
     @property
@@ -65,7 +65,7 @@ class _SampleUnpacker(Packer):
         self.kept, self._existing = 0, task.existing
         self._tree = FolderTree(task.task.folder.path)
         self._compressed_file: CompressedFile | None = None
-        if task.packed:
+        if task.compressed:
             from shardtool.dataset.shard_file import CompressedFile, is_compressed
 
             if is_compressed(path := os.fsdecode(self.files[0].path)):

@@ -152,10 +152,10 @@ CONTENTS = {
 @pytest.mark.parametrize("name", CONTENTS)
 def test_the_first_bytes_determine_the_format(name: str, tmp_path: Path) -> None:
     """If the name does not show the format, the first bytes do, also of compressed files; otherwise the name does."""
-    data, shard_format, packing = CONTENTS[name]
+    data, shard_format, compression = CONTENTS[name]
     path = tmp_path / name
     path.write_bytes(data)
-    assert detect_kind(str(path)) == (shard_format, packing)
+    assert detect_kind(str(path)) == (shard_format, compression)
 
 
 @pytest.mark.parametrize("data", [b"", b"hello", bytes(1024), gzip.compress(b"hello", mtime=0), b"BZh9junk"])

@@ -71,13 +71,13 @@ def test_unlisted_shards_are_scanned(made: Path) -> None:
     for path in made.glob("a-*.tfrecord"):
         (made / "packed" / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
     found = find_tfrecords(str(made / "packed"), None)
-    assert found.packing == "GZIP"
+    assert found.compression == "GZIP"
     assert found.samples == 3
     assert dict(found.features) == {"__key__": TfFeature(is_optional=True), "cls": TfFeature("int64"), "txt": _KEY}
     one = find_tfrecords([str(made / "a-1.tfrecord")], ["txt"])
     with pytest.raises(InvalidRequest, match=r"gz: compressed with gzip, unlike other shards"):
         find_tfrecords([str(made / "packed"), str(made / "a.json")], None)
-    assert (one.samples, one.packing) == (1, "")
+    assert (one.samples, one.compression) == (1, "")
 
 
 @pytest.mark.parametrize(

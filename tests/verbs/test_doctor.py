@@ -158,7 +158,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Bucket]:
     bucket = _Bucket()
     monkeypatch.setattr(
         "shardtool.verbs.doctor._RETRY_POLICY",
-        DEFAULT_POLICY._replace(tries=2, first_wait_s=0, max_total_s=0.5, first_answer_s=0.5),
+        DEFAULT_POLICY._replace(tries=2, first_wait_s=0, max_total_s=0.5, first_response_s=0.5),
     )
     with _served(bucket):
         monkeypatch.setenv("SHARDTOOL_ENDPOINT", bucket.url)

@@ -286,7 +286,7 @@ def test_classes_from_needs_labels(tmp_path: Path) -> None:
 @given(st.sets(LABELS, min_size=1), st.lists(LABELS, unique=True))
 def test_numbers_are_one_to_one(found: set[bytes], listed: list[bytes]) -> None:
     """Numbers are positions in the list of names; a longer list keeps the numbers, and adds others."""
-    for known in (None, Classes("l", {"cls": [quote_name(name) for name in listed]}, grows=True)):
+    for known in (None, Classes("l", {"cls": [quote_name(name) for name in listed]}, allows_new=True)):
         numbers, names = number_classes(found, "cls", known)
         assert {name: names[at] for name, at in numbers.items()} == {name: quote_name(name) for name in found}
         assert len(set(names)) == len(names)

@@ -252,7 +252,7 @@ def private_error(address: str) -> AccessRefused:
 def busy_error(status: int, headers: Mapping[str, str]) -> TransientError:
     """Return the error for a temporarily busy server."""
     wait = headers.get("Retry-After", "") or "".join(_RATE_LIMIT_RESET.findall(headers.get("RateLimit", ""))[:1])
-    return TransientError(f"the server returned {status}", retry_after(wait), answered=True)
+    return TransientError(f"the server returned {status}", retry_after(wait), has_response=True)
 
 
 def _wrong_region_advice(address: str, body: bytes, region: str = "") -> str:

@@ -72,7 +72,7 @@ class PacedSocket(io.RawIOBase):
         if self.max_bytes is not None:
             self.max_bytes -= count
             if self.max_bytes < 0:
-                raise retry.TransientError(f"{self._peer} sends headers without an end", answered=True)
+                raise retry.TransientError(f"{self._peer} sends headers without an end", has_response=True)
         return count
 
     def write(self, data: Buffer, /) -> int:
@@ -497,7 +497,7 @@ def iter_body(
             with failures.urllib3_errors(address):
                 piece = response.read(min(max_bytes, length - received))
             if not piece:
-                raise retry.TransientError(f"the response ended {length - received:,} bytes early", answered=True)
+                raise retry.TransientError(f"the response ended {length - received:,} bytes early", has_response=True)
             received += len(piece)
             yield piece
     finally:

@@ -289,7 +289,7 @@ def _read_lock(address: str) -> _ExistingLock | None:
         with closing(request_object(address)) as response, urllib3_errors(address):
             data = response.read(_MAX_LOCK_BYTES)
         if len(data) < min(content_length(response) or 0, _MAX_LOCK_BYTES):
-            raise TransientError("the response was cut off", answered=True)
+            raise TransientError("the response was cut off", has_response=True)
         version, age_s = object_version(address, response.headers), object_age_s(response.headers)
         return _ExistingLock(parse_holder(data), version, age_s)
 

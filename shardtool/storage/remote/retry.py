@@ -40,7 +40,7 @@ class RetryPolicy(NamedTuple):
         first_wait_s: Maximum wait before the first retry. This maximum doubles with each further retry.
         max_wait_s: Maximum wait, unless the server requests more.
         max_total_s: No retry starts after this many seconds without progress.
-        first_answer_s: Upper limit of `max_total_s` while the server has not responded to any request.
+        first_response_s: Upper limit of `max_total_s` while the server has not responded to any request.
         notice_s: If there is no response after this many seconds, the user gets a notice.
         min_bytes_per_s: Minimum speed, measured over `speed_window_s` seconds of waiting.
     """
@@ -49,7 +49,7 @@ class RetryPolicy(NamedTuple):
     first_wait_s: float = 0.2
     max_wait_s: float = 30.0
     max_total_s: float = 300.0
-    first_answer_s: float = 60.0
+    first_response_s: float = 60.0
     notice_s: float = 10.0
     min_bytes_per_s: float = 1000.0
     speed_window_s: float = 60.0
@@ -68,15 +68,15 @@ class TransientError(Exception):
 
     Attributes:
         wait_s: Seconds to wait as requested by the server, or None.
-        answered: Whether the server responded, although the request failed.
+        has_response: Whether the server responded, although the request failed.
         stalled_s: Seconds without progress before the failure.
     """
 
     def __init__(
-        self, found: str, wait_s: float | None = None, *, answered: bool = False, stalled_s: float = 0.0
+        self, found: str, wait_s: float | None = None, *, has_response: bool = False, stalled_s: float = 0.0
     ) -> None:
         super().__init__(found)
-        self.found, self.wait_s, self.answered, self.stalled_s = found, wait_s, answered, stalled_s
+        self.found, self.wait_s, self.has_response, self.stalled_s = found, wait_s, has_response, stalled_s
 
 
 class RequestCancelled(Exception):
@@ -190,15 +190,15 @@ class RetryState:
         import random
 
         self._failures += 1
-        if error.answered or error.wait_s is not None:
+        if error.has_response or error.wait_s is not None:
             _servers_that_responded.add(self._server)
-        was_answered, max_total_s, spent_s = _has_responded(self._server), retry_for(), time.monotonic() - self._start_s
+        responded, max_total_s, spent_s = _has_responded(self._server), retry_for(), time.monotonic() - self._start_s
         policy = _current_policy()
-        remaining_s = (max_total_s if was_answered else min(max_total_s, policy.first_answer_s)) - spent_s
-        has_max_tries = not was_answered or (self._counts_waits_only and not error.answered)
+        remaining_s = (max_total_s if responded else min(max_total_s, policy.first_response_s)) - spent_s
+        has_max_tries = not responded or (self._counts_waits_only and not error.has_response)
         if remaining_s <= 0 or (has_max_tries and self._failures >= policy.tries):
             times = f" ({self._failures} attempts in {spent_s:,.0f} s)" if self._failures > 1 else ""
-            found, remedy = f"{error.found}{times}", _RETRY_ADVICE if was_answered else _UNREACHABLE_ADVICE
+            found, remedy = f"{error.found}{times}", _RETRY_ADVICE if responded else _UNREACHABLE_ADVICE
             raise StoreFailed(self._where, found, remedy=remedy) from None
         wait_s = random.uniform(0, min(policy.max_wait_s, policy.first_wait_s * 2 ** min(self._failures - 1, 30)))  # noqa: S311 - not used for security
         wait_s = min(max(wait_s, error.wait_s or 0), remaining_s)

@@ -29,7 +29,7 @@ def _silent() -> None:
 
 def test_a_silent_server_is_given_up_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that never answered is given up much earlier than one that did."""
-    monkeypatch.setattr(retry, "DEFAULT_POLICY", RetryPolicy(first_wait_s=0, first_answer_s=0.01, max_total_s=0.3))
+    monkeypatch.setattr(retry, "DEFAULT_POLICY", RetryPolicy(first_wait_s=0, first_response_s=0.01, max_total_s=0.3))
     with pytest.raises(StoreFailed, match=r"the response timed out\. Check"):
         with_retries("s3://b/k", _silent)
     with_retries("s3://b/k", lambda: None)
@@ -86,7 +86,7 @@ def test_busy_server_is_retried_within_the_budget(monkeypatch: pytest.MonkeyPatc
 
     def ask() -> str:
         if next(failures, None) is not None:
-            raise TransientError("the server returned 503", answered=True)
+            raise TransientError("the server returned 503", has_response=True)
         return "done"
 
     assert with_retries("s3://b/k", ask) == "done"
@@ -99,7 +99,7 @@ def test_busy_server_is_retried_within_the_budget(monkeypatch: pytest.MonkeyPatc
 
 
 def _busy(wait_s: float) -> str:
-    raise TransientError("the server returned 503", wait_s, answered=True)
+    raise TransientError("the server returned 503", wait_s, has_response=True)
 
 
 def test_waits_can_be_cancelled() -> None:
