@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from keyword import iskeyword
 from types import MappingProxyType
@@ -14,6 +15,7 @@ from shardtool.entries.classes import Classes
 from shardtool.errors import InvalidRequest
 from shardtool.messages import option_text
 from shardtool.select.add_fields import NewField, add_fields
+from shardtool.select.field_rows import field_codes
 from shardtool.select.join import metadata_column, show_keys
 from shardtool.table.columns import check_direction, check_field_names, check_labels, missing_name_error
 from shardtool.table.payloads import (
@@ -54,7 +56,7 @@ def set_value_fields(
     - The existing field contains INLINE values or class numbers.
     - The sample has no existing payload.
 
-    With `optional`, a sample may lack the field, and these cases are errors only if all values are null.
+    With `optional`, the sample lacks the field in these cases. They are errors only if all values are null.
 
     Args:
         fields: Pairs of a field and the column with its values.
@@ -69,6 +71,10 @@ def set_value_fields(
         has_field = _samples_with(entries, name)
         labels = (known or Classes("", {}, allows_new=True)) if name in classes else None
         new_fields.append(_make_field(entries, (name, column), has_field, labels, names.get(column), optional=optional))
+        if optional and _needs_values(entries, name, is_number=new_fields[-1].column is not None):
+            is_lost = (field_codes(entries, ("", name)) == 1) & np.repeat(~new_fields[-1].has_value, entries.counts())
+            first = np.append(0, np.cumsum(~is_lost))[entries.first]
+            entries = replace(entries.take_rows(np.flatnonzero(~is_lost)), first=first)
         notes += _field_notes(new_fields[-1], column, int(np.count_nonzero(has_field)))
     return add_fields(entries, new_fields), tuple(notes)
 
@@ -90,7 +96,7 @@ def _make_field(
     kind: ValueType | None = "int64" if label else field_type(name, values.type)
     number = number_fields({} if kind is None else {name: kind})
     missing = missing_positions(values)
-    is_uniform = bool(number) or name in entries.values.inline or name in entries.values.classes
+    is_uniform = _needs_values(entries, name, is_number=bool(number))
     expected = "a value for each sample" + ("" if is_uniform else f" that has no field {name!r}")
     query = f"{column if column.isidentifier() and not iskeyword(column) else f'`{column}`'}.notna()"
     found, remedy = f"column {column!r}: no value (null or NaN)", f'Exclude them with {option_text("where")} "{query}".'
@@ -107,6 +113,10 @@ def _make_field(
     has_value = np.ones(len(entries), bool)
     has_value[missing] = False
     return NewField(name, field_texts(name, values), has_value, kind, labels, values if number else None)
+
+
+def _needs_values(entries: SampleTable, name: str, *, is_number: bool) -> bool:
+    return is_number or name in entries.values.inline or name in entries.values.classes
 
 
 def _value_column(entries: SampleTable, name: str, column: str, *, label: bool) -> pa.Array:

@@ -208,3 +208,16 @@ def test_a_wrong_table_is_named(joined: str, words: list[str]) -> None:
     assert ran.code == 2
     assert ran.err.startswith("shardtool: --join kept/other.csv: no column 'key', the key column;")
     assert "--on" not in ran.err
+
+
+def test_a_lost_value_is_not_replaced_by_another(ending: str, tmp_path: Path) -> None:
+    """If a column lost a value, the sample lacks the field in the source, even if the old field had a value."""
+    table, before = tmp_path / "t.csv", tmp_path / "y.json"
+    rows = pa.table({"key": ["a", "b"], "x": [7, 7], "txt": ["t", "t"]})
+    create(rows, str(tmp_path / f"y-{{0..}}.{ending}"), field=("x=x", "txt=txt"), workers=0)
+    for score in ("10", ""):
+        table.write_text(f"key,score\na,10\nb,{score}\n", encoding="ascii")
+        if score:
+            reshard(before, str(tmp_path / f"x-{{0..}}.{ending}"), workers=0, join=table, on="key", field="x=score")
+    report = verify(tmp_path / "x.json", source=before, workers=0)
+    assert _found(report) == {("source-extra", "b", "x")}
