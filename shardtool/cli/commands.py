@@ -180,7 +180,8 @@ def create(names: tuple[str, ...], make_options: Callable[[], CreateOptions], ru
     options = make_options()
     source, output = split_sources((*materialize_inputs(names[:-1], table=True), *names[-1:]))
     dry = options.dry_run or options.plan_only is not None
-    run_and_print(partial(run, source, output, options), run_options, create_text, always=dry)
+    text = partial(create_text, unwritten="nothing" if options.plan_only is None else "no shard")
+    run_and_print(partial(run, source, output, options), run_options, text, always=dry)
 
 
 @register_verb("DATASET... OUTPUT", ReshardOptions)
@@ -612,8 +613,8 @@ def cache(action: str, folder: str, run_options: PrintOptions) -> int:
 def completion(shell: str, _how: BaseOptions) -> None:
     """Print a script that makes TAB complete shardtool commands.
 
-    TAB completes verbs, options, option values and files (datasets first), columns of the tables and datasets in the
-    command, and fields of these datasets.
+    TAB completes verbs, options, option values and files (datasets first). It also completes the columns of tables and
+    datasets already named in the command, and the fields of these datasets.
 
     \b
       bash  put this into ~/.bashrc:  eval "$(shardtool completion bash)"

@@ -47,10 +47,10 @@ _MAX_COLUMNS = 8
 _MAX_LISTED = 10
 
 
-def create_text(result: CreateResult) -> str:
+def create_text(result: CreateResult, unwritten: str = "nothing") -> str:
     """Format the result of `create` or `reshard`, or the plan of a dry run."""
     if result.dry_run:
-        return _plan_text(result)
+        return _plan_text(result, unwritten)
     if result.appended and not result.appended.shards:
         return join_lines(
             f"nothing new: {result.dataset_file} is unchanged, {samples_in_shards(result.samples, result.shards)}"
@@ -94,7 +94,7 @@ def _removed_before_text(changes: ResumeChanges) -> str:
     return f"removed {' and '.join(removed)} of the earlier run" if removed else ""
 
 
-def _plan_text(plan: CreateResult) -> str:
+def _plan_text(plan: CreateResult, unwritten: str) -> str:
     rows = [
         tuple(map(printable, (shard.name, f"{shard.samples:,}", f"{shard.size:,}", shard.first_key, shard.last_key)))
         for shard in plan.planned
@@ -103,7 +103,7 @@ def _plan_text(plan: CreateResult) -> str:
         gap = (f"... {len(rows) - _MAX_PLAN_ROWS:,} more ...", "", "", "", "")
         rows = [*rows[: _MAX_PLAN_ROWS // 2], gap, *rows[-_MAX_PLAN_ROWS // 2 :]]
     size = f"{format_size(plan.size)} ({plan.size:,} bytes)"
-    total = f"{samples_in_shards(plan.samples, plan.shards)}, {size}; nothing was written"
+    total = f"{samples_in_shards(plan.samples, plan.shards)}, {size}; {unwritten} was written"
     if plan.skipped:
         total += f"; {plan.skipped:,} skipped"
     if plan.changes is not None:

@@ -114,7 +114,7 @@ def check_index_files(
             names.append(export.folder_file)
         if not overwrite and (existing_files := [*folder.find_entries(names)]):
             found = f"{already_exist_text(len(existing_files), 'file')}: {format_list(existing_files, 3)}"
-            remedy = f"Delete these files, choose another folder, or {flag_text('overwrite')}."
+            remedy = f"Choose another folder, or replace these files with {flag_text('overwrite')}."
             raise OutputExists(folder.path or ".", found, remedy=remedy)
 
 

@@ -211,7 +211,7 @@ class StaleIndexes:
         if leftovers:
             found = f"{pluralize(len(leftovers), 'file')} with indexes of earlier shards: {format_list(leftovers, 3)}"
             expected = "no files that readers would use as indexes of the new shards"
-            remedy = f"Delete these files, choose another name, or {flag_text('overwrite')}."
+            remedy = f"Delete these files, for example with {flag_text('overwrite')}, or choose another name."
             raise OutputExists(self.folder.path or ".", found, expected=expected, remedy=remedy)
 
     def compare(self, shard: str, sidecar: Callable[[], bytes], *, written: bool) -> None:

@@ -81,7 +81,7 @@ class VerifyOptions(WorkerOptions):
     )
     allow_outside: bool = option(False, requires=(Needs("no source to compare", Given(source)),))
     symlinks: Symlinks | None = option(
-        None, shown="as recorded; repeat follow", requires=(Needs("no source to compare", Given(source)),)
+        None, shown="as recorded, but follow must be repeated", requires=(Needs("no source to compare", Given(source)),)
     )
 
 

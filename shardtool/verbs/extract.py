@@ -352,7 +352,7 @@ def _check_existing(folder: Folder, entries: SampleTable, names: PackedStrings, 
         except OSError as error:
             problem = f"not a table: {os_error_text(error)}"
         if problem:
-            remedy = f"Name all datasets in one command, choose another folder, or {flag_text('overwrite')}."
+            remedy = f"Name all datasets in one command, choose another folder, or use {flag_text('overwrite')}."
             raise OutputExists(folder.full_path(name), problem, remedy=remedy)
 
 

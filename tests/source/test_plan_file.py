@@ -505,6 +505,8 @@ def test_the_command_line(folder: Path) -> None:
     assert (ran.code, len(shown["shards"])) == (0, 4), ran
     assert "--plan" in shown["notes"][-1]
     assert not (folder / "out").exists()
+    ran = typed(*words, "--plan-only", folder / "plan.parquet", "--overwrite")
+    assert "; no shard was written" in ran.out, ran
     ran = typed(*words, "--plan", folder / "plan.parquet", "--part", "1/1")
     assert ran.code == 0, ran
     create(folder / "in", f"{folder}/one/x-{{000..}}.tar", _OPTIONS)

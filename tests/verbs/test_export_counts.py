@@ -137,6 +137,8 @@ def test_other_files_are_kept(name: str, content: str, source: Path, tmp_path: P
     """A file of that name that lists no shard of the dataset is neither changed nor reported."""
     folder = tmp_path / "out"
     path = write_tree(folder, {FILES[name]: content.encode()}) / FILES[name]
+    with pytest.raises(OutputExists, match=r"or replace these files with overwrite=True\.|other shards"):
+        _pack(source, folder, export=(name,))
     _pack(source, folder)
     _pack(source, folder, max_count=2, overwrite=True)
     assert verify(folder, VerifyOptions(workers=0)).sound
