@@ -222,6 +222,8 @@ def _check_dataset_file(destination: Destination) -> None:
         append = choose_text(f"Choose {flag_text('append', 'resume')}", "Add --append")
         overwrite = choose_text("'resume-overwrite'", "--overwrite")
         remedy = f"{append} to continue an append, or {overwrite} to replace the dataset."
+        if destination.part is not None:  # `part` forbids both
+            remedy = "Delete the dataset first, or use another output."
         raise OutputExists(destination.dataset_file, "appended shards, which this run would delete", remedy=remedy)
 
 

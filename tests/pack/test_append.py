@@ -392,6 +392,8 @@ def test_resume_does_not_remove_appended_shards(old: Path, new: Path, dataset: P
         before = identity(dataset.parent)
         with pytest.raises(OutputExists, match="appended shards"):
             create(old, pattern, _options(resume=True))
+        with pytest.raises(OutputExists, match="Delete the dataset first, or use another output"):
+            create(old, pattern, _options(resume=True, part="1/2"))
         assert identity(dataset.parent) == before
         flip(dataset, at)
     create(old, pattern, _options(overwrite=True))
