@@ -123,7 +123,7 @@ def choose_samples(listed: Listed) -> Listed:
         return listed
     if listed.run.updates:
         changes.check_same_options(listed)
-    if listed.run.skips_existing:
+    if listed.run.skips_existing or not len(listed.entries):
         listed = _skip_existing(listed)
     return append.prepare_append(listed)
 

@@ -91,12 +91,13 @@ class DatasetSource(Source):
     def choose(self, listing: Listing, read_existing_keys: Callable[[], PackedStrings | None]) -> Listing:
         options = self._options
         listing = selection.rename_listed_keys(selection.take_sample(listing, options), options)
-        listing = self._without_duplicates(listing, read_existing_keys())
+        had_samples, listing = len(listing.entries) > 0, self._without_duplicates(listing, read_existing_keys())
+        all_exist = had_samples and not len(listing.entries)
         listing = selection.sort_and_limit(self._sample_per_class(listing), options)
         if self._format == "tar":
             _check_tar_fields(listing)
         check_skipped(listing.where, listing.skipped, options.on_error, "recreate the shards without them")
-        if not len(listing.entries):
+        if not len(listing.entries) and not all_exist:
             why = f": all {len(listing.skipped):,} were skipped" if listing.skipped else ""
             raise InvalidRequest(listing.where, f"no samples{why}", expected="at least one sample")
         return listing

@@ -831,6 +831,16 @@ def test_append_what_is_there_in_part(rule: str, made: Made, place: Path) -> Non
     is_sound(file)
 
 
+def test_append_nothing_new(made: Made, place: Path) -> None:
+    """If the dataset has all samples, nothing changes; a query without a match is still an error."""
+    file = _appended(made, place, "tar")
+    before = identity(file.parent)
+    options: dict[str, Any] = {"append": True, "on_duplicate": "first"}
+    result = run(made.file(), place / "out", where="label == 'dog'", **options)
+    assert (result.appended and result.appended.samples, identity(file.parent)) == (0, before)
+    assert "no sample matches" in refused(made.file(), place / "out", where="label == 'x'", **options).found
+
+
 def test_append_to_splits(made: Made, place: Path) -> None:
     """Each split of the new samples is appended to the existing one."""
     options: dict[str, Any] = {"split": SHARES, "pattern": "{split}-{000..}.tar", "max_count": 4}
