@@ -90,14 +90,13 @@ def _completeness_text(summary: Summary) -> str:
     return f"no: {pluralize(len(summary.problems), 'problem')}"
 
 
-def _run_rows(made: RunRecord) -> Iterator[tuple[str, str]]:
-    split = f", split {made.split}" if made.split else ""
-    yield "created", f"{made.tool or '?'}: {format_command_line(made)}{split}"
-    runs = made.appended
-    for run in runs[:_MAX_PROBLEMS]:
-        yield "appended", f"{run.tool or '?'}: {format_command_line(run)}"
-    if len(runs) > _MAX_PROBLEMS:
-        yield "", f"and {len(runs) - _MAX_PROBLEMS:,} more times"
+def _run_rows(run: RunRecord) -> Iterator[tuple[str, str]]:
+    split = f", split {run.split}" if run.split else ""
+    yield "created", f"{run.tool or '?'}: {format_command_line(run)}{split}"
+    for append in run.appended[:_MAX_PROBLEMS]:
+        yield "appended", f"{append.tool or '?'}: {format_command_line(append)}"
+    if len(run.appended) > _MAX_PROBLEMS:
+        yield "", f"and {len(run.appended) - _MAX_PROBLEMS:,} more times"
 
 
 def _shard_lines(summary: Summary) -> list[str]:

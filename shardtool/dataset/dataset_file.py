@@ -98,7 +98,7 @@ class DatasetFile:
     Attributes:
         fields: Number of samples that have each field.
         skipped: Number of rows in `out.skipped`.
-        made: A record of the runs that created the dataset and appended samples.
+        run: A record of the runs that created the dataset and appended samples.
         fingerprint: The content fingerprint, or "" if unknown.
         skipped_crc: CRC-32C of `out.skipped`, or None if this file does not exist.
         types: Original types of values stored as text. For TFRecord, also the types of numeric fields.
@@ -118,7 +118,7 @@ class DatasetFile:
     schema: Mapping[str, str]
     classes: Mapping[str, list[str]]
     features: Mapping[str, TfFeature]
-    made: RunRecord
+    run: RunRecord
     fingerprint: str
     skipped_crc: int | None = None
     types: Mapping[str, ValueType] = field(default_factory=dict)
@@ -190,7 +190,7 @@ class DatasetFile:
                 **({"features": self.feature_texts()} if self.features else {}),
                 **({"numbers": numbers} if (numbers := self.numbers) else {}),
                 **({"types": types} if types else {}),
-                "made": self.made.document,
+                "made": self.run.document,
                 **({"appends": list(self.appends)} if self.appends else {}),
                 "fingerprint": self.fingerprint,
             },
@@ -400,7 +400,7 @@ def _parse_dataset(document: Json, record: Json) -> DatasetFile:
         schema=_parse_mapping(record, "schema", str),
         classes=classes,
         features=features,
-        made=_parse_run(record, len(appends)),
+        run=_parse_run(record, len(appends)),
         fingerprint=fingerprint,
         skipped_crc=_parse_crc(record, "skipped_crc32c") if "skipped_crc32c" in record else None,
         types=types,

@@ -66,30 +66,30 @@ def expand_datasets(dataset: DatasetLike) -> list[DatasetLike]:
     return [*{_dataset_identity(item): item for item in datasets}.values()]
 
 
-def splits_in(folder: str, made: RunRecord) -> dict[str, DatasetFile]:
-    """Return the dataset files in a folder that belong to other splits of the run `made`, by file name."""
-    names = [name for name in list_folder_names(folder or ".") if name.endswith(DATASET_SUFFIX)] if made.split else []
-    return _splits_of_run(made, {name: join(folder, name) for name in names})
+def splits_in(folder: str, run: RunRecord) -> dict[str, DatasetFile]:
+    """Return the dataset files in a folder that belong to other splits of `run`, by file name."""
+    names = [name for name in list_folder_names(folder or ".") if name.endswith(DATASET_SUFFIX)] if run.split else []
+    return _splits_of_run(run, {name: join(folder, name) for name in names})
 
 
 def sibling_splits(dataset: StoredDataset) -> list[StoredDataset]:
     """Return the other splits that the run of `dataset` wrote, in its folder or sibling folders (`{split}/NAME`)."""
     if dataset.file is None or dataset.dataset_file is None:
         return []
-    made, folder = dataset.file.made, dataset.folder
-    paths = [join(folder, file_name) for file_name in splits_in(folder, made)]
+    run, folder = dataset.file.run, dataset.folder
+    paths = [join(folder, file_name) for file_name in splits_in(folder, run)]
     own_folder = absolute_path(folder)
-    if base_name(own_folder) == made.split:
+    if base_name(own_folder) == run.split:
         file_name, parent = base_name(dataset.dataset_file), folder_of(own_folder)
-        siblings = [join(parent, name) for name in list_folder_names(parent) if name != made.split]
-        candidates = {path: join(path, file_name.replace(made.split, base_name(path))) for path in siblings}
-        paths += [candidates[path] for path in _splits_of_run(made, candidates)]
+        siblings = [join(parent, name) for name in list_folder_names(parent) if name != run.split]
+        candidates = {path: join(path, file_name.replace(run.split, base_name(path))) for path in siblings}
+        paths += [candidates[path] for path in _splits_of_run(run, candidates)]
     return [open_dataset(path) for path in paths]
 
 
-def _splits_of_run(made: RunRecord, paths: Mapping[str, str]) -> dict[str, DatasetFile]:
+def _splits_of_run(run: RunRecord, paths: Mapping[str, str]) -> dict[str, DatasetFile]:
     files = {name: read_valid_dataset(path) for name, path in paths.items()}
-    return {name: file for name, file in files.items() if file is not None and made.is_sibling_split_of(file.made)}
+    return {name: file for name, file in files.items() if file is not None and run.is_sibling_split_of(file.run)}
 
 
 def expand_if_pattern(dataset: DatasetLike) -> list[DatasetLike]:
@@ -188,14 +188,14 @@ def _splits_of_one_run(text: str, names: Mapping[str, list[DatasetLike]]) -> lis
         for dataset in datasets
         if (file := _dataset_file(dataset)) is not None
     ]
-    made = {split: file.made for split, file in files if file.made.split == split}
+    records = {split: file.run for split, file in files if file.run.split == split}
     runs: list[set[str]] = []
-    for record in made.values():
+    for record in records.values():
         splits = {*record.splits}
         overlapping = [run for run in runs if run & splits]
         runs = [*(run for run in runs if run not in overlapping), splits.union(*overlapping)] if splits else runs
     if not runs:
-        foreign_splits = {split for split, _ in files if split not in made} if made else set()
+        foreign_splits = {split for split, _ in files if split not in records} if records else set()
         return [split for split in names if split not in foreign_splits]
     if len(runs) > 1:
         problem = "; ".join(format_list(sorted(run, key=natural_key), 3) for run in runs)

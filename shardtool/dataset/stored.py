@@ -160,8 +160,8 @@ class StoredDataset:
     @property
     def split(self) -> str:
         """Name of the split from the dataset file, else from the file name, or "" if unknown."""
-        if self.file is not None and self.file.made.split:
-            return self.file.made.split
+        if self.file is not None and self.file.run.split:
+            return self.file.run.split
         words = _WORD.findall(base_name(self.dataset_file or self.paths[0]).lower())
         return next((word for word in words if word in SPLIT_NAMES), "")
 
@@ -189,7 +189,7 @@ class StoredDataset:
         """Return the dataset with `file` as the content of its dataset file."""
         entries = {entry.name: entry for entry in file.shards}
         shards = tuple(
-            replace(shard, number=index, dots=file.made.dots, entry=entries.get(shard.name))
+            replace(shard, number=index, dots=file.run.dots, entry=entries.get(shard.name))
             for index, shard in enumerate(self.shards)
         )
         return replace(self, file=file, shards=shards)

@@ -53,10 +53,10 @@ def make_readme(splits: Sequence[DatasetFile], existing: Iterable[str]) -> bytes
     """Return a `README.md` that lists the shards of each split. `existing` are all file names in the folder."""
     names = {shard.name for split in splits for shard in split.shards} | set(existing)
     lines = ["---", "configs:", "- config_name: default", "  data_files:"]
-    check_huggingface_splits([split.made.split for split in splits])
+    check_huggingface_splits([split.run.split for split in splits])
     for split in sorted(splits, key=split_order):
         paths = _yaml_paths([shard.name for shard in split.shards], names)
-        lines.append(f"  - split: {huggingface_split(split.made.split or DEFAULT_SPLIT)}")
+        lines.append(f"  - split: {huggingface_split(split.run.split or DEFAULT_SPLIT)}")
         lines += [f"    path: {paths[0]}"] if len(paths) == 1 else ["    path:", *(f"    - {path}" for path in paths)]
     text = "\n".join([*lines, "---", "", ""]).encode()
     signature = (

@@ -150,7 +150,7 @@ def _energon_folder_files(splits: Sequence[DatasetFile]) -> dict[str, bytes]:
     for split in sorted(splits, key=split_order):
         # skip empty shards, because energon rejects them
         shard_counts = {shard.name: shard.samples for shard in split.shards if shard.samples}
-        parts.setdefault(split.made.split or DEFAULT_SPLIT, []).extend(shard_counts)
+        parts.setdefault(split.run.split or DEFAULT_SPLIT, []).extend(shard_counts)
         counts |= shard_counts
     lines = ["split_parts:"]
     for name, shards in parts.items():
@@ -206,9 +206,9 @@ def _hfutils_difference(data: bytes, shard: IndexedShard) -> str:
 
 def _timm_files(splits: Sequence[DatasetFile]) -> dict[str, bytes]:
     entries = {}
-    check_timm_splits([split.made.split for split in splits])
+    check_timm_splits([split.run.split for split in splits])
     for split in sorted(splits, key=split_order):
-        name, counts = split.made.split or DEFAULT_SPLIT, [shard.samples for shard in split.shards]
+        name, counts = split.run.split or DEFAULT_SPLIT, [shard.samples for shard in split.shards]
         names = [shard.name for shard in split.shards]
         entries[name] = {"name": name, "num_samples": sum(counts), "filenames": names, "shard_lengths": counts}
     return {TIMM_FILE: json.dumps({"splits": entries}, indent=2).encode() + b"\n"}

@@ -128,7 +128,7 @@ STANDARD_SPLITS = ("train", "val", "test")  # `energon lint` requires all three 
 
 def split_order(split: DatasetFile) -> tuple[int, str]:
     """Return a sort key for the order train, val, test, then other splits by name."""
-    name = split.made.split
+    name = split.run.split
     return (STANDARD_SPLITS.index(name) if name in STANDARD_SPLITS else len(STANDARD_SPLITS), name)
 
 

@@ -63,7 +63,7 @@ def prepare_append(listed: Listed) -> Listed:
         destination, append, record = output.destination, output.destination.append, listed.record(output)
         if append is None:
             continue
-        if append.old.format == "tar" and (old_dots := append.old.made.dots) != record.dots:
+        if append.old.format == "tar" and (old_dots := append.old.run.dots) != record.dots:
             new_dots = f"keys that end at the {record.dots} dot of member names"
             expected = f"at the {old_dots} dot, as in the dataset"
             remedy = f"Use {option_text('dots', old_dots)}, or `shardtool reshard` to combine both datasets."
@@ -102,7 +102,7 @@ def _drop_label_columns(listed: Listed) -> Listed:
 def _find_same_append(destination: Destination, old: DatasetFile, record: RunRecord) -> int | None:
     if destination.if_exists != "append-resume" or not old.appends:
         return None
-    return old.appends[-1] if old.made.appended[-1] == record.as_append_to(old.made) else None
+    return old.appends[-1] if old.run.appended[-1] == record.as_append_to(old.run) else None
 
 
 def _has_same_samples(keys: PackedStrings, destination: Destination, old: DatasetFile, first: int) -> bool:

@@ -48,7 +48,7 @@ def count_earlier_shards(destination: Destination) -> int | None:
     if not destination.resumes or destination.appends:
         return None
     if (file := _read_dataset_file(destination)) is not None:
-        by_hash = file.made.options.get("place") == "hash"
+        by_hash = file.run.options.get("place") == "hash"
         return (file.appends[0] if file.appends else len(file.shards)) if by_hash else None
     facts = read_shard_facts(destination.folder.full_path(destination.pattern.shard(0)))
     return None if facts is None else facts.shards
@@ -145,7 +145,7 @@ def find_refusal(planned: Planned, changes: ResumeChanges, max_removed: Fraction
     for output in planned.outputs:
         if (file := _read_dataset_file(output.destination)) is None:
             continue
-        if differences := _describe_differences(file.made, planned.listed.record(output)):
+        if differences := _describe_differences(file.run, planned.listed.record(output)):
             return refused(output, differences, "the options of the first run")
         if renumbered := _describe_renumbering(file.classes, planned.listed.entries.values.classes):
             numbers = option_text("classes_from", output.destination.dataset_file)
@@ -167,7 +167,7 @@ def check_same_options(listed: Listed) -> None:
     for output in listed.outputs:
         if (old := output.destination.old) is None:
             continue
-        if differences := _describe_differences(old.made, listed.record(output), compare_shards=False):
+        if differences := _describe_differences(old.run, listed.record(output), compare_shards=False):
             expected = "the options of the first run"
             append = f"{flag_text('append')} {option_text('on_duplicate', 'first')}"
             remedy = f"Nothing was changed. To add samples with other options, use {append}."
@@ -181,7 +181,7 @@ def find_lost_splits(outputs: Sequence[Output]) -> list[str]:
     if file is None:
         return []
     split_names = {output.split for output in outputs}
-    records = [dataset.made for dataset in splits_in(destination.folder.path, file.made).values()]
+    records = [dataset.run for dataset in splits_in(destination.folder.path, file.run).values()]
     return [record.split for record in records if record.split not in split_names]
 
 

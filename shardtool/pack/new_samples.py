@@ -81,7 +81,7 @@ def find_new_samples(listed: Listed) -> NDArray[np.bool_]:
 def _list_known_skipped(listed: Listed, output: Output) -> list[Skipped]:
     if (old_dataset := output.destination.old) is None:
         return []
-    new_record, old_records = listed.record(output), (old_dataset.made, *old_dataset.made.appended)
+    new_record, old_records = listed.record(output), (old_dataset.run, *old_dataset.run.appended)
     same_query = listed.run.updates or any(
         (record.source, record.selecting_options) == (new_record.source, new_record.selecting_options)
         for record in old_records

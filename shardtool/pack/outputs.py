@@ -82,7 +82,7 @@ def find_outputs(run: Run, splits: Sequence[str] | None = None) -> FoundOutputs:
 
 def find_existing_splits(run: Run) -> list[str]:
     """Return the splits that earlier runs wrote with this pattern."""
-    return [file.made.split for file in _read_existing_datasets(run, ())]
+    return [file.run.split for file in _read_existing_datasets(run, ())]
 
 
 def keep_class_numbers(run: Run, outputs: Sequence[Output]) -> CreateOptions | ReshardOptions:
@@ -109,7 +109,7 @@ def _read_existing_datasets(run: Run, outputs: Sequence[Output]) -> list[Dataset
             if not outputs and parse_shard_names(data) is None:
                 continue
             file = parse_dataset(data, path)
-            expected_name = parse_output_pattern(run.names, file.made.split).dataset_file if file.made.split else ""
+            expected_name = parse_output_pattern(run.names, file.run.split).dataset_file if file.run.split else ""
             if outputs or os.path.basename(path) == expected_name:
                 datasets.append(file)
     return datasets

@@ -129,7 +129,7 @@ def finish_part(run_plan: Planned, output: PackedOutput, part: RunPart) -> Datas
         skipped=tuple(skipped),
     )
     old_dataset = read_valid_dataset(destination.dataset_file)
-    is_contained = old_dataset is not None and old_dataset.made == run_record and contains_part(old_dataset, record)
+    is_contained = old_dataset is not None and old_dataset.run == run_record and contains_part(old_dataset, record)
     name = parts.part_record_name(destination.pattern, part)
     staged = destination.folder.stage_bytes(name, record.encode())
     if not is_contained:

@@ -253,7 +253,7 @@ class Exporter:
         self, export: ExportFormat, dataset: DatasetFile, target: OutputFolder
     ) -> list[DatasetFile]:
         covered = [dataset]
-        for split_dataset in splits_in(self.folder.path, dataset.made).values():
+        for split_dataset in splits_in(self.folder.path, dataset.run).values():
             shards = split_dataset.shards if export.suffix else ()
             names = {exports.index_name(shard.name, export) for shard in shards}
             if len(target.find_entries(names)) == len(names):
@@ -264,7 +264,7 @@ class Exporter:
         datasets = self._list_covered_datasets(export, dataset, self.folder)
         folder_names = {*map(to_output_name, self.folder.names())}
         for covered in datasets:
-            if (split := covered.made.split) and (name := huggingface.huggingface_split(split)) != split:
+            if (split := covered.run.split) and (name := huggingface.huggingface_split(split)) != split:
                 used = f"{huggingface.README_FILE} uses {name}"
                 self._note(f"Hugging Face datasets does not accept split {split!r}: {used}")
         if huggingface.README_FILE in folder_names:

@@ -83,7 +83,7 @@ class _Indexer:
                 overwrite = options.overwrite
                 index_checks.check_listed_shards(self.old, stored, path, self.shards_folder, overwrite=overwrite)
         self.is_own_file = data is not None and self.old is not None
-        self.dots = options.dots or (recorded_dots(stored) if self.old is None else self.old.made.dots)
+        self.dots = options.dots or (recorded_dots(stored) if self.old is None else self.old.run.dots)
         self.notes, self.kept = Notes(observer), set[int]()
         self.unrecognised: list[tuple[int, str]] = []
         self.differing: list[str] = []

@@ -100,7 +100,7 @@ class _WriterMerge:
         self.parts = parts.find_writer_parts(pattern, folder.names())
         self._old = self._find_old()
         self._listed = {shard.name for shard in self._old.shards} if self._old else set()
-        old_tags = [] if self._old is None else self._old.made.document[_MERGED_KEY]
+        old_tags = [] if self._old is None else self._old.run.document[_MERGED_KEY]
         self._old_tags = [str(tag) for tag in old_tags] if isinstance(old_tags, list) else []
 
     def run(self) -> tuple[int, DatasetFile]:
@@ -130,7 +130,7 @@ class _WriterMerge:
 
     def _find_old(self) -> DatasetFile | None:
         old = listed_files.read_existing_dataset(self._folder, self._pattern.dataset_file)
-        if old is not None and _MERGED_KEY not in old.made.document:
+        if old is not None and _MERGED_KEY not in old.run.document:
             where = self._folder.full_path(self._pattern.dataset_file)
             found = "a dataset file that is not the result of a merge"
             remedy = "Move that dataset to another folder, or use another pattern for the writers."
@@ -169,13 +169,13 @@ class _WriterMerge:
 
     def _join(self, datasets: Sequence[DatasetFile], skipped: Sequence[Skipped], tags: list[str]) -> DatasetFile:
         dataset = join_parts(datasets, skipped, self._pattern)
-        part_options = [dataset.made.options for dataset in datasets]
+        part_options = [dataset.run.options for dataset in datasets]
         options = {
             name: value
             for name, value in part_options[0].items()
             if all(options.get(name) == value for options in part_options)
         }
-        if self._pattern.format == "tar" and any(dataset.made.dots == "last" for dataset in datasets):
+        if self._pattern.format == "tar" and any(dataset.run.dots == "last" for dataset in datasets):
             options["dots"] = "last"
             if dotted := [name for name in dataset.fields if "." in name]:
                 found = f"keys with dots in their last part, and fields with dots: {format_list(dotted)}"
@@ -183,7 +183,7 @@ class _WriterMerge:
                 raise InvalidRequest(self._pattern.text, found, expected=expected)
         pattern = abbreviate_names([shard.name for shard in dataset.shards])
         record = make_writer_record({"options": options, _MERGED_KEY: tags})
-        return replace(dataset, name=to_output_name(self._pattern.base), pattern=pattern, made=record)
+        return replace(dataset, name=to_output_name(self._pattern.base), pattern=pattern, run=record)
 
     def _read_old_skipped(self, name: str) -> list[Skipped]:
         data = listed_files.read_output_file(self._folder, name) if self._folder.find_entries([name]) else b""
@@ -195,7 +195,7 @@ def contains_part(dataset: DatasetFile, record: PartRecord) -> bool:
     if not isinstance(record.part, RunPart):
         return False
     own_range, part_shards = record.part.shards(record.planned), () if record.dataset is None else record.dataset.shards
-    if record.dataset is not None and record.dataset.made != dataset.made:
+    if record.dataset is not None and record.dataset.run != dataset.run:
         return False
     return len(dataset.shards) == record.planned and dataset.shards[own_range.start : own_range.stop] == part_shards
 
@@ -225,7 +225,7 @@ def merge_run_parts(folder: OutputFolder, pattern: ShardPattern) -> tuple[int, D
     skipped = sort_rows(row for record in records for row in record.skipped)
     dataset = join_parts(files, skipped, pattern)
     if records[0].content and not skipped:
-        check_fingerprint(dataset.made.source, dataset.fingerprint, records[0].content)
+        check_fingerprint(dataset.run.source, dataset.fingerprint, records[0].content)
     if not any(shard.samples for shard in dataset.shards):
         problem = f"no part packed a sample: {count_reasons(skipped)}"
         raise SampleFailed(pattern.text, problem, remedy="No dataset file was written.")
@@ -267,7 +267,7 @@ _PartPlan = tuple["RunPart | str", str, "RunRecord | None"]
 
 def get_part_plan(record: PartRecord) -> _PartPlan:
     """Return the values of a part that `describe_other_plan` compares."""
-    return record.part, record.plan, None if record.dataset is None else record.dataset.made
+    return record.part, record.plan, None if record.dataset is None else record.dataset.run
 
 
 def describe_other_plan(parts: Sequence[_PartPlan]) -> tuple[str, str]:
@@ -305,7 +305,7 @@ def _check_one_plan(records: Sequence[PartRecord], pattern: ShardPattern) -> Non
     if found:
         remedy = f"Run these again with {flag_text('resume')}, on the same source with the same options."
         raise InvalidRequest(pattern.text, found, expected=expected, remedy=remedy)
-    run_records = [record.dataset.made for record in records if record.dataset is not None]
+    run_records = [record.dataset.run for record in records if record.dataset is not None]
     has_one_size = len({(record.planned, record.content) for record in records}) == 1
     if not has_one_size or any(run_record != run_records[0] for run_record in run_records):
         raise CorruptShard(pattern.text, "part records that contradict each other")

@@ -139,7 +139,7 @@ def join_datasets(old: DatasetFile, new: DatasetFile) -> DatasetFile:
         classes=merge_classes(old.classes, new.classes),
         features=features,
         types=merge_value_types([(file.types, file.fields) for file in (old, new)]),
-        made=old.made.with_append(new.made),
+        run=old.run.with_append(new.run),
         appends=(*old.appends, len(old.shards)),
         fingerprint=format_fingerprint(sum_fingerprints((old.fingerprint, new.fingerprint))),
     )
@@ -172,7 +172,7 @@ def join_parts(files: Sequence[DatasetFile], skipped: Sequence[Skipped], pattern
     return replace(
         dataset,
         pattern=to_output_name(pattern.text),
-        made=files[0].made,
+        run=files[0].run,
         appends=(),
         skipped=len(skipped),
         skipped_crc=crc32c(rows) if rows else None,

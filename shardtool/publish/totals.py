@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def build_dataset_file(
-    totals: DatasetTotals, pattern: ShardPattern, skipped: Sequence[Skipped], made: RunRecord, shard_format: str = ""
+    totals: DatasetTotals, pattern: ShardPattern, skipped: Sequence[Skipped], run: RunRecord, shard_format: str = ""
 ) -> DatasetFile:
     """Return the dataset file of packed shards."""
     shard_format = shard_format or pattern.format
@@ -42,7 +42,7 @@ def build_dataset_file(
         schema=totals.schema,
         classes=values.classes,
         features={} if is_tar else tf_features(totals.fields, kinds, totals.samples, values.lists),
-        made=made,
+        run=run,
         fingerprint=format_fingerprint(totals.digest),
         skipped_crc=crc32c(encode_skipped(skipped)) if skipped else None,
         types={name: values.types[name] for name in fields if name in values.types},

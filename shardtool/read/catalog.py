@@ -226,7 +226,7 @@ def _catalog_of(opened: StoredDataset) -> Catalog:
         order_hash=hash_texts(file.fingerprint if file else "", str(counts), *fingerprint_parts),
         shared=shared,
         crcs=np.array([-1 if crc is None else crc for _, _, crc in entries], np.int64),
-        split=(file.made.split if file else "") or _display_name(opened),
+        split=(file.run.split if file else "") or _display_name(opened),
         **attributes,
     )
 

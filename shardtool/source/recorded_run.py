@@ -159,7 +159,7 @@ def recorded_run(
 
     If the user does not name the table of `--join`, search for it in `folders`.
     """
-    name = file.made.options.get("join", "") if file else ""
+    name = file.run.options.get("join", "") if file else ""
     if user_options.join is not None:
         if name == "":
             found = "the dataset was created without a table"
@@ -200,7 +200,7 @@ def find_table(name: object, folders: Iterable[str]) -> str:
 def _build_run(
     file: DatasetFile | None, user_options: VerifyOptions | DiffOptions, table: object = None
 ) -> RecordedRun:
-    verb, recorded = (file.made.verb, {**file.made.options}) if file else ("", {})
+    verb, recorded = (file.run.verb, {**file.run.options}) if file else ("", {})
     function, added = recorded.pop("map", ""), recorded.pop("add", None)
     key_list = printable(str(recorded.pop("keys_from", "")))[:80]
     if type(function) is not str:
@@ -281,7 +281,7 @@ def _valid_options(recorded: dict[str, Any], options_class: type[Any]) -> dict[s
 
 def has_appended_sources(file: DatasetFile) -> bool:
     """Return whether samples of another source were appended."""
-    return bool(file.appends) and not all(run.is_update_of(file.made) for run in file.made.appended)
+    return bool(file.appends) and not all(run.is_update_of(file.run) for run in file.run.appended)
 
 
 class RecordedSource:

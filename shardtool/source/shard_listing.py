@@ -70,7 +70,7 @@ def open_datasets(
             _check_one_dataset(dataset)
         record_types: Mapping[str, NumberType] | None = None
         # `index` also runs on shards of other tools, in which only a scan can find lists.
-        is_ours = file is not None and file.made.verb != "index"
+        is_ours = file is not None and file.run.verb != "index"
         if file is not None and is_ours and not any(feature.is_list for feature in file.features.values()):
             record_types = number_features(file.features)
         for stored, file_stat in zip(dataset.shards, map_paths(source_shard.stat_shard, dataset.paths), strict=True):
@@ -226,7 +226,7 @@ def merge_fingerprints(datasets: Sequence[StoredDataset]) -> int | None:
     files = [dataset.file for dataset in datasets if dataset.file is not None and not dataset.file.part_of]
     for file in files:
         kinds = {*number_features(file.features).values()}
-        may_map = any("map" in run.options for run in (file.made, *file.made.appended))
+        may_map = any("map" in run.options for run in (file.run, *file.run.appended))
         # The fingerprint may cover the original text of a number, which the stored number does not determine.
         if "float" in kinds or (kinds and may_map):
             return None

@@ -88,7 +88,7 @@ def find_tfrecords(dataset: DatasetLike, fields: Collection[str] | None) -> TFRe
 def _tfrecords_of(dataset: StoredDataset) -> TFRecordShards:
     if (file := dataset.file) is not None:
         features = dict(file.features)
-        if file.made.document.get("verb") == "index":
+        if file.run.document.get("verb") == "index":
             features["__key__"] = _OPTIONAL_KEY
         samples, size = (sum(getattr(shard, name) for shard in file.shards) for name in ("samples", "size"))
         return TFRecordShards(dataset.paths, samples, size, features, file.classes)

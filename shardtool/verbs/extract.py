@@ -170,7 +170,7 @@ def _check_not_a_key(path: str, entries: SampleTable) -> None:
 
 def _labels_from_folders(dataset: StoredDataset) -> bool:
     file = dataset.file
-    return file is not None and bool(file.made.options.get("label_from_folder")) and _LABEL_FIELD in file.fields
+    return file is not None and bool(file.run.options.get("label_from_folder")) and _LABEL_FIELD in file.fields
 
 
 def _file_paths(entries: SampleTable, *, by_key: bool) -> PackedStrings:
@@ -226,7 +226,7 @@ def check_file_names(names: PackedStrings, *, folded: bool = False) -> None:
 def _create_options(
     datasets: Sequence[StoredDataset], entries: SampleTable, metadata: str, options: ExtractOptions
 ) -> dict[str, Any]:
-    recorded = [dataset.file.made.options if dataset.file is not None else {} for dataset in datasets]
+    recorded = [dataset.file.run.options if dataset.file is not None else {} for dataset in datasets]
     common = [
         name
         for name in _NAMING_OPTIONS

@@ -320,7 +320,7 @@ class _Removal:
         total = sum(entry.samples for entry in shards)
         kinds = {name: entry.kind for name, entry in file.features.items()}
         lists = [name for name, entry in file.features.items() if entry.is_list]
-        removed = file.made.removed + len(self.keys)
+        removed = file.run.removed + len(self.keys)
         return replace(
             file,
             shards=shards,
@@ -331,7 +331,7 @@ class _Removal:
             features=tf_features(counts, kinds, total, lists) if file.features else {},
             types={name: kind for name, kind in file.types.items() if name in counts},
             fingerprint=self._new_fingerprint(removed_samples),
-            made=RunRecord({**file.made.document, "removed": removed}),
+            run=RunRecord({**file.run.document, "removed": removed}),
         )
 
     def _skipped_list(self) -> bytes:

@@ -141,8 +141,8 @@ def test_splits_that_are_not_recorded(packed: Path, tmp_path: Path) -> None:
     create(packed / "source", f"{folder}/other-{{0..}}.tar", workers=0)
     for path in (folder / "train.json", folder / "val.json"):
         file = parse_dataset(path.read_bytes(), path.name)
-        made = {name: value for name, value in file.made.document.items() if name != "splits"}
-        path.write_bytes(replace(file, made=RunRecord(made)).encode())
+        made = {name: value for name, value in file.run.document.items() if name != "splits"}
+        path.write_bytes(replace(file, run=RunRecord(made)).encode())
     assert _expanded_names(f"{folder}/{{split}}.json", folder) == ["train.json", "val.json"]
 
 
@@ -155,5 +155,5 @@ def test_an_update_may_add_splits(tmp_path: Path) -> None:
     write_tree(source, {"test/1.txt": b"1", "train/2.txt": b"1"})
     create(source, f"{tmp_path}/{{split}}-{{0..}}.tar", update=True, **options)
     assert _expanded_names(f"{tmp_path}/{{split}}.json", tmp_path) == ["test.json", "train.json", "val.json"]
-    recorded = [parse_dataset((tmp_path / f"{split}.json").read_bytes(), "").made.splits for split in ("train", "test")]
+    recorded = [parse_dataset((tmp_path / f"{split}.json").read_bytes(), "").run.splits for split in ("train", "test")]
     assert recorded == [("test", "train", "val")] * 2

@@ -151,7 +151,7 @@ def test_an_append_equals_a_dataset_of_both_sources(
         assert getattr(dataset_file, name) == getattr(expected, name), name
     assert dataset_file.field_bytes == expected.field_bytes
     assert contents(sound(dataset)) == contents(sound(whole))
-    assert [record.source for record in dataset_file.made.appended] == [new.name]
+    assert [record.source for record in dataset_file.run.appended] == [new.name]
     assert dataset_file.appends == (3,)
 
 
@@ -797,11 +797,11 @@ def test_each_split_is_appended_to_its_dataset(old: Path, new: Path, tmp_path: P
         create(source, output, asked)
     for split in ("train", "val"):
         files[split] = _read(tmp_path / "out" / f"out-{split}.json")
-        assert files[split].made.split == split
+        assert files[split].run.split == split
         assert verify(tmp_path / "out" / f"out-{split}.json").sound
-    made = [{name: value for name, value in file.made.document.items() if name != "split"} for file in files.values()]
+    made = [{name: value for name, value in file.run.document.items() if name != "split"} for file in files.values()]
     assert made[0] == made[1]
-    assert sum(len(file.made.appended) for file in files.values()) == 2
+    assert sum(len(file.run.appended) for file in files.values()) == 2
 
 
 def _find_appends(patterns: list[str], keys: list[bytes], made: RunRecord) -> list[Destination]:
@@ -831,7 +831,7 @@ def test_an_append_interrupted_between_splits_is_resumed(new: Path, tmp_path: Pa
     for number, pattern in enumerate(patterns):
         _create(write_tree(tmp_path / f"{number}", {f"{number}.txt": b"x"}), pattern)
     append(new, patterns[0])
-    record = _read(tmp_path / "train" / "out.json").made.appended[-1]
+    record = _read(tmp_path / "train" / "out.json").run.appended[-1]
     added = members(*shards(tmp_path / "train")[1:])
     done = [*dict.fromkeys(name.partition(".")[0].encode() for name, _ in added)]
     appends = [destination.append for destination in _find_appends(patterns, [*done, b"other"], record)]

@@ -386,9 +386,9 @@ def test_a_record_must_match_the_other_parts(place: Path, forged: str) -> None:
     document = json.loads(record.read_bytes().partition(b"\n")[2])
     old = read_part_record(open_folder(str(place / "out")), _pattern(place), RunPart(2, 3)).dataset
     assert old is not None
-    made = RunRecord({**old.made.document, "source": "elsewhere"}) if forged == "source" else old.made
+    made = RunRecord({**old.run.document, "source": "elsewhere"}) if forged == "source" else old.run
     fingerprint = "b2:" + 64 * "0" if forged == "fingerprint" else old.fingerprint
-    document["dataset"] = replace(old, made=made, fingerprint=fingerprint).encode().decode()
+    document["dataset"] = replace(old, run=made, fingerprint=fingerprint).encode().decode()
     body = json.dumps(document).encode()
     record.write_bytes(b"shardtool part 1 crc32c:%08x\n%b" % (crc32c(body), body))
     with pytest.raises(CorruptShard, match="contradict each other" if forged == "source" else "as in the sidecars"):

@@ -104,7 +104,7 @@ def test_a_dataframe_writes_the_same_shards_as_a_csv(tmp_path: Path) -> None:
     assert ran.code == 0, ran.err
     tree_one, tree_two = read_tree(tmp_path / "one"), read_tree(tmp_path / "two")
     assert tree_one["x-0.tar"] == tree_two["x-0.tar"]
-    made = [parse_dataset(tree["x.json"], "x.json").made.options for tree in (tree_one, tree_two)]
+    made = [parse_dataset(tree["x.json"], "x.json").run.options for tree in (tree_one, tree_two)]
     assert made[0] == made[1] == {"field": ["cls=bi"], "classes": ["cls"], "map": "tests.mapped:doubled"}
 
 

@@ -121,7 +121,7 @@ def dataset_and_source(
     """List the samples of datasets that one run created, and the current samples of its source."""
     files = [dataset.file for dataset in datasets if dataset.file is not None]
     for dataset in datasets[1:]:
-        if dataset.file is None or not dataset.file.made.is_sibling_split_of(files[0].made):
+        if dataset.file is None or not dataset.file.run.is_sibling_split_of(files[0].run):
             expected = "all splits of one run, or one dataset"
             raise InvalidRequest(dataset.where, "created by a different run than the other datasets", expected=expected)
     folders = table_folders(given, [dataset.folder for dataset in datasets])
@@ -131,7 +131,7 @@ def dataset_and_source(
         raise InvalidRequest(datasets[0].where, found, expected="unchanged samples of the source")
     patterns = [(recorded_range(dataset.file) if dataset.file else None, dataset.folder) for dataset in datasets]
     outputs = [replace(pattern, folder=folder) for pattern, folder in patterns if pattern is not None]
-    source = format_list(files[0].made.source.split(", ")) if files else ""
+    source = format_list(files[0].run.source.split(", ")) if files else ""
     made = f"{datasets[0].where} was created by {run.verb} {source}. " if files else ""
     advice = f"{made}Pass the source of A, or another dataset, as B."
     source_errors = partial(verify_options_in_errors, given, options.join, advice)

@@ -141,7 +141,7 @@ def _find_gaps(subject: VerifiedDataset) -> Iterator[Finding]:
         yield Finding("shard-missing", to_output_name(name), "missing, although the pattern includes it")
     if subject.file is not None:
         # `index` lists only shards that it finds, so a missing number may be a lost shard. Other verbs list all shards.
-        is_complete = not subject.has_all_shards or subject.file.made.verb != "index"
+        is_complete = not subject.has_all_shards or subject.file.run.verb != "index"
         names = [] if is_complete else [shard.name for shard in subject.file.shards]
     elif subject.dataset.missing or not isinstance(subject.dataset.argument, (str, os.PathLike)):
         return

@@ -51,26 +51,26 @@ DATASET_CODES = frozenset({"dataset-incomplete", "numbering-gap", "sidecar-extra
 
 
 def _why_not_repeatable(file: DatasetFile) -> str:
-    verb, which = file.made.verb, ""
+    verb, which = file.run.verb, ""
     if file.appends:
         overwrite, append = flag_text("overwrite"), flag_text("append")
         return (
             "samples were appended to the dataset, so no single command recreates its shards. Restore the files "
             f"from a copy, or recreate the dataset: the first command with {overwrite}, then each {append}"
         )
-    if file.made.removed:
+    if file.run.removed:
         resume = f"rerun the original command with {flag_text('resume')}, which writes other shards"
         return f"samples were removed from the dataset. Restore the files from a copy, or {resume}"
     if verb == "index":
         return "another tool wrote the shards: restore them from a copy"
     if verb != "create":
         which = f"created by {printable(verb)[:80]}"
-    elif file.made.split:
+    elif file.run.split:
         which = "of a split"
-    elif file.made.options.get("url"):
+    elif file.run.options.get("url"):
         which = "with files from URLs, which may have changed"
-    elif name := next((name for name in ("join", "keys_from") if file.made.options.get(name)), ""):
-        which = f"created with {option_text(name)} {printable(str(file.made.options[name]))[:80]}"
+    elif name := next((name for name in ("join", "keys_from") if file.run.options.get(name)), ""):
+        which = f"created with {option_text(name)} {printable(str(file.run.options[name]))[:80]}"
     again = f"rerun the original command with {flag_text('resume')}"
     return which and f"shards {which}: {again}"
 

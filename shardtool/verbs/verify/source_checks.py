@@ -131,7 +131,7 @@ class SourceComparison:
 
     @property
     def _source_advice(self) -> str:
-        run = self.subject.file.made if self.subject.file else None
+        run = self.subject.file.run if self.subject.file else None
         details = run and run.source and f". The dataset file records: {run.verb} {format_list(run.source.split(', '))}"
         return f"Pass the source of the dataset to {option_text('source')}{details or ''}"
 

@@ -71,7 +71,7 @@ def _find_splits(opened: Sequence[StoredDataset | CorruptShard]) -> dict[tuple[i
         if isinstance(first, CorruptShard) or isinstance(second, CorruptShard):
             continue
         ours, theirs = first.file, second.file
-        recorded = ours is not None and theirs is not None and ours.made.is_sibling_split_of(theirs.made)
+        recorded = ours is not None and theirs is not None and ours.run.is_sibling_split_of(theirs.run)
         names = [dataset.dataset_file or dataset.paths[0] for dataset in (first, second)]
         if recorded or (names[0] != names[1] and _name_without_split(names[0]) == _name_without_split(names[1])):
             pairs[index, other_index] = recorded
