@@ -27,7 +27,7 @@ def create(source: object, output: OutputNames, options: CreateOptions, observer
         source: A folder, a list of folders, a zip or tar archive, or a manifest (a table with one row per sample or
             file). In folders and archives, files with the same key form one sample. Pass a manifest as a path, `-`
             (standard input), or a table in memory (pandas, pyarrow, or any object with the Arrow C stream interface).
-        output: A shard pattern such as `out-{000000..}.tar`, or a list of shard names, with `{split}` for splits.
+        output: A shard pattern such as `out-{000000..}.tar`, or a list of shard names. `{split}` is the split name.
 
     Raises:
         InvalidRequest: The request is invalid. Nothing was written.

@@ -40,7 +40,7 @@ def export(
     Raises:
         InvalidRequest: The request is invalid.
         CorruptShard: The dataset file, a sidecar or a shard is damaged.
-        OutputExists: Other files have these names, or another run is writing. Nothing was changed.
+        OutputExists: An existing index file has other content, or another run is writing. Nothing was changed.
         OutputFailed: The index files cannot be written.
         WorkerDied: A worker process was killed.
     """

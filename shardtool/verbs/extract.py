@@ -241,7 +241,7 @@ def _create_options(
     # Pass the class names. Otherwise, if a class has no extracted samples, `create` would assign other class numbers.
     if "label_from_folder" in create_options:
         create_options["classes_from"] = datasets[0].dataset_file
-    # With `portable`, the table's keys would match no sample, because `create` joins tables before it renames keys.
+    # With `portable`, omit the table: `create` joins tables before it renames keys, so the table would match no key.
     if metadata and "portable" not in create_options:
         create_options |= {"join": metadata, "on": "key"}
     return {**create_options, "exclude": [MANIFEST, METADATA]} if "hidden" in create_options else create_options
@@ -363,7 +363,7 @@ def _check_space(folder: Folder, entries: SampleTable, names: PackedStrings) -> 
     try:
         check_space(folder, size, "extracted")
     except OutputFailed:
-        # Subtract the files that already exist. This is slow, because it reads the size of each file.
+        # Subtract the existing files. This is slow, because it reads the size of each file.
         sizes, top = entries.rows.size.tolist(), os.fsencode(folder.path)
         for start, chunk in names.chunks():
             for index, name in enumerate(chunk, start):

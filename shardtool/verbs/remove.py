@@ -163,7 +163,7 @@ def _choose_samples(removals: list[_Removal], options: RemoveOptions, *, finishe
             keys.append(piece.shard_index.keys_with_nul())
             rows.append(piece.rows)
     except InvalidRequest:
-        if finished:  # the interrupted run that was finished above removed the samples
+        if finished:  # `finish_replacements` has already removed the samples
             return []
         raise
     if options.key_list is not None:

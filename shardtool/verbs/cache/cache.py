@@ -74,8 +74,8 @@ class CacheWriterOptions(NamedTuple):
 class CacheWriter(SampleWriter):
     """Writes samples into a cache. Create a writer with `Cache.writer`, and use it in a `with` block, in one thread.
 
-    A shard becomes visible when it is full or the block ends. If all other shards are in use, the writer waits for
-    space. An exception or a killed process leaves no partial shard. Keys must be unique within a shard.
+    A shard becomes visible when it is full or the block ends. If the cache is full and too many shards are in use, the
+    writer waits. An exception or a killed process leaves no partial shard. Keys must be unique within a shard.
     """
 
     def __init__(
@@ -183,9 +183,9 @@ class Cache:
         max_bytes: Maximum total size, in bytes or such as `50GB`. Each process applies its own limit when it adds a
             shard.
         policy: Which shards to evict first: the least recently used (`least-used`), or those added first (`oldest`).
-            `keep` evicts none, and reads shards that do not fit from the original location. Use `keep` for whole epochs
-            of a dataset that is larger than the cache.
-        observer: Receives notes. By default, notes are warnings.
+            With `keep`, no shard is evicted. Shards that do not fit are read from the original location. Use `keep` for
+            whole epochs of a dataset that is larger than the cache.
+        observer: Receives notes about the cache. By default, they are Python warnings.
 
     Raises:
         InvalidRequest: `folder` is a URL, a file, a cache of another version, or on a file system without locks.
@@ -314,16 +314,15 @@ class Cache:
     ) -> CacheWriter:  # fmt: skip
         """Return a writer that adds shards of new samples to this cache.
 
-        In a forked process, this closes the leases inherited from the parent. Otherwise, the writer could wait for them
-        forever.
+        In a forked process, close the leases inherited from the parent, because the writer could wait for them forever.
 
         Args:
-            part: A number or name in the shard names, unique for each writer.
+            part: A number or name that identifies this writer in shard names.
             max_size: Maximum bytes per shard. None means a fiftieth of the cache, at most 256 MB.
             max_count: Maximum samples per shard.
 
         Raises:
-            InvalidRequest: The cache can never hold such a shard.
+            InvalidRequest: An argument is invalid, `max_size` exceeds the cache, or the policy is `keep`.
             OutputFailed: The folder cannot be written.
         """
         if self._pid != os.getpid():

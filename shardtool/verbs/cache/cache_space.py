@@ -41,7 +41,7 @@ class Backoff:
         self.restart()
 
     def restart(self) -> None:
-        """Restart the total waiting time."""
+        """Start the total time again."""
         self._end_s = time.monotonic() + self._max_wait_s
 
     def wait(self) -> bool:
@@ -93,7 +93,7 @@ class CacheSpace(NamedTuple):
         return True
 
     def prepare(self) -> list[str]:
-        """Create the cache if needed, delete files of exited processes, and return the names of foreign files."""
+        """Create the cache if needed, delete unfinished files of exited processes, and return foreign file names."""
         folder = Folder(self.folder)
         self.is_cache()
         for name in ("", *layout.FOLDERS):
@@ -113,9 +113,9 @@ class CacheSpace(NamedTuple):
             raise
 
     def scan(self, *, ignored_path: str = "") -> layout.CacheContents:
-        """Return the contents of the folder, and delete files of exited processes. The folder's lock must be held.
+        """Return the contents of the folder, and delete unfinished files of exited processes.
 
-        Ignore the caller's reservation at `ignored_path`.
+        The folder's lock must be held. Ignore the caller's reservation at `ignored_path`.
         """
         folder, contents = self.folder, layout.CacheContents()
         cache_names = layout.MARK_NAME, layout.LOCK_NAME, *layout.FOLDERS
@@ -213,7 +213,7 @@ class CacheSpace(NamedTuple):
         """Return the shards in the policy's order of eviction."""
         if self.policy == "oldest":
             return sorted(shards, key=lambda shard: (shard.added_ns, shard.name))
-        # Evict shards that no process has read yet last.
+        # Evict unread shards last.
         return sorted(shards, key=lambda shard: (shard.never_used, shard.used_ns, shard.added_ns, shard.name))
 
     def lock_exclusively(self, path: str) -> FileLock | None:
@@ -231,7 +231,7 @@ class CacheSpace(NamedTuple):
         return False
 
     def remove(self, shard: layout.CachedFile) -> None:
-        """Delete a shard before its sidecar, because `scan` does not count a sidecar alone as a shard."""
+        """Delete a shard and then its sidecar, so no shard ever lacks its sidecar."""
         Folder(os.path.join(self.folder, shard.folder)).discard(*filter(None, (shard.name, shard.sidecar)))
 
 

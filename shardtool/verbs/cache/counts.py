@@ -73,7 +73,7 @@ class CountsFile:
 
 
 def read_counts(folder: Folder, name: str) -> CacheCounts:
-    """Return the statistics in a file, or zeros if it is invalid."""
+    """Return the statistics in a file, or zeros if the file is missing or invalid."""
     try:
         document = json.loads(read_small(folder.full_path(name), _MAX_COUNTS_BYTES, flags=READ_PLAIN))
         values = {field.name: document[field.name] for field in fields(CacheCounts)}

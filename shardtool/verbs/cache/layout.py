@@ -77,7 +77,7 @@ def writer_name(name: str) -> str | None:
 
 
 def copy_name(name: str) -> str | None:
-    """For a copy, its reservation or its partial file, return the name of the copy. For other files, return None."""
+    """Return the name of the copy that a file in `copied/` belongs to, or None for a foreign file."""
     stem = name.removeprefix(RESERVATION_PREFIX)
     if stem.startswith(".") and stem.endswith(PART_SUFFIX):
         stem = stem[1 : -len(PART_SUFFIX)]
@@ -167,8 +167,8 @@ def add_reservation(
 ) -> None:
     """Read the reservation of `owner` (a copy or a writer), and add its bytes to `contents`.
 
-    If the process of `owner` has exited, delete the files `unfinished`, including the reservation, instead. If
-    `ignored_path` is the path of the reservation, do nothing.
+    If the owner's process has exited, only delete the `unfinished` files, including the reservation. If `ignored_path`
+    is the path of the reservation, do nothing.
     """
     path = os.path.join(folder, f"{RESERVATION_PREFIX}{owner}")
     if path == ignored_path:

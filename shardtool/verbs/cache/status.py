@@ -81,7 +81,7 @@ class CacheChange(Result):
     """The result of deleting shards from a cache.
 
     Attributes:
-        removed: A dict from the path of each deleted shard to its damage ("" if no damage was found).
+        removed: The damage ("" if none was found) of each deleted shard, by path.
         held: The same for shards that were kept because a process uses them.
         size: Bytes of the deleted shards.
     """

@@ -51,12 +51,12 @@ def copy(dataset: DatasetLike, where: str | os.PathLike[str], options: CopyOptio
     the same names. Identical existing files are not copied again, so the same call continues an interrupted copy.
 
     Args:
-        dataset: Datasets with a dataset file, as for `verify`.
+        dataset: Datasets with a dataset file, in any form that `verify` accepts.
         where: The destination folder, created if missing.
 
     Raises:
         InvalidRequest: The dataset does not exist, or the request is invalid.
-        CorruptShard: A file is missing, or the dataset file records another size or checksum. It was not copied.
+        CorruptShard: A file is missing, or its size or checksum is not as recorded. This file was not copied.
         OutputExists: The destination contains another dataset, or another run is writing there.
         OutputFailed: A file cannot be written.
         StoreFailed: A store or server keeps failing.

@@ -69,7 +69,7 @@ class CopySource(NamedTuple):
     """A dataset to copy.
 
     Attributes:
-        data: The bytes of the dataset file at the start of the run. The file may change later.
+        data: The bytes of the dataset file at the start of the run.
         pairs: The shards and sidecars, not yet compared with the destination.
         skipped: The bytes of the list of skipped samples, or b"".
     """
@@ -181,7 +181,7 @@ class CopyTarget(NamedTuple):
         return {*map(_entry_content, self.old.shards)} <= {*map(_entry_content, self.source.file.shards)}
 
     def removed(self) -> tuple[list[str], list[str]]:
-        """Return the names of other files, and of shards, that only the existing dataset has."""
+        """Return two lists of names that only the existing dataset has: other files, and shards."""
         if self.old is None:
             return [], []
         same_folder, pairs = self.old.shards_folder == self.source.file.shards_folder, self.source.pairs
@@ -198,7 +198,7 @@ def open_target(source: CopySource, where: str) -> CopyTarget:
     """Open the destination `where` of a copy, and find its existing files.
 
     Raises:
-        OutputExists: Something else, such as a folder, has the name of a file of the dataset.
+        OutputExists: A folder or link has a name that the copy needs, or the existing dataset file is invalid.
     """
     folder = open_folder(where)
     shard_folder = open_subfolder(folder, to_local_name(source.file.shards_folder))

@@ -69,8 +69,8 @@ class ByteMeter:
 class ThreadCount:
     """The number of concurrent tasks: the `requested` number, or a number adapted to the throughput.
 
-    The adapted number starts at four, and is doubled, up to 16, as long as each doubling raises the throughput by more
-    than a fifth. A doubling that gains less is undone, and the number then stays constant.
+    The adapted number starts at four and doubles, up to 16, while each doubling raises the throughput by more than a
+    fifth. A doubling that gains less is undone, and the number then stays constant.
     """
 
     def __init__(self, requested: int | None) -> None:

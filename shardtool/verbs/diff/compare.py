@@ -79,10 +79,10 @@ class Exclusions(NamedTuple):
     """Fields and samples that are not compared with the source.
 
     Attributes:
-        fields: Fields that the run may have created from a missing table.
+        fields: Fields that may come from a `--join` table that was not found.
         ignore_added: Whether to ignore samples that only the source has.
         keys: Keys (or hashes of keys) of skipped samples. A skipped sample is ignored if only the source has it.
-        as_numbers: Whether the dataset stores numbers in TFRecord features.
+        as_numbers: Whether to encode numbers as in TFRecord shards before the comparison.
     """
 
     fields: tuple[str, ...] = ()
@@ -155,7 +155,7 @@ def dataset_and_source(
     )
     splits = np.array([dataset.split for dataset in datasets], np.object_)[split]
     theirs = ComparedSide(listed.entries, splits, listed.entries.values.classes, recorded_source.source)
-    if kept is not stored:  # exclude source samples that only appended shards contain
+    if kept is not stored:  # appended shards are not compared, so exclude source samples that only they contain
         source_keys = theirs.entries.keys
         in_stored, in_kept = (find_positions(source_keys, side.entries.keys) >= 0 for side in (stored, kept))
         theirs = theirs.take(np.flatnonzero(in_kept | ~in_stored))

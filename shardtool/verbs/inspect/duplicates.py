@@ -77,7 +77,7 @@ def find_duplicates(
     """Find samples with the same content, even if their keys, splits or datasets differ.
 
     Args:
-        dataset: Datasets, as for `verify`.
+        dataset: Datasets, in any form that `verify` accepts.
         storage_options: As for `open`.
 
     Raises:

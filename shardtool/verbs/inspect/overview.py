@@ -339,9 +339,9 @@ class DatasetOverview:
         return self.label_rank(name) <= 1
 
     def label_rank(self, name: str) -> int:
-        """Return a rank: the lower, the likelier a field or column is a label.
+        """Return how likely a field or column is a label, from 0 (most likely) to 3.
 
-        0: It has class names. 1: It is named like a label. 2: Other columns. 3: Other fields.
+        0: has class names. 1: is named like a label. 2: other columns. 3: other fields.
         """
         return 0 if name in self.classes else 1 if is_label_name(name) else 3 if name in self.fields else 2
 

@@ -29,7 +29,7 @@ def inspect_html(
     """Write an offline web page about one or several datasets.
 
     Args:
-        dataset: Datasets, as for `verify`.
+        dataset: Datasets, in any form that `verify` accepts.
         output: The file name, ending in `.html`.
         seed: Seed for choosing samples.
 
@@ -74,7 +74,7 @@ def inspect_table(
     """Write a table with the key, location and metadata of each sample. Return the number of rows.
 
     Args:
-        dataset: Datasets, as for `verify`.
+        dataset: Datasets, in any form that `verify` accepts.
         output: The file name, ending in `.parquet` or `.csv`. In CSV, nested values are JSON.
         where: Query that selects samples.
 

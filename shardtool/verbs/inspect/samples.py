@@ -80,7 +80,7 @@ def first_samples(
 def find_sample(datasets: Sequence[StoredDataset], key: str) -> StoredSample:
     """Return the first sample with this key.
 
-    If there is none, return the sample with the number `key`, counted from 0 over all datasets.
+    If there is none and `key` is a number, such as `12`, return sample 12, counted from 0 over all datasets.
     """
     if (sample := _find_in_key_ranges(datasets, key)) is not None:
         return sample
@@ -362,7 +362,7 @@ _REPORT_FORMATS = {
 
 
 def check_report_path(dataset: StoredDataset, path: str, *, overwrite: bool, ending: str) -> None:
-    """Raise an error unless a report can be written to `path`."""
+    """Check that a report can be written to `path`."""
     check_target_name(path, f"report{ending}")
     dataset_paths = [dataset.dataset_file, *(name for shard in dataset.shards for name in (shard.path, shard.sidecar))]
     if real_path(path) in {real_path(name) for name in dataset_paths if name}:

@@ -93,7 +93,7 @@ def _names_in_folders(subject: VerifiedDataset, *, needed: bool = False) -> set[
 
 
 def _neighbouring_datasets(subject: VerifiedDataset, names: set[str]) -> dict[str, set[str]]:
-    # For each dataset file in the folder that lists a given shard, return all shards that the dataset file lists.
+    # For each dataset file in the folder that lists a shard of `subject`, return all shards that it lists.
     unlisted, datasets = {case.name for case in subject.cases}, dict[str, set[str]]()
     if names.isdisjoint(case.sidecar for case in subject.cases):
         return datasets  # without sidecars, a dataset file may describe other shards with the same names

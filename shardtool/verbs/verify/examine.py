@@ -191,7 +191,7 @@ def _image_problem(data: bytes) -> str | None:
             warnings.simplefilter("ignore")
             decode_image(data, exact=True)
     except BadImage as error:
-        # The image exceeds the memory limit.
+        # Without a cause, this error means that the image is too large to check.
         if error.code == "image-too-large" and error.__cause__ is None:
             return None
         return "" if error.code == "image-depth" else error.message  # an unusual depth is valid

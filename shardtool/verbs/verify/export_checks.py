@@ -1,4 +1,4 @@
-"""Compare the index files of other tools, such as DALI, with the shards. The dataset file has no checksums of them."""
+"""Compare the index files of other tools with the shards. The dataset file has no checksums of index files."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`verify --for`: find names and fields that readers of other tools would misread.
 
-tests/clients/test_targets.py runs the readers to confirm each rule. DALI uses the names of tar members only if the
-shards have no index for DALI.
+tests/clients/test_targets.py runs the readers to confirm each rule. DALI uses the names of tar members only if
+shards have no DALI index.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shardtool.verbs.verify.verified_dataset import VerifiedDataset
 
 
-# These problems are not errors, except `missing-field`, which `_find_missing_fields` reports.
+# `_check_names` ignores these rules: `_find_missing_fields` checks missing fields, and the others are not errors.
 _NOTE_ONLY_RULES = ("space-in-key", "meta-field", "text-label", "missing-field")
 _DALI_NAME_RULES = ("dot-in-key", "pax-name")
 _UNCOMPRESSED_ONLY = ("wids", "dali", "energon")

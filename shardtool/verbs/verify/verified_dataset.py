@@ -132,7 +132,7 @@ class VerifiedDataset:
         return 0 < len(self.examined) < sum(case.size is not None for case in self.cases)
 
     def labels(self) -> frozenset[str]:
-        """Return the fields that contain labels, numbers or lists. These fields do not count as content."""
+        """Return the fields that contain labels, numbers or lists. Content comparisons ignore these fields."""
         from shardtool.dataset.duplicates import recorded_labels
 
         return recorded_labels(self.file)

@@ -169,5 +169,5 @@ def _histogram(values: NDArray[np.float64]) -> tuple[list[tuple[str, float]], bo
 
 
 def number_text(value: float) -> str:
-    """Return a number with four significant digits or, if it is whole, with all digits."""
+    """Format a number with four significant digits, or an integer below 1e15 with all digits."""
     return f"{value:,.0f}" if value == round(value) and abs(value) < 1e15 else f"{value:,.4g}"  # noqa: PLR2004

@@ -84,7 +84,7 @@ class UnusualSamples:
             self._extremes[reason] = float(values[row]), number, row, describe(row)
 
     def find(self, shards: Sequence[StoredShard]) -> list[tuple[str, StoredSample]]:
-        """Return (reason, sample) pairs. A size or aspect ratio that all samples share is not a reason."""
+        """Return (reason, sample) pairs. Ignore sizes or aspect ratios if all are equal."""
         locations = []
         for pair in (("smallest", "largest"), ("widest", "tallest")):
             extremes = [(reason, *self._extremes[reason]) for reason in pair if reason in self._extremes]
@@ -173,10 +173,10 @@ def choose_samples(
     default_count: int | None = None,
     collectors: Sequence[Collector] = (),
 ) -> ChosenSamples:
-    """Choose up to `max_samples` samples, spread over the values of a label or, without labels, over shards.
+    """Choose up to `max_samples` samples, evenly from all values of a label or, without labels, all shards.
 
-    If `default_count` is given, choose this number of samples or, if there are more label values, one sample per value.
-    The `collectors` are called with the index of each shard that is read.
+    With `default_count`, choose only this number of samples, but at least one sample per label value. The `collectors`
+    receive the index of each shard that is read.
     """
     overview = DatasetOverview(dataset, InspectOptions(seed=seed), Observer())
     spread: set[str] = set()
@@ -248,7 +248,7 @@ def _candidates(
 
 
 def _first_candidates(pool: list[_Candidate], max_samples: int) -> list[_Candidate]:
-    # Sort by rank within the stratum, then by random number. Adding samples never improves a rank, so drop the others.
+    # Sort by rank within the stratum, then by random number. Later samples never improve a rank, so keep `max_samples`.
     strata = groupby(sorted(pool, key=_CANDIDATE_ORDER), key=itemgetter(0))
     ranked = [(rank, candidate) for _, members in strata for rank, candidate in enumerate(members)]
     ranked.sort(key=lambda ranked_candidate: (ranked_candidate[0], ranked_candidate[1][1], ranked_candidate[1][0]))

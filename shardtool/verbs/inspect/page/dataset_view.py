@@ -192,7 +192,7 @@ class DatasetView(ChosenSamples):
 
     @cached_property
     def first_anchors(self) -> dict[tuple[str, str], str]:
-        """The element id of the first sample with a value, by (label, value)."""
+        """A dict from each (label, value) pair to the element id of the first sample that has it."""
         return {label: sample.anchor for sample in reversed(self.shown) for label in sample.labels.items()}
 
     @property

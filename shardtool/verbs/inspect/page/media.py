@@ -112,7 +112,7 @@ class MediaBudget:
         self._per_sample = (total - self._available) / max(samples, 1)
 
     def start_sample(self) -> None:
-        """Add the share of the next sample."""
+        """Make the next sample's share of the bytes available."""
         self._available += self._per_sample
 
     def take(self, kind: str, length: int) -> int:

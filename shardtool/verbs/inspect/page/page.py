@@ -233,7 +233,7 @@ class LogScale:
         return [step * index for index in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
     def ticks(self, show: Callable[[float], str]) -> list[tuple[float, float, str]]:
-        """Return the pixel of each mark, and the centre and text of its label. A text that would overlap is ""."""
+        """Return the pixel of each mark, and the centre and text of its label ("" if labels would overlap)."""
         ticks, free_from = [], 0.0
         for value in self.marks():
             pixel, text = self.at(value), show(value)
@@ -263,7 +263,7 @@ def write_page(
 ) -> None:
     """Write an HTML page about one or several datasets.
 
-    The page shows 200 samples or, if a label has more values, one sample per value, at most 2,000.
+    The page shows 200 samples, or one sample per value if a label has more than 200 values, but at most 2,000.
     """
     stored_datasets = [datasets] if isinstance(datasets, StoredDataset) else [*datasets]
     for dataset in stored_datasets:

@@ -1,4 +1,4 @@
-"""Embed the metadata of samples in the HTML page, for filters, sorting and the selection of keys."""
+"""Embed the metadata of samples in the HTML page, to filter, sort and select keys."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class RowTable:
     """Collects the rows of a dataset while its indexes are read.
 
     Attributes:
-        first: How many samples, from the start of the dataset, have rows that fit into the limits.
+        first: Number of rows from `add`, for the dataset's first samples, up to the limits.
     """
 
     def __init__(self, name: str, max_rows: int = MAX_ROWS, max_bytes: int = MAX_ROW_BYTES) -> None:
@@ -212,8 +212,8 @@ def script_json(value: object, *, ascii_only: bool = False) -> str:
 def rows_json(tables: Sequence[RowTable], overviews: Sequence[DatasetOverview]) -> str:
     """Return the rows as JSON for a script element.
 
-    A column contains either its cells as `values`, or its distinct texts as `names` and, for each cell, an index into
-    `names` as `codes` (-1 for null). For each row whose key is escaped or cut, `keys` contains the original key.
+    A column contains its cells (`values`), or its distinct texts (`names`) and an index into `names` per cell (`codes`,
+    -1 for null). For each row whose key is escaped or cut, `keys` contains the original key.
     """
     pairs = [*zip(tables, overviews, strict=True)]
     keys = [key for table in tables for part in table.keys for key in part.to_pylist()]

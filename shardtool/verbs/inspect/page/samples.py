@@ -190,7 +190,7 @@ class SampleBudget(NamedTuple):
 def show_samples(
     choice: ChosenSamples, budget: SampleBudget, samples: Sequence[StoredSample] | None = None
 ) -> Iterator[ShownSample]:
-    """Read samples for display, by default those of `choice`."""
+    """Read `samples` for display, or `choice.chosen` by default."""
     for shard, group in groupby(choice.chosen if samples is None else samples, key=lambda stored: stored.shard):
         shard_samples = list(group)
         try:
@@ -411,7 +411,7 @@ def dataset_title(dataset: StoredDataset) -> str:
 
 
 def common_prefix(names: Sequence[str]) -> str:
-    """Return the longest prefix of all names."""
+    """Return the longest common prefix."""
     return os.path.commonprefix([*names])  # noqa: RUF071 - a prefix of characters is intended
 
 
