@@ -1,7 +1,6 @@
 """Use a dataset as a data source of Ray Data and Ray Train.
 
-Ray's object store contains one reader of the dataset. The task for each shard contains a reference to the reader, and
-sample numbers.
+Ray's object store contains one reader of the dataset. Each shard's task refers to this reader.
 """
 
 from __future__ import annotations
