@@ -1,6 +1,6 @@
 """Write shardtool datasets with the arguments of webdataset's `ShardWriter`.
 
-These are the differences from webdataset: `maxsize` limits the finished file. Existing output needs `overwrite=True` or
+Differences from webdataset: `maxsize` limits the finished file. Existing output needs `overwrite=True` or
 `resume=True`. Keys must be unique. After an exception in the `with` block, no dataset file is published. Tar headers
 have the same values as in other shardtool datasets.
 
@@ -54,9 +54,9 @@ class ShardWriter(Writer):
 
     Args:
         pattern: Shard names, such as `out-%06d.tar`.
-        maxsize: Maximum size of a finished shard in bytes.
-        post: Called with the path of each published shard. It may move the shard.
-        fixed: Other arguments of webdataset's `TarWriter`. Only values that match shardtool's shards are accepted.
+        maxsize: Maximum bytes of a shard. A larger sample gets its own shard.
+        post: Called with the path of each published shard, which it may move.
+        fixed: Other arguments of webdataset's `TarWriter`. Only defaults and shardtool's header values are valid.
 
     Raises:
         InvalidRequest: An argument is not supported.
