@@ -60,7 +60,7 @@ def concatenated(tokens: int, lengths: Numbers) -> Pieces:
 
 
 def fitted(tokens: int, lengths: Numbers) -> Pieces:
-    """Pack documents into blocks, longest first, each into the fullest block with enough room.
+    """Pack documents into blocks, longest first. Put each document into the fullest block with enough room.
 
     A document longer than a block is first split into full blocks and a remainder.
 
@@ -103,7 +103,7 @@ def fitted(tokens: int, lengths: Numbers) -> Pieces:
 
 
 def of_like_length(tokens: int, lengths: Numbers) -> Pieces:
-    """Divide samples into batches of similar length. A batch has at most `tokens` tokens, including padding."""
+    """Group samples of similar length into batches of at most `tokens` tokens, including padding."""
     order = np.argsort(-lengths, kind="stable")
     descending, ends = lengths[order], [0]
     while ends[-1] < len(order):
@@ -112,7 +112,7 @@ def of_like_length(tokens: int, lengths: Numbers) -> Pieces:
 
 
 def of_one_kind(size: int, kinds: Numbers) -> Pieces:
-    """Divide samples into batches of up to `size` samples with the same kind, the index of their aspect ratio."""
+    """Group up to `size` samples of the same kind into a batch. The kind is the index of the aspect ratio."""
     order = np.argsort(kinds, kind="stable")
     _, firsts, counts = np.unique(kinds[order], return_index=True, return_counts=True)
     begins = (np.arange(len(order)) - np.repeat(firsts, counts)) % size == 0
@@ -122,8 +122,8 @@ def of_one_kind(size: int, kinds: Numbers) -> Pieces:
 class Bundle(NamedTuple):
     """The pieces of a bundle, as int64 columns [pieces]. A piece is a sample or part of a sample.
 
-    `numbers` and `sizes` are the number and size of this sample. `starts` and `counts` are the start and length of the
-    piece in the sample.
+    For each piece, `numbers` and `sizes` contain the number and size of its sample, and `starts` and `counts` the start
+    and length of the piece in the sample.
     """
 
     numbers: Numbers
@@ -136,7 +136,7 @@ _MIN_BUNDLES_IN_WINDOW = 64  # with fewer bundles per window, blocks are less fu
 _SAMPLES_IN_KIND_WINDOW = 2**17
 _MAX_CACHED_WINDOWS = 4
 _MAX_KEPT_ORDERS = 4
-# the number of a bundle is the number of its `BundleOrder` * `_MAX_BUNDLES_IN_EPOCH` + its position
+# position p in the n-th `BundleOrder` has the bundle number n * `_MAX_BUNDLES_IN_EPOCH` + p
 _MAX_BUNDLES_IN_EPOCH = 2**40
 _order_numbers = count()
 _Window = tuple[Bundle, list[int], list[int]]  # pieces, order of the bundles, and first piece of each bundle
@@ -228,7 +228,7 @@ class BundleReader:
         self._forget_orders()
 
     def _forget_orders(self) -> None:
-        # `_orders` contains the orders in use, by number; `_newest_orders` keeps the last few orders alive
+        # `_orders` contains weak references, by order number; `_newest_orders` keeps the last few orders alive
         self._orders = WeakValueDictionary[int, BundleOrder]()
         self._newest_orders = deque[BundleOrder](maxlen=_MAX_KEPT_ORDERS)
 
@@ -245,7 +245,7 @@ class BundleReader:
         return self.length_in(OrderOptions(shuffle=False))
 
     def length_in(self, options: OrderOptions) -> int:
-        """Return the number of bundles in an epoch. The first call is slow, because it divides all samples."""
+        """Return the number of bundles in an epoch. The first call is slow: it divides all samples into bundles."""
         return self.order(options).length
 
     def order(self, options: OrderOptions) -> BundleOrder:
@@ -286,7 +286,7 @@ class BundleReader:
         for member, failure in failed or [(int(members[0]), error)]:
             self._reader.skip_or_raise(failure, member, *counts, damaged=damaged)
 
-    def read(self, numbers: Numbers, *, on_demand: bool = False) -> Samples:  # noqa: ARG002 - as other readers
+    def read(self, numbers: Numbers, *, on_demand: bool = False) -> Samples:  # noqa: ARG002 - signature of all readers
         """Yield bundles. For a block with a damaged sample, or a batch with only damaged samples, yield an error."""
         members = self._sample_numbers(numbers)
         unique_members, inverse = np.unique(members, return_inverse=True)
@@ -350,8 +350,8 @@ def sample_sizes(
 ) -> Numbers:
     """Return the size of each sample, indexed by sample number. Samples outside the views have size 0.
 
-    `shard_sizes` returns the sizes of all samples in a shard, or a negative number for a sample without `what`. If a
-    view contains such a sample, raise InvalidRequest.
+    `shard_sizes` returns the size of each sample in a shard, or a negative number if a value is missing. `what`
+    describes this value. If a sample in a view lacks the value, raise InvalidRequest.
     """
     parts = []
     for dataset_reader, view in each_dataset(reader, views):
@@ -394,7 +394,10 @@ DEFAULT_ASPECT_RATIOS = (1 / 2, 9 / 16, 2 / 3, 3 / 4, 1.0, 4 / 3, 3 / 2, 16 / 9,
 
 
 def nearest_aspect_ratios(aspects: Sequence[float], reader: AnySampleReader, views: EpochSamples) -> Numbers:
-    """For each sample number, return the index in `aspects` (ascending) of the ratio nearest to width / height."""
+    """For each sample number, return the index of the ratio in `aspects` that is nearest to width / height.
+
+    `aspects` must be ascending.
+    """
     if not aspects or aspects[0] <= 0:
         raise InvalidRequest("aspects", repr(aspects), expected="ratios of width to height, above 0")
     width, height = (np.log(np.maximum(1, metadata_sizes(name, reader, views))) for name in ("width", "height"))
@@ -443,7 +446,7 @@ def _run_and_collate(stages: Pipeline, lists: ListFields, bundle: Sample, rng: n
             return np.random.default_rng([start, index, stage])
 
         kept += stages.run([{**sample, **padding}], skip, rng_of)
-    if "__on_skip__" in bundle:  # a replacement batch has no callback, so its skipped samples are not counted
-        for skipped_sample in skipped[not kept :]:  # if all samples are skipped, the stream itself counts the first
+    if "__on_skip__" in bundle:  # a batch that replaces a skipped batch has no callback
+        for skipped_sample in skipped[not kept :]:  # if all samples are skipped, the stream already counts the first
             cast("Callable[..., None]", bundle["__on_skip__"])(*skipped_sample)
     return collate(kept, lists) if kept else None

@@ -1,7 +1,7 @@
 """A catalog lists the shards of one or several datasets, and the number of samples in each shard.
 
-If there is no dataset file, opening a catalog scans the shards that have no valid sidecar. Their indexes are stored in
-shared memory for worker processes.
+If there is no dataset file, opening a catalog scans the shards that have no valid sidecar. The scanned indexes are
+stored in shared memory for worker processes.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ class Catalog:
         fingerprint: Content fingerprint of the samples, from the dataset file.
         key_ranges: First and last key of each shard.
         parts: The catalog of each dataset, if there are several. The joined catalog has no `split` and `appends`.
-        shared: Shared memory with the index of each shard (not in a joined catalog), and the index of all keys.
+        shared: Shared memory with the index of all keys and, except in a joined catalog, the index of each shard.
         crcs: The CRC-32C of each shard, or -1 if unknown, int64 [shards].
         split: Name of the split. Without a split, the name of the dataset file or folder.
-        listed: Whether shardtool dataset files list all shards.
+        listed: Whether every shard is listed in a dataset file of shardtool.
         can_scan: Whether a shard may be scanned if its sidecar is missing or damaged.
         appends: Index of the first shard of each run that appended shards. The sidecars of different runs may have
             different columns.
@@ -138,7 +138,7 @@ class Catalog:
         return splits
 
     def sample_ranges(self, split: str) -> list[tuple[int, int]]:
-        """Return the range of sample numbers (first, end) of each dataset in a split."""
+        """For each dataset in a split, return the range of its sample numbers (first, end)."""
         ends = [*accumulate(map(len, self.datasets), initial=0)]
         return [pair for pair, dataset in zip(pairwise(ends), self.datasets, strict=True) if dataset.split == split]
 
@@ -191,7 +191,7 @@ def _catalog_of(opened: StoredDataset) -> Catalog:
     if file is None:
         heads = [*map_paths(StoredShard.read_footer, shards, lambda shard: shard.path)]
         if None in heads:
-            # in scanned shards, keys must end at the same dot of the file name as in the existing sidecars
+            # split file names of scanned shards into key and field at the same dot as in the existing sidecars
             shards = opened.with_dots(recorded_dots(opened)).shards
         counts_by_shard, lists = _scan_shards(
             [shard for shard, head in zip(shards, heads, strict=True) if head is None], shared

@@ -194,7 +194,7 @@ class Dataset(Streamable[SampleT]):
             CorruptShard: A shard is missing or damaged.
             SampleFailed: A stage fails, or skips the only requested sample.
         """
-        if type(which) is int:  # the fast path
+        if type(which) is int:  # fast path for plain integers
             plain = self.source.chosen is None and 0 <= which < self.source.length
             return self._read_sample(which if plain else self._resolve_position(which))
         if isinstance(which, slice):
@@ -348,7 +348,7 @@ class Dataset(Streamable[SampleT]):
         return frame
 
     def to_hf(self, *, streaming: bool = False, **options: Any) -> Any:
-        """Return a `datasets.Dataset` of Hugging Face, or with `streaming` an `IterableDataset`.
+        """Return a Hugging Face `datasets.Dataset`, or an `IterableDataset` if `streaming` is true.
 
         The library `datasets` decodes images and audio. Fields with class names become `ClassLabel`, and metadata
         columns become columns of the result. `options` are passed to `from_generator` of the returned class. Without
@@ -387,7 +387,7 @@ def open(  # noqa: A001
 ) -> Dataset[dict[str, Any]]: ...  # fmt: skip
 @with_dataloader_hints
 @explaining_missing_cwd()
-def open(  # noqa: A001, PLR0913 - its public name and options
+def open(  # noqa: A001, PLR0913 - part of the public API
     dataset: DatasetLike | GrowingCache | HeldShards, *, check: bool = False, cache: ShardCache | None = None,
     on_error: OnError = "raise", metadata: bool = False, splits: SplitShares | None = None, seed: int = 0,
     storage_options: Mapping[str, Any] | None = None,

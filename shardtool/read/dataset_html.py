@@ -54,7 +54,7 @@ def _build(reader: SampleReader, numbers: Numbers | None, parts: list[str], samp
             parts.append(html_table(("column", "type"), rows))
         first = np.arange(min(_MAX_SAMPLES, len(catalog))) if numbers is None else numbers[:_MAX_SAMPLES]
         samples.extend(_sample_htmls(reader, first.tolist(), schema.names))
-    except Exception as error:  # noqa: BLE001 - a notebook must show what was read before any error
+    except Exception as error:  # noqa: BLE001 - after any error, show the parts that are ready
         parts.append(f"<p>{short_html(f'{type(error).__name__}: {error}', 500)}</p>")
 
 

@@ -52,7 +52,7 @@ def seeded_rng(_: int = 0) -> np.random.Generator:
 
 
 def has_rng_parameter(function: object) -> bool:
-    """Return whether a function has a parameter `rng` that no `partial` sets."""
+    """Return whether a function has a parameter `rng`. Return False if a `partial` sets it."""
     if not callable(function) or (isinstance(function, partial) and "rng" in function.keywords):
         return False
     try:
@@ -288,7 +288,7 @@ def _import_soundfile(where: str) -> Any:
 def _decode_audio(data: bytes, max_bytes: int) -> Audio:
     library = _import_soundfile("audio")
     claim = int.from_bytes(data[4:8], "little") if data[:4] == b"RIFF" else 0
-    if claim and len(data) - 7 < claim < _STREAMED_WAV_BYTES:  # the claimed size may count a missing padding byte
+    if claim and len(data) - 7 < claim < _STREAMED_WAV_BYTES:  # one missing byte may be padding
         raise ValueError(f"the audio ends too early: {len(data):,} bytes of {claim + 8:,}")
     try:
         with library.SoundFile(BytesIO(data)) as file:

@@ -39,7 +39,7 @@ _COPIED_PARTS_PER_RANK = 32  # a cache must hold a shard of each part, so use fe
 def window_size(mean_size: int, buffer: int | None, parts: int) -> int:
     """Return the number of samples in the shuffle window of each part.
 
-    `buffer` is the number of samples in all windows together. The default is about 32 MB.
+    `buffer` is the number of samples in all windows together, by default about 32 MB of samples.
     """
     for name, value in (("parts", parts), ("buffer", buffer)):
         if value is not None:
@@ -55,8 +55,8 @@ def parts_window_ranks(
 ) -> tuple[int, int, int]:
     """Choose `parts`, `window` and `ranks` of `OrderOptions`.
 
-    The returned `ranks` is 0 if `parts` is given, for bundles, and for a mix with a cache. The order then does not
-    depend on the number of ranks. In all other cases, each rank reads its own parts.
+    Usually, each rank reads its own parts. The returned `ranks` is 0 if `parts` is given, if the source consists of
+    bundles, or if a mix has a cache. The order then does not depend on the number of ranks.
     """
     kinds = (CatalogSamples,) if copies else (CatalogSamples, MixedSamples)
     if parts is not None or not isinstance(source, kinds):
@@ -100,7 +100,7 @@ class CatalogSamples:
         return digest.hexdigest()
 
     def group_by_shard(self) -> Iterator[tuple[int, range | Numbers]]:
-        """Yield each shard that contains chosen samples, and their numbers, ascending."""
+        """Yield each shard that contains chosen samples, with the numbers of these samples, ascending."""
         if self.chosen is not None:
             for shard, _, indexes in self.catalog.group_by_shard(self.chosen):
                 yield shard, self.chosen[np.sort(indexes)]
@@ -220,7 +220,7 @@ class MixedSamples:
         return numbers
 
     def turns(self, options: OrderOptions, positions: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the dataset at each position, and how many samples of this dataset come earlier, in all epochs."""
+        """Return the dataset at each position, and the number of its earlier samples, including previous epochs."""
         blocks, row = np.unique(positions // _MIX_BLOCK_POSITIONS, return_inverse=True)
         starts, slots = blocks * _MIX_BLOCK_POSITIONS, np.arange(_MIX_BLOCK_POSITIONS)
         sizes = np.minimum(_MIX_BLOCK_POSITIONS, self.length - starts)

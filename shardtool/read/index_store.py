@@ -79,7 +79,7 @@ class LruCache(Generic[Key, Value]):
 class IndexStore(LruCache[int, ShardIndex]):
     """The indexes of a catalog's shards.
 
-    If the key ranges of the shards are known and do not overlap, a key is searched in the shard whose range contains
+    If the key ranges of the shards are known and do not overlap, a key is looked up in the shard whose range contains
     the key. Otherwise, or if the key is not found there, an index of all keys is built (12 or 16 bytes per sample).
     """
 
@@ -136,7 +136,7 @@ class IndexStore(LruCache[int, ShardIndex]):
     def numbers(self, keys: Sequence[str]) -> Numbers:
         """Return the sample number of each key, int64 [keys], or -1 for an unknown key.
 
-        For a duplicate key, the number is always the same.
+        A duplicate key has the number of its first sample.
         """
         encoded = [key.encode("utf-8", "surrogatepass") for key in keys]  # a lone surrogate matches no key
         numbers = np.full(len(keys), -1, np.int64)

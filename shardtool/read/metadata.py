@@ -34,8 +34,8 @@ VERIFY_FIX = "Run `shardtool verify`."
 def queryable_table(shard: StoredShard, part: ShardIndex, columns: Iterable[str], labels: Collection[str]) -> pa.Table:
     """Return a table with all columns of a shard that a query (`select.query`) can use.
 
-    Columns that the sidecar lacks are null. Exception: if the shard has a field with the name of a missing column in
-    `labels`, the column is omitted, because its values are in the field, which a query does not read.
+    A column that the sidecar lacks is null. If the column is in `labels`, and the shard has a field of the same name,
+    the column is omitted: its values are in the field, and a query does not read fields.
     """
     existing = {name: part.metadata.column(name) for name in part.metadata.column_names}
     unknown = {*labels}.intersection(part.names)
@@ -160,8 +160,7 @@ def read_index(catalog: Catalog, number: int, *, metadata: bool = False) -> Shar
     """Return the index of a shard from its sidecar. If the sidecar is missing or damaged, scan the shard and warn.
 
     Raises:
-        CorruptShard: The shard is damaged or differs from the catalog, or its sidecar is missing or damaged and the
-            shard must not be scanned.
+        CorruptShard: The shard is damaged or differs from the catalog, or has no valid sidecar and must not be scanned.
     """
     shard, dataset = catalog.shards[number], catalog.dataset(number)[0]
     index = shard.index(metadata=metadata)

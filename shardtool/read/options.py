@@ -80,7 +80,7 @@ class ReadOptions:
 
     Attributes:
         fields: Fields to read, or None for all.
-        storage: Storage options, by the key that shard addresses contain (see `store_options`). An unpickled reader
+        storage: Storage options by key. Shard addresses contain the key (see `store_options`). An unpickled reader
             registers these options in its process.
     """
 

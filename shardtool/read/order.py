@@ -38,7 +38,7 @@ class OrderOptions:
         parts: Number of parts into which the dataset is cut, a multiple of `ranks`. The parts are read in parallel.
         window: Number of samples of a part that are shuffled together.
         ranks: Number of ranks, if each rank reads its own parts. If 0, the order does not depend on the number of
-            ranks, and consecutive positions read from the parts in a fixed order. Stream states of version 1 imply 0.
+            ranks, and position p reads from part p % `parts`. In stream states of version 1, `ranks` is 0.
     """
 
     shuffle: Shuffle = True
@@ -63,7 +63,7 @@ class OrderOptions:
 
     @property
     def round_size(self) -> int:
-        """Number of samples in a round. A round consists of one window from each part, and is read together."""
+        """Number of samples in a round: one window from each part. The samples of a round are read together."""
         return self.parts * self.window
 
 
@@ -111,8 +111,8 @@ def _shuffled_samples(options: OrderOptions, starts: Numbers, ends: Numbers, pos
     In each part, every window of `window` samples is permuted. With `ranks`, each rank also reads its parts in a
     different order in each row.
 
-    In the random order of the shards, `starts` contains the number of each shard's first sample, and `ends` the
-    cumulative number of samples, int64 [shards].
+    `starts` contains the number of each shard's first sample, and `ends` the cumulative number of samples, int64
+    [shards]. Both are in the random order of the shards.
     """
     part, row = positions % options.parts, positions // options.parts
     whole, longer_parts = divmod(int(ends[-1]), options.parts)
@@ -161,8 +161,8 @@ class Share:
     """The positions of an epoch that one worker of one rank reads.
 
     For example, rank 1 of 4 reads the positions `origin` + 1, `origin` + 5, and so on, in batches. Worker 0 of 2 reads
-    the batches 0, 2, 4, and so on of its rank. If the total batch size stays the same, the n-th batches of all ranks
-    together contain the same positions for any number of ranks and workers.
+    the batches 0, 2, 4, and so on of its rank. If the total batch size stays the same, all ranks together read the same
+    positions in step n, for any number of ranks and workers.
 
     Attributes:
         ends: What to do with the last positions if they cannot be divided evenly: `drop` them, add the first positions
@@ -229,7 +229,7 @@ class Share:
         return self.ends == "pad" or (self.ends == "drop" and (damaged or self.world_size > 1))
 
     def next_position(self, position: int) -> int:
-        """Return the first position that no rank has read, if all ranks have read as many samples as this rank.
+        """Return the first unread position, assuming that all ranks have read as many samples as this rank.
 
         `position` is the last position that this rank has read.
         """

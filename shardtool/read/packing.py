@@ -27,7 +27,7 @@ class TokenField(NamedTuple):
     """The field with the tokens of a document, and how samples store it.
 
     Attributes:
-        form: `npy`, plain `bytes`, or `values` for a TFRecord list, whose size in bytes does not determine its length.
+        form: `npy`, plain `bytes`, or `values` for a TFRecord list.
         head: For `npy`, the part of the header before the shape.
         header: For `npy`, the size of the whole header in bytes.
         row: Bytes per value, or per row of an array.

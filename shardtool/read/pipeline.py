@@ -1,7 +1,7 @@
 """A pipeline is a sequence of stages that process samples.
 
-A stage is a picklable function of one sample, or `Batch`. `Pipeline.run` reads no more samples than its output needs,
-so the position of a stream is the position of the last output.
+A stage is a picklable function of one sample, or `Batch`. `Pipeline.run` does not read ahead, so a stream can save
+its position after each output.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
         on_error: OnError | None
         max_bytes: str | int
 
-    SampleT = typing_extensions.TypeVar("SampleT", covariant=True, default=Any)  # noqa: PLC0105 - as in Arrow's stubs
+    SampleT = typing_extensions.TypeVar("SampleT", covariant=True, default=Any)  # noqa: PLC0105 - without suffix _co
 else:
     SampleT = TypeVar("SampleT", covariant=True)  # noqa: PLC0105
 
@@ -469,7 +469,7 @@ class PipelineMethods(Generic[SampleT]):
                 extension applies.
             images: `numpy` for upright RGB images, writable uint8 [height, width, 3], or `pil` for Pillow images of
                 mode RGB.
-            reduce: Sufficient width and height. A JPEG is decoded at 1/8, 1/4 or 1/2 of its size if the result is at
+            reduce: Minimum width and height. A JPEG is decoded at 1/8, 1/4 or 1/2 of its size if the result is at
                 least this large.
             on_error: What to do with a sample that cannot be decoded: `raise` an error, or `skip` and count the sample.
                 The default is the value passed to `open`.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _MAX_REASONS = 1000
 _REMOTE_READS = 4
 _FREED_BLOCK_BYTES = 2**24
-_MAX_SAMPLES_READ_SINGLY = 50  # reading more samples of a shard together is faster (measured)
+_MAX_SAMPLES_READ_SINGLY = 50  # above this number, reading a shard's samples together is faster (measured)
 
 
 class SkippedSamples:
@@ -130,8 +130,8 @@ class SampleReader:
     def with_fields(self, fields: frozenset[str] | None) -> SampleReader:
         """Return a reader of only these fields, or this reader if the samples have no other fields.
 
-        If a sample may lack one of the fields, return this reader, because the error for a missing field lists the
-        other fields of the sample.
+        If a sample may lack one of these fields, also return this reader, because the error for a missing field lists
+        all fields of the sample.
         """
         catalog = self.catalog
         names = None if fields is None else {name for name in fields if name[:2] != "__"}
@@ -217,7 +217,7 @@ class SampleReader:
                 raise error.with_traceback(None)
             stored, index = self.catalog.shards[shard], self.store.index(shard)
             is_tar = detect_kind(stored.path).format == "tar"
-            # without a dataset file, only parsing each TFRecord shows whether a feature is a list
+            # without a dataset file, TFRecords must be parsed, because it is unknown which features are lists
             readers = self._readers if self.catalog.dataset(shard)[0].listed and not index.kinds else None
             file = self._files.open(stored, self._sizes[shard] or None)
             lists = frozenset[str]() if is_tar else self.catalog.lists

@@ -132,8 +132,8 @@ _LARGE_READ_BYTES = 2**25  # large samples are read on demand, so they need not 
 _MAX_SAMPLES_PER_READ = 2**12
 _STEPS_AHEAD = 2
 _CONCURRENT_ROUNDS = 2  # with a shuffle, maximum number of concurrent reads of remote shards
-_ROUNDS_PER_READ = 2  # rounds (`OrderOptions.round_size`) per read of remote shards, to avoid small requests
-_MAX_ROUND_GROWTH = 4  # limits memory after loading a state of more ranks, because its rounds are larger
+_ROUNDS_PER_READ = 2  # rounds (`OrderOptions.round_size`) read together from remote shards, to avoid small requests
+_MAX_ROUND_GROWTH = 4  # limits memory after loading a state that more ranks saved, with larger rounds
 _PREFETCH_BYTES = 2**30  # enough to copy a large shard before it is read
 _MAX_PREFETCH_JOBS = 2**8
 
@@ -420,7 +420,7 @@ class EpochPass:
     """The progress of one iteration over a stream.
 
     Attributes:
-        start: Position that all ranks had reached before the samples at `positions`.
+        start: First unread position of all ranks, before `positions` were read.
         taken: How many of the samples at `positions` were yielded.
         positions: Positions of the samples that were read together.
     """

@@ -1,4 +1,4 @@
-"""Make streams, batches and packed blocks of a dataset or mix."""
+"""Make streams, batches and packed blocks from a dataset or mix."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Streamable(SampleSource[SampleT]):
         return self.source.fingerprint
 
     @with_dataloader_hints
-    def stream(  # noqa: PLR0913 - its public options
+    def stream(  # noqa: PLR0913 - public API
         self, *, shuffle: Shuffle = True, seed: int = 0, epoch: int = 0, rank: int | None = None,
         world_size: int | None = None, buffer: int | None = None, parts: int | None = None, ends: Ends | None = None,
         groups: int | None = None, on_error: OnError | None = None,
@@ -82,9 +82,9 @@ class Streamable(SampleSource[SampleT]):
             epoch: First epoch, counted from 0.
             rank: Rank of this process. The default is RANK in the environment, or 0.
             world_size: Number of ranks. The default is WORLD_SIZE in the environment, or 1.
-            buffer: Samples in the shuffle buffers of all ranks together. The default is about 64 MB per rank, or 32 MB
-                in total if `parts` is given.
-            parts: Number of parts of the dataset read in parallel. The default is 128 per rank, or fewer with
+            buffer: Samples in the shuffle buffers of all ranks together. By default, the buffers hold about 64 MB per
+                rank, or 32 MB in total if `parts` is given.
+            parts: Number of parts of the dataset that are read in parallel. The default is 128 per rank, or fewer with
                 a cache, `pack` or `batch(by=...)`.
             ends: What to do if the number of samples is not a multiple of the number of ranks: `drop` the last samples,
                 `pad` with the first samples (marked with `__padding__`), or give ranks `uneven` numbers of samples. The
@@ -180,7 +180,7 @@ class Streamable(SampleSource[SampleT]):
     ) -> BundledDataset[Any]: ...  # fmt: skip
 
     @with_dataloader_hints
-    def batch(  # noqa: PLR0913 - its public options
+    def batch(  # noqa: PLR0913 - public API
         self, size: int | None = None, *, drop_last: bool = False, by: Literal["length", "aspect"] | None = None,
         tokens: int | None = None, field: str | None = None, dtype: DTypeLike | None = None,
         length: str | None = None, aspects: Sequence[float] = bundles.DEFAULT_ASPECT_RATIOS, lists: ListFields = (),
