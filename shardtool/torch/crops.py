@@ -107,7 +107,7 @@ class CenterCrop(_Crop):
         return self._with_position(*self._crop(data, self.box))
 
     def box(self, width: int, height: int) -> Box:
-        """Return the centred square of an image of this size."""
+        """Return the centred box in an image of this size."""
         short = min(width, height)
         side = min(short, self.size) if self.shorter is None else max(1, round(short * self.size / self.shorter))
         left, top = (width - side) // 2, (height - side) // 2

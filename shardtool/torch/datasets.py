@@ -67,7 +67,7 @@ copyreg.pickle(_ErrorFromText, lambda kind: (_ErrorFromText.of, kind.__bases__))
 
 @contextmanager
 def _picklable_errors() -> Iterator[None]:
-    """Let the parent process recreate a worker's errors. PyTorch sends only the class and text of an error."""
+    """Let the parent process recreate a worker's errors."""
     try:
         yield
     except PlainError as error:
@@ -160,7 +160,7 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {name: value for name, value in vars(self).items() if name != "targets"}
-        # pickle the stages first: if a function cannot be pickled, the error of `Pipeline` names the function
+        # pickle the stages first, because their error names a function that cannot be pickled
         return {"_stages": self._stages, **kept}
 
     @_picklable_errors()

@@ -57,7 +57,7 @@ def _add_label(labels: Mapping[str, Any], sample: dict[str, object]) -> dict[str
 def split_pipeline(
     source: StreamableT, kinds: tuple[type, ...], on_error: OnError | None
 ) -> tuple[StreamableT, Pipeline]:
-    """Return a copy of a source without stages, and the stages. Raise InvalidRequest if its type is not in `kinds`."""
+    """Return a copy of `source` without stages, and its stages. Raise InvalidRequest if its type is not in `kinds`."""
     if not isinstance(source, kinds):
         expected = "a dataset that shardtool.open returned"
         if Stream in kinds:
@@ -163,7 +163,7 @@ class StreamOptions:
         return stream
 
     def __getstate__(self) -> dict[str, Any]:
-        # see `MapDataset.__getstate__`
+        # pickle the stages first, because their error names a function that cannot be pickled
         return {"_stages": self._stages, **vars(self)}
 
 

@@ -211,7 +211,7 @@ class _PendingBatch:
                     self._samples[row] = value
                 elif value is not SKIPPED:
                     self._into.put(row, value)
-        except BaseException as error:  # noqa: BLE001 - `done` raises the error
+        except BaseException as error:  # noqa: BLE001 - the future `done` raises the error
             with self._lock:
                 if row < self._failed:  # report the first failing sample
                     self._failed, self._error = row, error
@@ -225,7 +225,7 @@ class _PendingBatch:
         error = self._error
         try:
             value = None if error or self._stop.is_set() else self._collate()
-        except BaseException as caught:  # noqa: BLE001 - `done` raises the error
+        except BaseException as caught:  # noqa: BLE001 - the future `done` raises the error
             error = caught
         if error is None:
             self.done.set_result(value)
@@ -341,7 +341,7 @@ def _numbers_as_tensor(values: list[Any], *, pin: bool) -> object:
 
 
 def collate(samples: list[Any], lists: ListFields = ()) -> Any:
-    """Combine samples into a batch in the same way as `loader`. Pass this function to a DataLoader as `collate_fn`.
+    """Make a batch of samples, as `shardtool.torch.loader` does. Pass this function to a DataLoader as `collate_fn`.
 
     Fields, or tuple positions, in `lists` become a list of tensors. To pass `lists`, use `functools.partial`.
 
