@@ -53,7 +53,7 @@ class TFRecordShards(NamedTuple):
     classes: Mapping[str, Sequence[str]] = {}
     compression: str = ""
 
-    def buffer(self, shuffle: bool | int) -> int:  # noqa: FBT001 - the public option
+    def buffer(self, shuffle: bool | int) -> int:  # noqa: FBT001 - public API
         """Return the number of samples in the shuffle buffer, for `tf_dataset(shuffle=)`."""
         if shuffle is not True:
             return max(1, int(shuffle))
@@ -180,9 +180,9 @@ def import_library(module: str) -> Any:
 class BatchSequence:
     """Batches of a dataset, reordered each epoch, as a mixin for `keras.utils.PyDataset`.
 
-    Keras requests batches from worker threads, so the order must not change during an epoch. Keras also reads batches
-    only to determine their shapes, and then calls `on_epoch_end`. This call therefore starts the next epoch only if
-    `on_epoch_begin` was called. Older releases of Keras lack `on_epoch_begin`, so every call starts the next epoch.
+    Keras requests batches from worker threads, so the order must not change during an epoch. To determine shapes,
+    Keras also reads batches outside an epoch, and then calls `on_epoch_end`. This call therefore starts the next epoch
+    only if `on_epoch_begin` was called. Old releases lack `on_epoch_begin`, so every call starts the next epoch.
     """
 
     def __init__(self, samples: SampleSequence, batch_size: int, first: OrderOptions, workers: int) -> None:
