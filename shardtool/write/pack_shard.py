@@ -43,8 +43,8 @@ def _pack_or_keep(task: ShardTask, report: Report) -> ShardResult:
         report(len(split_names(task.samples.content.keys)), result.size)
         return result
     if task.action != "write" and not task.folder.has_staging:
-        # Without staging, a worker would overwrite the existing shard. `wrong` makes the parent first delete the
-        # dataset file, and then start another task that writes the shard.
+        # Without staging, a worker would overwrite the existing shard. `wrong` makes the parent delete the dataset
+        # file, and then write the shard in another task.
         return ShardResult(None, 0, 0, b"", 0, (), wrong=True)
     if task.work is not None:
         from shardtool.write.transform_packer import pack_transformed

@@ -77,7 +77,7 @@ class Packer:
         self.view = get_buffer("shard")
         self.size = self.crc = 0
         self.field_crcs = array("I")
-        # see `compute_content_fingerprint`
+        # argument of `compute_content_fingerprint`
         self.single_numbers = array("Q")
         self.reported = (0, 0, time.monotonic())
         samples, self.content = task.samples, task.samples.content
@@ -236,7 +236,7 @@ class Packer:
                     yield PlannedFile(self.root + path, flags, self.sizes[field_row], self.mtimes[field_row])
 
     def skip(self, sample: int, failed: SourceFailed, *, streamed: bool) -> None:
-        """Skip a failed sample, or raise its error. If `streamed`, part of it was written: restart the shard."""
+        """Skip a failed sample, or raise its error. If it was partly written (`streamed`), raise RestartShard."""
         path, key = to_text(failed.path), to_text(self.keys[sample])
         skip_advice = f"or skip such samples with {option_text('on_error', 'skip')}."
         stops = self.task.on_error == "raise" and failed.code not in INTENDED_CODES

@@ -122,8 +122,8 @@ def compute_content_fingerprint(
 
     Args:
         field_crcs: uint32, CRC-32C of each written field.
-        single_numbers: For each number list with one element, its index in `field_crcs`, and the length and CRC-32C of
-            the element as text.
+        single_numbers: Three values for each number list of one element: its index in `field_crcs`, and the length and
+            CRC-32C of the element as text.
     """
     keys, counts = split_names(content.keys), array("H", content.counts).tolist()
     codes, sizes = content.codes, content.sizes
@@ -163,7 +163,7 @@ def get_buffer(use: Literal["shard", "window", "gap"]) -> memoryview:
 
 def get_arena(size: int) -> memoryview:
     """Return `size` bytes of memory for the payloads of a shuffle. The next call reuses the memory."""
-    global _arena  # noqa: PLW0603 - one arena takes all memory of the worker
+    global _arena  # noqa: PLW0603 - a worker has memory for only one arena
     if len(_arena) < size:
         _arena = memoryview(b"")
         _arena = memoryview(bytearray(size))
