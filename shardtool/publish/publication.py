@@ -20,6 +20,7 @@ from shardtool.pattern import DATASET_SUFFIX, replacement_plan_name, sidecar_nam
 from shardtool.publish.foreign_index_files import StaleIndexes
 from shardtool.publish.listed_files import wrong_size_error
 from shardtool.storage.copying import OriginalFile, publish_staged
+from shardtool.storage.file_system import check_owner
 from shardtool.storage.files import is_folder
 from shardtool.storage.folders import open_staging_folder
 from shardtool.storage.paths import base_name, folder_of
@@ -113,6 +114,8 @@ class Publication:
         self.stale_indexes.compare(name, read_sidecar, written=shard is not None)
         if not shards and not others:
             return
+        if self.dataset_file:
+            check_owner(self.folder.full_path(self.dataset_file))
         if replaces and self.waits:
             self._waiting.append((shards, others))
             return

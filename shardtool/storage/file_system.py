@@ -60,6 +60,14 @@ def check_entries(full_path: Callable[[str], str], entries: Mapping[str, EntryIn
         _check_kind(full_path(name), entries[name].special)
 
 
+def check_owner(path: str) -> None:
+    """Raise `OutputFailed` if the folder has the sticky bit, and another user owns the file."""
+    with suppress(OSError):
+        folder, file = os.stat(os.path.dirname(path) or "."), os.lstat(path)
+        if folder.st_mode & stat.S_ISVTX and os.geteuid() not in (0, folder.st_uid, file.st_uid):
+            raise write_error(path, OSError(errno.EPERM, os.strerror(errno.EPERM)))
+
+
 def _check_kind(path: str, special: str) -> None:
     if special:
         raise OutputExists(path, special, expected="a file, or nothing", remedy=_MOVE_ADVICE)
@@ -150,7 +158,8 @@ def sync_folder(path: str | Path) -> None:
 
 _SPACE_ADVICE = {errno.ENOSPC: "Make space", errno.EDQUOT: "Raise the quota"}
 ERRNO_ADVICE = {
-    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "Choose a folder that you may write to."),
+    **dict.fromkeys((errno.EACCES, errno.EROFS), "Choose a folder that you may write to."),
+    errno.EPERM: "Another user may own this file. Choose another name or folder.",
     errno.ENAMETOOLONG: "Choose a shorter name.",
 }
 

@@ -67,7 +67,7 @@ def take_lock(path: str, *, shared: bool = False, create: bool = False) -> FileL
     """
     flags = (os.O_RDONLY if shared else os.O_RDWR) | (os.O_CREAT if create else 0) | _OPEN_FLAGS
     while True:
-        fd = os.open(path, flags, 0o666)
+        fd = _open(path, flags)
         lock = FileLock(path, fd, shared=shared)
         try:
             if not _try_lock(lock, fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
@@ -80,6 +80,15 @@ def take_lock(path: str, *, shared: bool = False, create: bool = False) -> FileL
             lock.close()
             raise
         lock.close()
+
+
+def _open(path: str, flags: int) -> int:
+    try:
+        return os.open(path, flags, 0o666)
+    except PermissionError:
+        with suppress(OSError):  # to lock a file of another user, it is enough to open it for reading
+            return os.open(path, os.O_RDONLY | _OPEN_FLAGS)
+        raise
 
 
 def _try_lock(lock: FileLock, fd: int, kind: int) -> bool:
