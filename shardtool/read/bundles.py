@@ -71,7 +71,7 @@ def fitted(tokens: int, lengths: Numbers) -> Pieces:
     starts = (np.arange(len(documents)) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * tokens
     counts = np.minimum(tokens, lengths[documents] - starts)
     blocks: list[int] = []
-    # `room` contains the indexes of blocks by number of free tokens, and `rooms` these numbers, ascending
+    # `room` maps each number of free tokens to block indexes; `rooms` contains its keys, ascending
     room: dict[int, list[int]] = {}
     rooms: list[int] = []
     used = 0

@@ -162,7 +162,7 @@ class MixedSamples:
     def from_counts(
         cls, sources: Sequence[EpochSamples], choose: Sequence[int] | None, repeat: Sequence[float] | None
     ) -> MixedSamples:
-        """Create a mix from the number of samples (`choose`) or repetitions (`repeat`) of each dataset per epoch.
+        """Create a mix whose epochs contain `choose` samples of each dataset, or each dataset `repeat` times.
 
         Epochs of more than about a billion samples have rounded proportions.
         """
