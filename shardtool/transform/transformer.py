@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
+from shardtool.errors import Interrupted
 from shardtool.messages import cli_option
 from shardtool.names import MAX_FIELDS, field_problem, name_problem, to_text
 from shardtool.transform.transform import EXIF_COLUMN, ORIGINAL_COLUMNS, PROBED_COLUMNS, Transform, find_function
@@ -84,9 +85,9 @@ class Transformer:
             returned = self._function(sample)
             is_several = isinstance(returned, Iterable) and not isinstance(returned, (dict, str, bytes))
             results = list(returned) if is_several else [] if returned is None else [returned]
-        except MemoryError:  # do not skip the sample, because the result must not depend on the machine
-            raise
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's function may raise anything
+        except (MemoryError, KeyboardInterrupt, Interrupted):
+            raise  # do not skip the sample, because the result must not depend on the machine
+        except BaseException as error:  # noqa: BLE001 - the user's function may raise anything
             user_frames = error.__traceback__.tb_next if error.__traceback__ else None  # skip the frame of this module
             trace = "".join(traceback.format_exception(type(error), error, user_frames)).splitlines()
             detail = "\n".join(trace[-_MAX_TRACE_LINES:])

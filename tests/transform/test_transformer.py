@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+from asyncio import CancelledError
 from dataclasses import replace
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from shardtool.transform.transform import PROBED_COLUMNS, Transform, find_functi
 from shardtool.transform.transformer import KEY_ITEM, BadSample, TransformedSample, Transformer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 SEEN: list[dict[str, Any]] = []  # the samples that `see` received
@@ -157,6 +158,18 @@ def test_invalid_results_are_refused(name: str) -> None:
         _given(value)
     assert caught.value.code == "map-failed"
     assert "raised" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [GeneratorExit, StopIteration, SystemExit, CancelledError])
+def test_every_exception_of_the_function_is_reported(kind: type[BaseException]) -> None:
+    """An exception is reported with the sample, even if it is no `Exception`."""
+
+    class Results:
+        def __iter__(self) -> Iterator[None]:
+            raise kind
+
+    with pytest.raises(BadSample, match=f"raised {kind.__name__}"):
+        _given(Results())
 
 
 def test_results_are_copied() -> None:
