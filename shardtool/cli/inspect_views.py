@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -13,10 +14,11 @@ from shardtool.names import to_output_name
 from shardtool.units import format_size, pluralize
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from shardtool.cli.command_options import InspectViewOptions, RunOptions
     from shardtool.dataset.stored import StoredDataset
+    from shardtool.verbs.inspect.overview import StoredSample
     from shardtool.verbs.inspect.samples import FieldView, SampleView
 
 
@@ -68,13 +70,19 @@ def print_keys(opened: list[StoredDataset], where: str | None, run_options: RunO
 
 def print_samples(opened: list[StoredDataset], options: InspectViewOptions, run_options: RunOptions) -> None:
     """Print samples one by one. With `--extract`, also write the fields to files."""
-    from shardtool.verbs.inspect.samples import find_sample, first_samples, view_sample, write_fields
+    from shardtool.verbs.inspect.samples import check_no_files, find_sample, first_samples, view_sample, write_fields
 
     brief, folder = not options.show, options.extract
     requested = [find_sample(opened, key) for key in options.show]
 
+    def samples() -> Iterable[StoredSample]:
+        return first_samples(opened, options.head, options.where) if brief else requested
+
+    if folder is not None and os.path.isdir(folder) and not options.overwrite:
+        check_no_files(samples(), folder)
+
     def views() -> Iterator[tuple[SampleView, tuple[str, ...]]]:
-        for sample in first_samples(opened, options.head, options.where) if brief else requested:
+        for sample in samples():
             view = view_sample(sample, text_limit=_MAX_BRIEF_BYTES) if brief else view_sample(sample)
             yield view, write_fields(sample, folder, overwrite=options.overwrite) if folder is not None else ()
 

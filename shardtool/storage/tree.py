@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Literal
 
 from shardtool.errors import InvalidRequest, OutputExists, OutputFailed, os_error_text
-from shardtool.messages import choose_text
+from shardtool.messages import flag_text
 from shardtool.storage import file_system
 from shardtool.storage.descriptors import write_all
 from shardtool.storage.files import READ_PLAIN, LocalFile
@@ -152,7 +152,7 @@ def _tree_error(path: str, error: OSError) -> OutputExists | OutputFailed:
     if error.errno not in _CONFLICT_ERRNOS:
         return OutputFailed(path, os_error_text(error), remedy=file_system.ERRNO_ADVICE.get(error.errno or 0, ""))
     found = "already exists" if error.errno == errno.EEXIST else f"cannot be created: {os_error_text(error)}"
-    remedy = f"Choose another folder, or {choose_text('overwrite=True', '--overwrite files')}."
+    remedy = f"Choose another folder, or use {flag_text('overwrite')}."
     return OutputExists(path, found, remedy=remedy)
 
 

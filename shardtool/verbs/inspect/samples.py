@@ -7,7 +7,7 @@ import json
 import math
 import sys
 from codecs import getincrementaldecoder
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -44,7 +44,7 @@ from shardtool.verbs.inspect.overview import StoredSample, stored_samples
 from shardtool.verbs.inspect.payload_headers import describe_payload
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from shardtool.dataset.shard_index import ShardIndex
     from shardtool.dataset.sidecar_schema import FieldRow
@@ -300,6 +300,14 @@ def json_text(value: object) -> str | None:
 
 
 _MAX_PATH_CHARS = 255
+
+
+def check_no_files(samples: Iterable[StoredSample], folder: str) -> None:
+    """Raise an error if `write_fields` would replace a file. Ignore damage, which `write_fields` reports."""
+    with suppress(CorruptShard), closing(FolderTree(named_local_folder(folder).path)) as tree:
+        for sample in samples:
+            paths = [_field_path(sample, field["name"]) for field in sample.fields]
+            tree.check_free(paths, [-1] * len(paths))  # no file has this size
 
 
 def write_fields(sample: StoredSample, folder: str, *, overwrite: bool = False) -> tuple[str, ...]:

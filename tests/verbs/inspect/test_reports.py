@@ -51,6 +51,12 @@ def test_a_refused_report_or_sample_writes_nothing(dataset: Path, tmp_path: Path
     ran = typed("inspect", dataset, "--show", "a/0", "--show", "unknown", "--extract", tmp_path / "files")
     assert (ran.code, ran.out) == (2, "")
     assert read_tree(tmp_path) == before
+    write_tree(tmp_path / "files", {"b/2.txt": b"mine"})
+    for words in (("--show", "a/0", "--show", "b/2"), ("--head", "9"), ("--where", "key > ''")):
+        ran = typed("inspect", dataset, *words, "--extract", tmp_path / "files")
+        assert (ran.code, ran.out, "b/2.txt: already exists." in ran.err) == (5, "", True), ran
+        assert "or use --overwrite." in ran.err
+    assert read_tree(tmp_path / "files") == {"b/2.txt": b"mine"}
 
 
 def test_duplicates_and_repair(dataset: Path) -> None:
