@@ -190,7 +190,7 @@ class CacheSpace(NamedTuple):
     def evict(self, shards: Iterable[layout.CachedFile], size: int) -> int | None:
         """Evict shards to free `size` bytes, and return the number of evicted shards. The folder's lock must be held.
 
-        If too many shards are in use, evict none and return None.
+        If too many shards are in use, evict none and return None. If a shard cannot be deleted, return None.
         """
         victims: list[tuple[layout.CachedFile, FileLock]] = []
         try:
@@ -202,9 +202,7 @@ class CacheSpace(NamedTuple):
                     size -= shard.size
             if size > 0:
                 return None
-            for shard, _ in victims:
-                self.remove(shard)
-            return len(victims)
+            return len(victims) if all(self.remove(shard) for shard, _ in victims) else None
         finally:
             for _, lock in victims:
                 lock.close()
@@ -230,9 +228,11 @@ class CacheSpace(NamedTuple):
             lock.close()
         return False
 
-    def remove(self, shard: layout.CachedFile) -> None:
-        """Delete a shard and then its sidecar, so no shard ever lacks its sidecar."""
-        Folder(os.path.join(self.folder, shard.folder)).discard(*filter(None, (shard.name, shard.sidecar)))
+    def remove(self, shard: layout.CachedFile) -> bool:
+        """Delete a shard and then its sidecar, so no shard lacks its sidecar. Return whether the shard was deleted."""
+        folder = Folder(os.path.join(self.folder, shard.folder))
+        folder.discard(*filter(None, (shard.name, shard.sidecar)))
+        return not folder.find_entries([shard.name])
 
 
 def _no_locks_error(folder: str, found: str) -> InvalidRequest:

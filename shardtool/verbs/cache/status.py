@@ -11,7 +11,7 @@ from shardtool.dataclass import dataclass
 from shardtool.dataset.shard_file import ChecksummedFile
 from shardtool.dataset.sidecar_read import load_sidecar, parse_facts
 from shardtool.dataset.stored import sidecar_path
-from shardtool.errors import CorruptShard, InvalidRequest, os_error_text
+from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, os_error_text
 from shardtool.notebook import Displayed
 from shardtool.request.results import Result
 from shardtool.storage.descriptors import processes_with_open_files
@@ -153,7 +153,9 @@ def _remove_shards(
             continue
         with lock:
             if inode in (None, lock.info.st_ino):
-                space.remove(shard)
+                if not space.remove(shard):
+                    path = os.path.join(space.folder, shard.path)
+                    raise OutputFailed(path, "cannot be deleted", remedy="Check who may write to the folder.")
                 removed[shard.path] = reason
                 size += shard.size
     return CacheChange(space.folder, len(contents.shards), removed, held, size, tuple(sorted(contents.foreign)))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import shardtool
-from shardtool import Cache, CorruptShard, InvalidRequest
+from shardtool import Cache, CorruptShard, InvalidRequest, OutputFailed
 from shardtool.storage import locks
 from shardtool.storage.locks import take_lock
 from shardtool.verbs.cache import cache_space
@@ -56,6 +57,22 @@ def test_deletion_at_interpreter_exit_is_silent(tmp_path: Path, monkeypatch: pyt
         lock.__del__()
         counter.__del__()
     lock.close()
+
+
+def test_shards_that_cannot_be_deleted(tmp_path: Path, shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`cache_clear` fails if it may not delete a shard, and a reader copies no shard into space that is not free."""
+    read_all(Cache(tmp_path / "cache", 3 * SHARD), shards[:3])
+
+    def refuse(path: str, **_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", refuse)
+        with pytest.raises(OutputFailed, match="cannot be deleted"):
+            cache_clear(tmp_path / "cache")
+        with pytest.warns(UserWarning, match="in use or kept"):
+            read_all(Cache(tmp_path / "cache", 3 * SHARD), shards)
+    assert [name for name in copies(tmp_path / "cache") if name in {shard.name for shard in shards[3:]}] == []
 
 
 def test_a_copy_does_not_need_the_original(tmp_path: Path) -> None:
