@@ -104,7 +104,7 @@ class HashAssignment:
         count = with_headroom or self._first_valid(self._counts_upward(1, 1), 1)
         if not count:
             samples = pluralize(len(self._keys), "sample")
-            found = f"{samples}: every number of shards leaves a shard empty or over the limits"
+            found = f"{samples}: with any number of shards, a shard would be empty or over the limits"
             raise InvalidRequest(option_text("place", "hash"), found, remedy=_advise_count())
         if before is None:
             return count, ()

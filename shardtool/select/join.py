@@ -136,7 +136,7 @@ def _unique_rows(
         table.refuse_repeated_keys(keys, expected=expected, remedy=remedy)
         return keys, {name: columns[name] for name in names}, []
     if source.key_column:
-        problem, expected = f"used with {source.name}, whose columns are lists already", "a table with a row per value"
+        problem, expected = f"the columns of {source.name} are already lists", "a table with one value per row"
         raise InvalidRequest(option_text("collect"), problem, expected=expected)
     groups = group_rows(keys.array())
     unique, collected = keys.take(groups.first), collect_rows(table, names, collect, groups)

@@ -42,7 +42,7 @@ class KeyPattern:
         import pyarrow.compute as pc
 
         self.matched, self._where = 0, option_text("key_pattern", text)
-        groups = 0
+        groups, no_group = 0, "no group in parentheses"
 
         def name_group(group: re.Match[str]) -> str:
             nonlocal groups
@@ -58,9 +58,9 @@ class KeyPattern:
             found = str(error).rpartition("xpression: ")[2].partition(": (?s)")[0]
             found = "not valid UTF-8" if isinstance(error, UnicodeError) else found
             expected = "an RE2 regular expression, without look-ahead and back-references"
-            raise InvalidRequest(self._where, found if groups else "no group", expected=expected) from None
+            raise InvalidRequest(self._where, found if groups else no_group, expected=expected) from None
         if not groups:
-            raise InvalidRequest(self._where, "no group", expected="a group for the key: (.+)_mask")
+            raise InvalidRequest(self._where, no_group, expected="a group for the key: (.+)_mask")
 
     def split(self, names: PackedStrings) -> tuple[PackedStrings, list[bytes], list[int]]:
         """Split each path (without its extension) into a key and the rest of the file name.

@@ -308,7 +308,7 @@ class _Evaluator:
 
     def _check_varies(self, value: _Value) -> _Value:
         if value.constant:
-            raise self._query.error(value.node, "the same for every row", expected="an expression with a column")
+            raise self._query.error(value.node, "contains no column", expected="an expression with a column")
         return value
 
     def _kind_error(self, value: _Value, expected: str) -> InvalidRequest:
@@ -429,7 +429,7 @@ class _Evaluator:
             raise missing_name_error("class", self._query.where, text.data, names)
         numbers = labels.data.values[labels.data.valid]
         if not ((numbers >= 0) & (numbers < len(names))).all():
-            expected = f"numbers of the {len(names):,} classes; or compare with a number"
+            expected = f"class numbers from 0 to {len(names) - 1:,}, or a comparison with a number"
             raise self._query.error(labels.node, "contains numbers without a class", expected=expected)
         return _Value("a number", names.index(text.data), text.node, constant=True)
 

@@ -140,7 +140,7 @@ def _check_unique(keys: PackedStrings, new_keys: PackedStrings) -> None:
     if clashes := {new: old for new, old in repeated.items() if len(old) > 1}:
         new, old = next(iter(clashes.items()))
         shown = format_list([f"'{printable(key)}'" for key in old[:_MAX_LISTED_KEYS]], _MAX_LISTED_KEYS, total=len(old))
-        found = f"{pluralize(len(clashes), 'key')} for several samples, such as '{printable(new)}' for {shown}"
+        found = f"{pluralize(len(clashes), 'key')} would not be unique: for example, '{printable(new)}' for {shown}"
         raise _error(found, "a unique new key for each sample", "Keep a part of the key that differs.")
 
 

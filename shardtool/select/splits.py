@@ -230,7 +230,7 @@ def _deviation_notes(weights: list[int], counts: list[int], options: SplitOption
     ]
     if deviations:
         by_hash = f"samples are split by hash; use {option_text('stratify')} for exact shares"
-        why = by_hash if options.group_by is None else "groups are not divided"
+        why = by_hash if options.group_by is None else "each group stays in one split"
         yield f"{format_list(deviations)} ({why})"
 
 

@@ -62,9 +62,10 @@ def check_storable_names(entries: SampleTable, where: str, *, skip: bool) -> Non
     total = len(keys) + len(fields)
     summary = f"{pluralize(total, 'name')} that a shard cannot store ({', '.join(kinds)})"
     found = f"{summary}: {format_list(names, total=total)}"
-    limits = f"at most {MAX_NAME_BYTES:,} bytes, without control characters or a part `..`"
+    limits = f"keys and fields in UTF-8 of at most {MAX_NAME_BYTES:,} bytes, without control characters or a part `..`"
+    expected = "other field names" if kinds == ["a reserved name"] else limits
     remedy = f"Rename them, or pack them under portable names with {flag_text('portable')}{skip_hint}."
-    raise InvalidRequest(where, found, expected=f"keys and fields in UTF-8 of {limits}", remedy=remedy)
+    raise InvalidRequest(where, found, expected=expected, remedy=remedy)
 
 
 def skip_unsafe_names(entries: SampleTable) -> tuple[SampleTable, tuple[Skipped, ...]]:
@@ -97,18 +98,18 @@ def choose_dots(entries: SampleTable, requested: Dots | None, where: str) -> tup
         return "last", ""
     key = next((sample for sample in range(len(entries)) if has_early_dot(entries.keys[sample])), None)
     example = "" if key is None else f", such as '{shorten(printable(entries.keys[key]))}'"
-    last, safe = option_text("dots", "last"), f"or make the keys safe with {flag_text('portable')}"
+    last, safe = option_text("dots", "last"), f"make the keys safe with {flag_text('portable')}"
     keys = f"keys with dots in their last part{example}"
     if fields:
         dotted = f"fields with dots: {format_list([*map(repr, fields)])}"
-        choice = {"last": f"or omit {last}, ", None: f"use {last} if they come from the endings of paths, "}
-        found, remedy = f"{keys}, and {dotted}", f"Rename these fields, {choice.get(requested, '')}{safe}"
+        choice = "" if requested else f"use {last} if they come from the endings of paths, "
+        found, remedy = f"{keys}, and {dotted}", f"Rename these fields, {choice}or {safe}"
         if requested == "last":
-            found, remedy = dotted, f"{remedy} alone"
+            found, remedy = dotted, f"Rename these fields, omit {last}, or use {flag_text('portable')} instead"
         expected = "names in which the first or the last dot ends the key"
         raise InvalidRequest(where, found, expected=expected, remedy=f"{remedy}.")
     if requested == "first":
-        raise InvalidRequest(where, keys, expected="keys that end at the first dot", remedy=f"Use {last}, {safe}.")
+        raise InvalidRequest(where, keys, expected="keys that end at the first dot", remedy=f"Use {last}, or {safe}.")
     return "last", f"keys contain dots{example}: in member names, keys end at the last dot, as with {last}"
 
 

@@ -61,8 +61,8 @@ def _is_unsafe_path(name: bytes) -> bool:
 
 
 def _link_problem() -> tuple[SkipCode, str]:
-    remedy = f"{cli_option('symlinks', 'skip')} skips it"
-    return "special-file", f"a link, which is not followed in an archive; {remedy}"
+    advice = f"use {cli_option('symlinks', 'skip')} to skip them"
+    return "special-file", f"a link; links in archives are not followed, {advice}"
 
 
 def _zip_members(file: ShardFile | CompressedFile) -> Iterator[_ArchiveMember]:
@@ -197,7 +197,8 @@ class ArchiveSource(FolderSource):
         if not options or not slash or (b"\0" + keys).count(b"\0" + top + b"/") < keys.count(b"\0"):
             return []
         inner = os.path.join(self._source, printable(top))
-        return [f"all files are in the folder {printable(top)}: pack {inner} to use {flag_text(options[0])} below it"]
+        advice = f"pack {inner} to use {flag_text(options[0])} with its subfolders"
+        return [f"all files are in the folder {printable(top)}: {advice}"]
 
     def _set_copy_offsets(self, listing: Listing) -> Listing:
         import numpy as np

@@ -131,7 +131,7 @@ def _folder_spans(keys: PackedStrings, depth: int, option_and_paths: tuple[str, 
         if len(outside) == len(keys):
             problem = f"no sample is in a folder below the source: {format_list(outside)}"
             raise InvalidRequest(option_text(option_and_paths[0]), problem, expected=option_and_paths[1])
-        problem = f"{pluralize(len(outside), 'sample')} outside such folders: {format_list(outside)}"
+        problem = f"{pluralize(len(outside), 'sample')} in too few folders: {format_list(outside)}"
         exclude = choose_text(f"exclude=({outside[0]!r}, ...)", f"--exclude {quote(outside[0])}")
         remedy = f"Move them, or exclude them: {exclude}."
         raise InvalidRequest(option_text(option_and_paths[0]), problem, expected=option_and_paths[1], remedy=remedy)
@@ -272,7 +272,7 @@ def system_file_notes(parts: Iterable[ScanPart]) -> list[str]:
     if not counts:
         return []
     names = [printable(name) for name, _ in counts.most_common()]
-    ignored = pluralize(counts.total(), "name from an operating system, ignored")
+    ignored = pluralize(counts.total(), "file of an operating system ignored")
     return [f"{ignored}: {format_list(names)} (include them with {flag_text('hidden')})"]
 
 

@@ -55,7 +55,7 @@ def match_keys(
         return samples, ""
     first = [requested[index] for index in unknown[:_MAX_LISTED_KEYS].tolist()]
     listed = format_list([*map(printable, first)], _MAX_LISTED_KEYS, total=len(unknown))
-    problem = f"{pluralize(len(unknown), 'key')} that no sample has: {listed}"
+    problem = f"{pluralize(len(unknown), 'key')} not found: {listed}"
     if may_lack and len(samples):
         return samples, problem
     example = f", such as {printable(keys[0])}" if len(keys) else ""

@@ -108,7 +108,7 @@ def find_number_fields(
             index, texts = next(iter(conflicts.items()))
             where = parts[index].describe_value(name, texts.first_changed)
             expected = f"{numbers[name]}, as in TFRecord shards"
-            raise _kind_conflict(where, name, "a text that such a number does not reproduce", expected)
+            raise _kind_conflict(where, name, "text that would change if stored as a number", expected)
         if conflicts:
             notes.append(_text_note(name, convertible.pop(name), [*conflicts.values()]))
             for fields in texts_of_parts:

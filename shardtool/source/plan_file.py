@@ -284,7 +284,7 @@ def write_plan(
     """Write a plan file, and return its size in bytes."""
     entries = listing.entries
     if entries.spans is not None and not entries.spans.files:
-        found = "payloads in a table or a compressed archive, which must be unpacked by the run that packs them"
+        found = "payloads in a table or compressed archive"
         raise InvalidRequest(option_text("plan_only"), found, expected="payloads in files or uncompressed archives")
     metadata = json.dumps(
         {
@@ -376,7 +376,7 @@ def _read_metadata(file: pq.ParquetFile, path: str) -> dict[str, Any]:
     if match is None:
         raise ValueError("metadata without a version")
     if int(match[1]) == _VERSION and int(match[2], 16) != crc32c(match[3].encode()):
-        raise ValueError("metadata with another checksum")
+        raise ValueError("metadata that does not match its checksum")
     metadata = json.loads(match[3])
     tool = metadata.get("tool") if isinstance(metadata, dict) else None
     if int(match[1]) != _VERSION or tool != __version__:
@@ -399,7 +399,7 @@ def _check_request(path: str, metadata: Mapping[str, Any], request: PlanRequest)
         raise InvalidRequest(path, f"a plan of {found}", expected=f"a plan of {expected}", remedy=remedy)
     if [tuple(stamp) for stamp in source["stamps"]] != [*request.stamps]:
         name = request.names[0]
-        found = f"a plan of an older {name}: its size or modification time differs"
+        found = f"{name} has changed since the plan was written: its size or modification time differs"
         raise InvalidRequest(path, found, expected=f"a plan of the current {name}", remedy=remedy)
     if differing := describe_differences(options, json.loads(json.dumps(request.options))):
         found = f"a plan of other options: {'; '.join(differing)}"

@@ -153,7 +153,7 @@ def merge_classes(
                 raise InvalidRequest(f"the field {name!r}", problem, expected=expected, remedy=remedy)
         if class_lists and len(class_lists) < len(indices):
             others = [source_dataset_name(datasets[index]) for index in indices if index not in class_lists]
-            notes.append(f"no class names for {name!r} in {format_list(others)}; using those of the other datasets")
+            notes.append(f"no class names for {name!r} in {format_list(others)}; using the names of the other datasets")
     return merged, notes
 
 

@@ -194,5 +194,5 @@ def _checksum_notes(entries: SampleTable) -> list[str]:
     if not len(rows):
         return []
     shards = int(np.count_nonzero(np.bincount(entries.file_numbers(rows))))
-    unverified = f"{pluralize(shards, 'shard')} without checksums, so that damage would not be noticed"
-    return [f"{unverified}: add checksums with {call_text('index', checksum=True)}"]
+    unverified = f"{pluralize(shards, 'shard')} without checksums, so shardtool cannot detect damaged payloads"
+    return [f"{unverified}: to add checksums, use {call_text('index', checksum=True)}"]

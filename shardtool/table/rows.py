@@ -91,7 +91,7 @@ class TableRows(NamedTuple):
             first_values = column.take(arrow.number_array(first))
             if not column.equals(first_values):
                 bad = [row for row in range(len(column)) if not column[row].equals(first_values[row])]
-                found = f"column {name!r}: another value than in the first row of the same key"
+                found = f"column {name!r} differs from the first row with the same key,"
                 self.refuse(np.array(bad, np.int64), found, expected=expected, remedy=remedy)
 
     def refuse_repeated_keys(

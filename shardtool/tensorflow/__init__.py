@@ -73,7 +73,7 @@ def find_tfrecords(dataset: DatasetLike, fields: Collection[str] | None) -> TFRe
     classes: dict[str, Sequence[str]] = {}
     for name, names in ((name, names) for part in parts for name, names in part.classes.items()):
         if classes.setdefault(name, names) != names:
-            expected = "the same names in the same order, which class numbers depend on"
+            expected = "the same class names in the same order, because class numbers depend on them"
             raise InvalidRequest(f"the classes of {name!r}", "differ between two datasets", expected=expected)
     return TFRecordShards(
         paths=tuple(path for part in parts for path in part.paths),

@@ -254,7 +254,7 @@ def test_typing_mistakes_are_explained(tmp_path: Path, monkeypatch: pytest.Monke
         (["extract", "d/x.json", "cat/1"], "cat/1: the key of a sample; expected the folder to write to."),
         (["extract", "d/x.json", "cat/1.jpg"], "a file of a sample; expected the folder to write to."),
         (["extract", "d/x.json", "cat/1"], "give a folder and --keys cat/1."),
-        (["remove", "d/x.json", "cat/2"], "--keys: 1 key that no sample has: cat/2"),
+        (["remove", "d/x.json", "cat/2"], "--keys: 1 key not found: cat/2"),
         (["d/x.json", "inspect"], "d/x.json: no such verb. Write the verb first: `shardtool inspect d/x.json`."),
         (["index", "d/x.json", "--columns-from", "jpg,jpg"], "no field 'jpg,jpg'; expected one of"),
         (["index", "d/x.json", "--columns-from", "jpg,jpg"], "Repeat the option for each field."),

@@ -125,7 +125,7 @@ def test_a_sample_with_a_failed_file_is_skipped_whole(tmp_path: Path) -> None:
     ("pattern", "message"),
     [
         ("(.+)_msk", "no file matches; expected a pattern for whole paths without their endings, such as '1'"),
-        (".+_mask", "no group; expected a group for the key"),
+        (".+_mask", "no group in parentheses; expected a group for the key"),
         ("(.+", "missing )"),
         ("(.+)_\udcff", "not valid UTF-8"),
         ("(.{1000}){1000}", "invalid repetition size"),

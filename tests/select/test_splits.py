@@ -389,7 +389,7 @@ def test_text_that_is_not_utf8_is_a_value() -> None:
         ),
         (
             {"shares": HALVES, "group_by": "x"}, ["cat"] * 4,
-            ["1 split without samples: b", "a has 4 of 4 samples instead of 50 % (groups are not divided)"],
+            ["1 split without samples: b", "a has 4 of 4 samples instead of 50 % (each group stays in one split)"],
         ),
     ],
 )  # fmt: skip

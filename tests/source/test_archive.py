@@ -94,7 +94,7 @@ def test_a_folder_inside_an_archive_can_be_packed(tmp_path: Path) -> None:
     packed = _pack(archive / "top", tmp_path / "out")
     assert packed == {name: data for name, data in _FILES.items() if "README" not in name}
     ran = typed("create", "in.zip", "x.tar", "--label-from-folder", "--dry-run", cwd=tmp_path)
-    assert "all files are in the folder top: pack in.zip/top to use --label-from-folder below it" in ran.err
+    assert "all files are in the folder top: pack in.zip/top to use --label-from-folder with its subfolders" in ran.err
     ran = typed("create", "in.zip/none", "x.tar", cwd=tmp_path)
     assert (ran.code, "no samples" in ran.err) == (2, True), ran.err
 
@@ -124,7 +124,7 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
         archive.writestr(link, "/etc/passwd")
         archive.writestr("c.png", "")
     for name in ("in.tar", "in.zip"):
-        with pytest.raises(SampleFailed, match=r"a.png \(a link, which is not followed in an archive; --symlinks skip"):
+        with pytest.raises(SampleFailed, match=r"a.png \(a link; links in archives are not followed, use --sym"):
             _pack(tmp_path / name, tmp_path / "out")
         assert _pack(tmp_path / name, tmp_path / f"skip {name}", symlinks="skip") == {"c.png": b""}
         assert _pack(tmp_path / name, tmp_path / f"err {name}", on_error="skip") == {"c.png": b""}

@@ -341,7 +341,7 @@ _BAD_ROWS: list[tuple[str, dict[str, Any], str]] = [
      "2 keys more than once: '1' (rows 1, 3, 5), '2' (rows 2, 4); expected a unique key for each row"),
     ("path\na.jpg\na.png\na.jpg\n", {}, "1 key more than once: 'a' (rows 1, 3)"),
     ("id,path,v\n1,a.jpg,x\n1,a.png,y\n", {},
-     "column 'v': another value than in the first row of the same key in row 2; expected one value for all files"),
+     "column 'v' differs from the first row with the same key, in row 2; expected one value for all files"),
     ("id,path\n1,a.jpg\n2,\n3,\n", {}, "column 'path': an empty path in rows 2, 3"),
     ("id,path\n1,a.jpg\n2,b\n3,c.\n", {}, "column 'path': a name without an extension, such as 'b', in rows 2, 3"),
     ("id,path\n1,a.jpg\n2,https://x/y.jpg\n", {}, "column 'path': a URL, such as 'https://x/y.jpg', in row 2"),
@@ -388,7 +388,7 @@ _BAD_TABLES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
      "'v': an infinite number in row 2"),
     ({"id": [1, 2, 3], "jpg": [b"x", None, None]}, {}, "column 'jpg': no bytes in rows 2, 3; expected bytes in each"),
     ({"id": [1, 2], "image": [{"bytes": b"x", "path": "a.jpg"}, {"bytes": None, "path": "b.jpg"}]}, {},
-     "column 'image': no bytes in row 2; expected bytes in each row (a path next to them is not used)"),
+     "column 'image': no bytes in row 2; expected bytes in each row (paths in the same column are ignored)"),
     ({"id": [1], "jpg": [b"x"], "png": [b"x"]}, {}, "2 columns of bytes: jpg, png. Choose one, and its field"),
     ({"id": [1], "blob": [b"x"]}, {}, "column 'blob' holds bytes of an unknown kind"),
 ]  # fmt: skip
@@ -541,7 +541,7 @@ def test_samples_with_failed_files_are_skipped(tmp_path: Path) -> None:
     assert [entries.path(row) for row in range(2)] == [b"imgs/3.jpg", b"masks/1.png"]
     path.write_text("id,path\n1,x/1.jpg\n2,x/2.jpg\n")
     assert (
-        f"all 2 rows name a missing file, such as 'x/1.jpg'; expected paths relative to {tmp_path}/. "
+        f"every row names a missing file, such as 'x/1.jpg'; expected paths relative to {tmp_path}/. "
         "Choose another folder with root" in _error(path)
     )
 

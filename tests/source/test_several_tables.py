@@ -127,7 +127,7 @@ def test_the_root_that_contains_the_files_is_named(
     for number, name in enumerate(("a.csv", "b.csv")):
         _csv(folder / name, [{"path": f"{prefix}{number}.txt"}])
     monkeypatch.chdir(folder)
-    with pytest.raises(InvalidRequest, match="none of the files exists") as caught:
+    with pytest.raises(InvalidRequest, match="every row names a missing file") as caught:
         create(["a.csv", "b.csv"], OUT, workers=0)
     root = re.search(r"root='([^']+)'", caught.value.remedy)
     assert root is not None

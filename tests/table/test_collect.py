@@ -124,7 +124,7 @@ def test_a_collected_dataset_runs_again(source: Path, tmp_path: Path) -> None:
     [
         ({}, ("2 keys more than once: 'b' (rows 1, 3, 5), 'a' (rows 2, 4); expected one row for each value of column "
          "'image'. Collect the rows of each key into lists with collect='all'.")),
-        ({"collect": "label"}, ("column 'x': another value than in the first row of the same key in rows 3, 4, 5; "
+        ({"collect": "label"}, ("column 'x' differs from the first row with the same key, in rows 3, 4, 5; "
          "expected one value for each key. Collect it, too, with collect='label,x'.")),
         ({"collect": "lable"}, "collect: no column 'lable'; expected one of label, x. Did you mean 'label'?"),
         ({"collect": "image"}, "collect: no column 'image'"),
@@ -143,7 +143,7 @@ def test_coco_annotations_are_lists_already(source: Path, tmp_path: Path) -> Non
     (tmp_path / "coco.json").write_text(
         '{"images": [{"id": 1, "file_name": "a.jpg"}], "annotations": [{"image_id": 1, "caption": "x"}]}'
     )
-    with pytest.raises(InvalidRequest, match=r"collect: used with coco\.json, whose columns are lists already"):
+    with pytest.raises(InvalidRequest, match=r"collect: the columns of coco\.json are already lists"):
         create(source, tmp_path / "o.tar", join=tmp_path / "coco.json", collect="all")
 
 
@@ -152,7 +152,7 @@ def test_manifests_that_cannot_be_collected(source: Path, tmp_path: Path) -> Non
     paths = pd.DataFrame({"key": ["a", "a", "b"], "path": ["a.jpg", "c.jpg", "b.jpg"], "n": range(3)})
     data = pd.DataFrame({"key": ["a", "a"], "jpg": [b"1", b"2"], "n": [1, 2]})
     cases: list[tuple[Any, dict[str, Any], str]] = [
-        (paths, {"collect": "n"}, "column 'path': another value than in the first row of the same key in row 2"),
+        (paths, {"collect": "n"}, "column 'path' differs from the first row with the same key, in row 2"),
         (paths[["path", "n"]].iloc[[0, 0]], {}, "or collect the rows of each key with collect='all'"),
         (data, {"collect": "all"}, "collect: used with a column of bytes, 'jpg'; expected paths of files"),
         (data[["n"]], {"collect": "all", "field": "txt=n"}, "no column of keys or paths"),

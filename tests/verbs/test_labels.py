@@ -72,12 +72,12 @@ def test_folders_name_splits_and_classes(ending: str, tmp_path: Path) -> None:
         (
             ["train/0", "1"],
             {},
-            r"split_from_folder: 1 sample outside such folders: \./1\.\*; expected paths such as SPLIT/FILE",
+            r"split_from_folder: 1 sample in too few folders: \./1\.\*; expected paths such as SPLIT/FILE",
         ),
         (
             ["train/0", "val/a/1"],
             {"label_from_folder": True},
-            r"1 sample outside .*train/0\.\*; expected paths such as SPLIT/CLASS",
+            r"1 sample in too few folders: train/0\.\*; expected paths such as SPLIT/CLASS",
         ),
         (["my split/0", "val/1"], {}, r"split_from_folder: invalid split names: 'my split'"),
         (["train/0"], {"split": "a=1"}, r"split_from_folder: used with split; expected only one of them"),

@@ -100,7 +100,7 @@ def test_invalid_requests_change_nothing(source: Path, words: tuple[str, ...], s
     before = identity(dataset.parent)
     ran = typed("remove", dataset, *words)
     assert (ran.code, says in ran.err, identity(dataset.parent)) == (2, True, before), ran
-    with pytest.raises(InvalidRequest, match="1 key that no sample has: x"):
+    with pytest.raises(InvalidRequest, match="1 key not found: x"):
         remove(dataset, keys_from=[_KEYS[0], "x"])
     with pytest.raises(InvalidRequest, match="expected a file with one key per line, or keys"):
         remove(dataset, keys_from=["half of a pair: \ud800"])

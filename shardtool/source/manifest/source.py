@@ -359,7 +359,7 @@ class ManifestSource(Source):
     def _measure_bytes(self) -> None:
         rows, self._lengths = self._rows(), self._bytes.measure(self._numbers)
         for column, lengths in zip(self._roles.columns_of("binary"), self._lengths, strict=True):
-            expected = "bytes in each row (a path next to them is not used)"
+            expected = "bytes in each row (paths in the same column are ignored)"
             files, where = option_text("file"), option_text("where")
             remedy = f"Pack a column of paths with {files}, or exclude such rows with {where}."
             rows.refuse(np.flatnonzero(lengths < 0), f"column {column!r}: no bytes", expected=expected, remedy=remedy)
@@ -417,7 +417,7 @@ class ManifestSource(Source):
         bad = np.flatnonzero(problem.any(axis=1))
         if len(bad) == self._count and all(code == "vanished" for code, _ in problems):
             first = printable(str(self._columns[self._roles.paths()[0]][0]))
-            found = f"none of the files exists: all {self._count:,} rows name a missing file, such as '{first}'"
+            found = f"every row names a missing file, such as '{first}'"
             expected = f"paths relative to {printable(self._root)}"
             remedy = f"Choose another folder with {option_text('root')}."
             if not is_address(self._root) and (folder := find_containing_folder(self._root, first)):
