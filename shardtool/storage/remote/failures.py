@@ -91,7 +91,7 @@ def obstore_errors(address: str, *, lists: bool = False) -> Iterator[None]:
     except (exceptions.NotFoundError, FileNotFoundError):
         raise FileNotFoundError(2, "no such object", where) from None
     except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
-        raise FileExistsError(17, "changed meanwhile, or already exists", where) from None
+        raise FileExistsError(17, "changed by another program, or already exists", where) from None
     except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
         status = DENIED_STATUSES[isinstance(error, exceptions.PermissionDeniedError)]
         raise _response_error(address, status, {}, str(error).encode(), lists=lists) from None
@@ -131,7 +131,7 @@ def _generic_error(address: str, message: str, *, lists: bool) -> Exception:
 
 
 def _untrusted_error(where: str, server: str, reason: str) -> StoreFailed:
-    found = f"the certificate of {server} is not trusted{f' ({reason})' if reason else ''}, or it does not speak TLS"
+    found = f"the certificate of {server} is not trusted{f' ({reason})' if reason else ''}, or it does not use TLS"
     remedy = "Set AWS_CA_BUNDLE or SSL_CERT_FILE to the certificate file of the authority."
     return StoreFailed(where, found, expected="a certificate of an authority that this machine trusts", remedy=remedy)
 
@@ -210,7 +210,7 @@ def status_error(address: str, method: str, status: int, headers: Mapping[str, s
     if status in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE):
         return FileNotFoundError(2, HUGGINGFACE_MISSING.get(headers.get("X-Error-Code", ""), "no such object"), where)
     if status in (HTTPStatus.CONFLICT, HTTPStatus.PRECONDITION_FAILED):
-        return FileExistsError(17, "changed meanwhile, or already exists", where)
+        return FileExistsError(17, "changed by another program, or already exists", where)
     return _response_error(address, status, headers, body, f"permission for {method}")
 
 

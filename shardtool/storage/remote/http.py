@@ -72,7 +72,7 @@ class PacedSocket(io.RawIOBase):
         if self.max_bytes is not None:
             self.max_bytes -= count
             if self.max_bytes < 0:
-                raise retry.TransientError(f"{self._peer} sends headers without an end", has_response=True)
+                raise retry.TransientError(f"{self._peer} sends too many headers", has_response=True)
         return count
 
     def write(self, data: Buffer, /) -> int:

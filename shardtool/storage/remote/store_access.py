@@ -95,12 +95,12 @@ def source_address_for(address: str, endpoint: str | None) -> str:
         raise InvalidRequest(SOURCE_PREFIX + min(unknown), "unknown variable for a source", expected=expected)
     if source_variables & {*_KEY_PAIR_VARIABLES} and not source_variables.issuperset(_KEY_PAIR_VARIABLES[:2]):
         expected = " and ".join(SOURCE_PREFIX + name for name in _KEY_PAIR_VARIABLES[:2])
-        raise InvalidRequest(f"keys of {SOURCE_PREFIX}*", "half of a key pair", expected=expected)
+        raise InvalidRequest(f"keys of {SOURCE_PREFIX}*", "only one of the two keys is set", expected=expected)
     if server := endpoint or os.environ.get(f"{SOURCE_PREFIX}ENDPOINT", ""):
         check_endpoint(server, server)
     if endpoint and not address.startswith("s3://"):
-        found, expected = "a source endpoint was given, but this is not S3", option_text("source_endpoint")
-        raise InvalidRequest(display_address(address), found, expected=f"s3://, or no {expected}")
+        found = f"{option_text('source_endpoint')} works only with s3:// sources"
+        raise InvalidRequest(display_address(address), found, remedy="Omit the option.")
     is_own = address.startswith("s3://") and (server or source_variables)
     return f"s3://{SOURCE_MARKER}{quote(server, '')}@{address[len('s3://') :]}" if is_own else address
 
@@ -320,7 +320,7 @@ def _check_key_pair(bucket: str, environment: Mapping[str, str]) -> None:
     """Raise an error if only the key id is set, because obstore would ask the metadata service for credentials."""
     present = [name for name in _KEY_PAIR_VARIABLES[:2] if environment.get(name)]
     if present == ["AWS_ACCESS_KEY_ID"] and not any(environment.get(name) for name in _AWS_CREDENTIAL_VARIABLES[1:]):
-        found = "AWS_ACCESS_KEY_ID is set alone"
+        found = "only AWS_ACCESS_KEY_ID is set"
         raise AccessRefused(f"s3://{bucket}", found, expected="AWS_SECRET_ACCESS_KEY as well")
 
 

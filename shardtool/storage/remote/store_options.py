@@ -236,7 +236,7 @@ def with_options(values: Any, options: StorageOptions | None) -> Any:
     result = mark(values)
     if options and not any(parse_address(address).marker for address in marked):
         prefixes = [repr(name) for name in options if "://" in str(name)]
-        found = f"no argument starts with {' or '.join(prefixes)}" if prefixes else "given for local paths"
+        found = f"no argument starts with {' or '.join(prefixes)}" if prefixes else "all paths are local"
         raise InvalidRequest(_WHERE, found, expected="an address such as s3://BUCKET/KEY or https://SERVER/PATH")
     return result
 
@@ -286,8 +286,8 @@ def _check_options(scheme: str, options: Mapping[str, Any]) -> dict[str, Any]:
             raise InvalidRequest(_WHERE, found, expected=expected, remedy=remedy)
         kind = bool if name == "anonymous" else Mapping if name == _HEADERS else str
         if not isinstance(value, kind) or value == "":
-            expected = "True or False" if kind is bool else "a dict of texts" if kind is Mapping else "text"
-            found = "an empty text" if value == "" else f"a {type(value).__name__}"
+            expected = "True or False" if kind is bool else "a dict of strings" if kind is Mapping else "a string"
+            found = "an empty string" if value == "" else f"a {type(value).__name__}"
             raise InvalidRequest(f"{_WHERE}[{name!r}]", found, expected=expected)
     if "service_account" in options and not os.path.isfile(options["service_account"]):
         where, expected = f"{_WHERE}['service_account']", "the path of a JSON file with a key"
@@ -297,7 +297,7 @@ def _check_options(scheme: str, options: Mapping[str, Any]) -> dict[str, Any]:
     if scheme in VARIABLES:
         return {VARIABLES[scheme][name]: str(value) for name, value in options.items()}
     if not all(isinstance(text, str) for header in options[_HEADERS].items() for text in header):
-        raise InvalidRequest(f"{_WHERE}[{_HEADERS!r}]", "a name or value that is not text", expected="a dict of texts")
+        raise InvalidRequest(f"{_WHERE}[{_HEADERS!r}]", "not only strings", expected="a dict of strings")
     lines = [f"{name}: {value}" for name, value in options[_HEADERS].items()]
     return {_HEADERS: parse_headers(lines, f"{_WHERE}[{_HEADERS!r}]")}
 

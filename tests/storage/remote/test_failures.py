@@ -26,7 +26,7 @@ def _error_for(status: int, code: str = "") -> Exception:
         (503, "SlowDown", TransientError, "503"),
         (400, "RequestTimeout", TransientError, "400"),
         (404, "NoSuchBucket", FileNotFoundError, "no such object"),
-        (412, "PreconditionFailed", FileExistsError, "changed meanwhile"),
+        (412, "PreconditionFailed", FileExistsError, "changed by another program"),
     ],
 )
 def test_status_error(status: int, code: str, kind: type[Exception], found: str) -> None:
