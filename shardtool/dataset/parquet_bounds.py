@@ -222,21 +222,21 @@ def _page(head: _Struct, field: int) -> int:
 def _number(struct: _Struct, field: int, thrift_type: int) -> int:
     stored_type, number = struct.get(field, (0, -1))
     if stored_type != thrift_type or number < 0:
-        raise ValueError("a header that lacks a number")
+        raise ValueError("a header with a missing or invalid number")
     return int(number)
 
 
 def _text(struct: _Struct, field: int) -> bytes:
     thrift_type, text = struct.get(field, (0, b""))
     if thrift_type != _BINARY:
-        raise ValueError("a header that lacks a text")
+        raise ValueError("a header with a missing or invalid string")
     return bytes(text)
 
 
 def _list(struct: _Struct, field: int, thrift_type: int) -> list[Any]:
     stored_type, parts = struct.get(field, (0, (0, [])))
     if stored_type != _LIST or (parts[1] and parts[0] != thrift_type):
-        raise ValueError("a footer that lacks a list")
+        raise ValueError("a footer with a missing or invalid list")
     return list(parts[1])
 
 

@@ -326,7 +326,7 @@ def wrong_kind_error(path: str, error: CorruptShard) -> CorruptShard:
         return error
     what = f"a {kind.format} shard{kind.compression and f' compressed with {kind.compression}'}"
     return CorruptShard(
-        path, f"its name does not match its first bytes, which are those of {what}", offset=0,
+        path, f"its first bytes are those of {what}, but its name has another ending", offset=0,
         remedy="Rename it with the right ending, or create a link with the right ending.",
     )  # fmt: skip
 

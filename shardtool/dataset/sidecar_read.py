@@ -199,7 +199,7 @@ def _check_shard_column(column: pa.ChunkedArray, name: str) -> None:
         encoded = chunk if pt.is_dictionary(chunk.type) else chunk.dictionary_encode()
         used_codes = [] if encoded.null_count else np.flatnonzero(np.bincount(number_values(encoded.indices))).tolist()
         if encoded.null_count or any(encoded.dictionary[code].as_py() != name for code in used_codes):
-            raise ValueError(f"rows of a shard other than {printable(name)}")
+            raise ValueError(f"rows that do not belong to {printable(name)}")
 
 
 def _check_counts(leaves: Sequence[LeafMemory], own_columns: Sequence[str], rows: int, limit: int) -> None:

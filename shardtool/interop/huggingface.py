@@ -59,9 +59,7 @@ def make_readme(splits: Sequence[DatasetFile], existing: Iterable[str]) -> bytes
         lines.append(f"  - split: {huggingface_split(split.run.split or DEFAULT_SPLIT)}")
         lines += [f"    path: {paths[0]}"] if len(paths) == 1 else ["    path:", *(f"    - {path}" for path in paths)]
     text = "\n".join([*lines, "---", "", ""]).encode()
-    signature = (
-        b"made by `shardtool index --export huggingface`, and made again by it only while nothing here is changed"
-    )
+    signature = b"written by `shardtool index --export huggingface`, which replaces this file only if it is unchanged"
     return text + b"<!-- shardtool crc32c:%08x: %b -->\n" % (crc32c(text), signature)
 
 

@@ -33,7 +33,7 @@ def loader_notes(outputs: Sequence[tuple[Destination, int]], sizes: Sequence[int
         if output.pattern.count is None and total < _USUAL_WORKERS and size >= _LARGE_DATASET_BYTES:
             summary = f"{to_output_name(output.pattern.dataset_file)}: {pluralize(total, 'shard')}"
             option = option_text("max_size", f"{size // _USUAL_WORKERS // 10**6}MB")
-            yield f"{summary}, so a loader with more workers leaves some idle; {option} gives {_USUAL_WORKERS}+"
+            yield f"{summary}, so a loader with more workers leaves some idle; {option} gives {_USUAL_WORKERS}+ shards"
 
 
 def name_notes(outputs: Sequence[tuple[Destination, int]], readers: Sequence[str]) -> Iterator[str]:

@@ -317,4 +317,4 @@ def update_exports(
             try:
                 Exporter(folder, dataset_file, {name: export}, notes).write(folder, overwrite=True)
             except (InvalidRequest, OutputExists) as error:
-                notes.add(f"the index for {export.reader} could not be renewed: {error}")
+                notes.add(f"the index for {export.reader} could not be updated: {error}")

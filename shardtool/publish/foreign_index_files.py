@@ -88,8 +88,8 @@ def export_notes(folder: OutputFolder, old: DatasetFile | None, renewed: Collect
     """Yield a note if index files with hashes lack appended samples. Ignore the formats in `renewed`."""
     with_hashes = {name for name in find_existing_exports(folder, old) if exports.EXPORTS[name].has_hashes}
     if stale := sorted(with_hashes.difference(renewed)):
-        advice = f"renew them with {export_call_text('', stale, overwrite=False)}, which reads all shards"
-        yield f"indexes of other tools ({format_list(stale)}) cover the old shards only: {advice}"
+        advice = f"update them with {export_call_text('', stale, overwrite=False)}, which reads all shards"
+        yield f"the indexes for {format_list(stale)} do not include the appended shards: {advice}"
 
 
 def copy_indexes(dataset_file: str, dataset: DatasetFile, folder: OutputFolder, notes: Notes) -> int:

@@ -88,7 +88,7 @@ def get_subfolder(folder: str, shards: list[str]) -> str:
         alone = choose_text("`export`", "--export alone")
         problem = f"{folder or '.'}, which does not contain the shards"
         expected = "the folder of the shards, or a parent folder"
-        only_below = "A dataset file lists only shards below it."
+        only_below = "A dataset file can list only shards in its own folder or below."
         remedy = f"{only_below} To write indexes elsewhere, use {alone} with a dataset file."
         raise InvalidRequest(option_text("output"), problem, expected=expected, remedy=remedy)
     name = to_output_name(path)

@@ -93,7 +93,7 @@ def _read_columns(path: str, fields: Sequence[str], pool: Pool, notes: Notes) ->
         table: Any = added.entries.metadata
         for name in table.column_names:
             if columns is not None and name in columns.column_names:
-                found = f"field {field!r} has the value {name!r}, and so does another field"
+                found = f"field {field!r} and another field both contain a value named {name!r}"
                 remedy = "Add the columns of only one of these fields."
                 raise InvalidRequest(option_text("columns_from"), found, expected="different names", remedy=remedy)
             columns = with_column(columns, name, to_one_chunk(table.column(name)))

@@ -183,7 +183,7 @@ class _Indexer:
         if self.incomplete:
             columns = format_list(sorted(set[str]().union(*self.incomplete.values())))
             names = format_list([*self.incomplete], 3)
-            self.notes.add(f"{names}: written without the columns {columns}, which only the source has")
+            self.notes.add(f"{names}: written without the columns {columns}, which no shard contains")
         if self.unrecognised:
             counts, examples = zip(*self.unrecognised, strict=True)
             found = f"{pluralize(sum(counts), 'member')} outside of samples"

@@ -251,7 +251,7 @@ def _check_all_finished(
     where: str, counts: Collection[int], unfinished: list[str], missing: list[str], resume_option: str
 ) -> None:
     if len(counts) > 1:
-        found = f"parts of runs of {format_list([str(count) for count in sorted(counts)])} parts"
+        found = f"different numbers of parts: {format_list([str(count) for count in sorted(counts)])}"
         remedy = "Move the files of other runs to another folder."
         raise InvalidRequest(where, found, expected="parts of one run", remedy=remedy)
     problems = [f"not finished: {format_list(unfinished)}"] if unfinished else []

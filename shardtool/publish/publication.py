@@ -219,7 +219,7 @@ def finish_replacement(folder: OutputFolder, base: str) -> None:
         data = folder.read(plan)
     except OSError as error:
         found = f"not a plan for replacing shards: {os_error_text(error)}"
-        raise CorruptShard(where, found, remedy="Move it away.") from None
+        raise CorruptShard(where, found, remedy="Move it to another folder.") from None
     file = parse_dataset(data, where)
     listed = _list_files(file)
     staged = {new.name: new.path for new in folder.staged() if new.name in listed or new.name == file.skipped_file}

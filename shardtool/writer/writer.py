@@ -207,7 +207,7 @@ class ShardWriter(SampleWriter):
         number = len(self._output.totals.shards)
         if self._pattern.count is not None and number >= self._pattern.count:
             remedy = "Use an open range such as out-{000000..}.tar, a wider range, or larger shards."
-            found = f"{self._pattern.count:,} names, all used"
+            found = f"the pattern has only {units.pluralize(self._pattern.count, 'name')}, but more shards are needed"
             raise SampleRefused(InvalidRequest(self._pattern.text, found, remedy=remedy), "oversize")
         if self._last_shard_bytes is not None:
             samples, last_bytes = self._output.totals.shards[-1].samples, self._last_shard_bytes
@@ -277,7 +277,7 @@ class ShardWriter(SampleWriter):
 
 
 def _finished_error(dataset_file: str) -> SampleRefused:
-    found = "the resumed run was finished, but there are more samples now"
+    found = "the earlier run is complete, but this run writes more samples"
     append, overwrite = call_text("create", append=True), flag_text("overwrite")
     remedy = f"Append them with {append}, or replace the dataset with {overwrite}."
     return SampleRefused(InvalidRequest(dataset_file, found, remedy=remedy), "oversize")

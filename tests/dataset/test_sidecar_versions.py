@@ -158,15 +158,15 @@ def _named(*names: str | None) -> Callable[[pa.Table], pa.Table]:
 @pytest.mark.parametrize(
     ("change", "facts", "problem"),
     [
-        (_named("out-0.tar", "out-1.tar"), {}, "rows of a shard other than out-0.tar"),
-        (_named("x.tar", "x.tar"), {}, "rows of a shard other than"),
-        (_named("out-0.tar", None), {}, "rows of a shard other than"),
-        (_named(None, None), {}, "rows of a shard other than"),
+        (_named("out-0.tar", "out-1.tar"), {}, "rows that do not belong to out-0.tar"),
+        (_named("x.tar", "x.tar"), {}, "rows that do not belong to"),
+        (_named("out-0.tar", None), {}, "rows that do not belong to"),
+        (_named(None, None), {}, "rows that do not belong to"),
         (lambda table: table.drop_columns(["__shard__"]), {}, "missing or unknown columns"),
         (lambda table: table, {"format_version": "1"}, "unknown columns: __shard__"),
         (lambda table: table.set_column(1, "__shard__", pa.array([1, 1])), {}, "a column __shard__ of type int64"),
         (lambda table: table.append_column("__shard__", table["__shard__"]), {}, "not a valid sidecar"),
-        (lambda table: table, {"shard": "out-1.tar"}, "rows of a shard other than out-1.tar"),
+        (lambda table: table, {"shard": "out-1.tar"}, "rows that do not belong to out-1.tar"),
     ],
 )
 def test_rows_of_other_shards_are_rejected(

@@ -255,7 +255,7 @@ def test_another_total_number_of_parts_is_refused(place: Path) -> None:
     with pytest.raises(OutputExists, match=r"part 1/3 of this dataset; expected 4 parts in total, as in part='1/4'"):
         _pack(place, "1/4", resume=True)
     shutil.copy(place / "out/.x.part1of3", place / "out/.x.part1of4")
-    with pytest.raises(InvalidRequest, match="parts of runs of 3, 4 parts"):
+    with pytest.raises(InvalidRequest, match="different numbers of parts: 3, 4; expected"):
         _merge(place)
 
 

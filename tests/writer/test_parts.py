@@ -153,7 +153,7 @@ def test_merge_refuses_contradictory_parts(tmp_path: Path) -> None:
         with pytest.raises(InvalidRequest, match=message):
             merge(pattern)
     _write_part(pattern, 0, 3, 1)
-    with pytest.raises(InvalidRequest, match="runs of 2, 3 parts"):
+    with pytest.raises(InvalidRequest, match="numbers of parts: 2, 3"):
         merge(pattern)
     pattern = tmp_path / "one" / "out-{000000..}.tar"
     _write_part(pattern, "x", None, 1)
@@ -200,7 +200,7 @@ def test_a_merged_part_cannot_change(tmp_path: Path) -> None:
     before = read_tree(tmp_path)
     with ShardWriter(pattern, part=1, parts=2, max_count=2, resume=True) as writer:
         assert (writer.samples, writer.last_key, len(writer.shards)) == (5, "1/4", 3)
-        with pytest.raises(InvalidRequest, match="was finished"):
+        with pytest.raises(InvalidRequest, match="the earlier run is complete"):
             writer.write({"__key__": "new", "jpg": b""})
     with pytest.raises(OutputExists, match=r"out.json: part1of2 was merged into this dataset"):
         ShardWriter(pattern, part=1, parts=2, max_count=2, overwrite=True)

@@ -536,7 +536,7 @@ def test_a_finished_dataset_is_resumed_without_a_change(tmp_path: Path) -> None:
     before = read_tree(tmp_path)
     with ShardWriter(pattern, resume=True) as writer:
         assert (writer.samples, writer.last_key) == (30, "a/29")
-        with pytest.raises(InvalidRequest, match="was finished"):
+        with pytest.raises(InvalidRequest, match="the earlier run is complete"):
             writer.write({"__key__": "new", "jpg": b""})
     assert read_tree(tmp_path) == before
 
