@@ -485,7 +485,7 @@ def report_job(job: Job, timings: Timings) -> None:
 
 def run_jobs(jobs: list[Job], rounds: int, results: dict[str, Any]) -> None:
     """Measure the jobs and print their table."""
-    header("job", "compared with", "shardtool's time / its time", "goal", "met", "shardtool s", "its s")
+    header("job", "compared with", "shardtool's time / other tool's time", "goal", "met", "shardtool s", "other tool s")
     for job in jobs:
         progress(f"{job.name}, to {job.place}")
         try:

@@ -152,7 +152,7 @@ def _check_clock(address: str, headers: Mapping[str, str]) -> str:
         off_s = time.time() - date - float(headers.get("Age", 0))  # a proxy cached the response `Age` seconds ago
     except (KeyError, TypeError, ValueError, OverflowError):
         return "the server sends no time"
-    difference = f"{abs(off_s):,.0f} s {'ahead of' if off_s > 0 else 'behind'} the server's"
+    difference = f"this machine's clock is {abs(off_s):,.0f} s {'ahead of' if off_s > 0 else 'behind'} the server's"
     if abs(off_s) > _SKEW_S:
         raise StoreFailed(display_address(address), difference, remedy=CLOCK_ADVICE)
     return difference if abs(off_s) > _EXACT_S else "matches the server's clock"
@@ -197,7 +197,7 @@ def _list_and_read(place: str, steps: _Steps) -> None:
     if first := next((entry.key for entry in objects if entry.size > 0), ""):
         steps.check("read", partial(_run_step, lambda: open_remote(paths.join(place, first)).read(0, 1)))
     else:
-        steps.skip("read", "there is no object to read")
+        steps.skip("read", f"no non-empty object among the first {_MAX_LISTED_OBJECTS}")
 
 
 def _first_objects(place: str) -> list[BucketEntry]:

@@ -249,8 +249,7 @@ def shards_to_copy(target: CopyTarget, options: CopyOptions, notes: Notes) -> li
         found = f"{already_exist_text(len(others), 'file')} with other bytes: {errors.format_list(others, 3)}"
         raise errors.OutputExists(target.folder.path or ".", errors.printable(found), remedy=remedy)
     if damaged:
-        state_text = "different from the dataset file there; copied again"
-        notes.add(f"{errors.format_list(sorted(damaged), 3)} at the destination: {state_text}")
+        notes.add(f"{errors.format_list(sorted(damaged), 3)}: damaged at the destination; copied again")
     pending = [state for state in states if not (state.shard_matches and state.sidecar_matches)]
     return sorted(pending, key=lambda state: bool(state.differing))
 

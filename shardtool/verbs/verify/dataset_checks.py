@@ -198,7 +198,7 @@ def check_totals(subject: VerifiedDataset, scans: Mapping[int, ShardScan]) -> Fi
         fields, digests = subject.fields, [shard.digest for _, shard in subject.examined]
         for name in sorted({*file.fields, *fields}, key=str):
             if file.fields.get(name) != fields.get(name):
-                what = f"the field {printable(name)} {file.fields.get(name, 0):,} times"
+                what = pluralize(file.fields.get(name, 0), f"sample with the field {printable(name)}")
                 expected = f"{fields.get(name, 0):,}, as in the shards"
                 findings.add(-1, [Finding("totals-differ", subject.name, what, expected)])
         if not file.fingerprint:

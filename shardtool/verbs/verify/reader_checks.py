@@ -92,19 +92,19 @@ def _find_missing_fields(shards: Sequence[ShardScan]) -> Iterator[Finding]:
             first_fields = samples[0]
             if different := [at for at, fields in enumerate(samples[:_INSPECTED_SAMPLES]) if fields != first_fields]:
                 difference = first_fields ^ samples[different[0]]
-                problem = f"{_field_names(difference)}: not in all of the first five samples"
-                problem += ", so `load_dataset` refuses the dataset"
+                problem = "fields that are not in all of the first five samples, so `load_dataset` refuses the dataset"
+                problem += f": {_field_names(difference)}"
                 yield Finding("target-fields", reader, problem, "the same fields in each of these samples")
                 return
         if late := frozenset().union(*samples) - first_fields:
-            problem = f"{_field_names(late)}: not in the first samples, so `load_dataset` drops it"
+            problem = f"fields that are not in the first samples, so `load_dataset` drops them: {_field_names(late)}"
             problem += f"; first in {to_output_name(shard.path)}"
-            yield Finding("target-fields", reader, problem, "the field in the first five samples, too")
+            yield Finding("target-fields", reader, problem, "the fields in the first five samples, too")
             return
 
 
 def _field_names(fields: frozenset[bytes]) -> str:
-    return f"the field {format_list(sorted(printable(decode_name(name)) for name in fields), 3)}"
+    return format_list(sorted(printable(decode_name(name)) for name in fields), 3)
 
 
 def _check_huggingface_folder(folder: str, last: int) -> Findings:

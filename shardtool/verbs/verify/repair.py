@@ -148,8 +148,8 @@ class Repair:
                 self._add_unresolved(instead)
                 return
         if self.codes & SHARD_CODES:
-            lost = "without a valid dataset file, their options are unknown. Rerun the original command with"
-            advice = f"{lost} {flag_text('resume')}"
+            lost = "without a valid dataset file, the options that created them are unknown"
+            advice = f"{lost}. Rerun the original command with {flag_text('resume')}"
             if self.options.source is None:
                 advice = f"they can only be rebuilt from their source ({option_text('source')})"
             self._add_unresolved(instead or f"damaged shards: {advice}")
@@ -187,7 +187,7 @@ class Repair:
             publication.finish(replace(file, shards=tuple(entries[shard.name] for shard in file.shards)).encode())
         self.done.append(f"{format_list([case.sidecar for case in verified])}: rebuilt from the shard")
         if lost_columns:
-            self.done[-1] += f"; without the columns {format_list(sorted(lost_columns))}, which only the source has"
+            self.done[-1] += f"; without the columns {format_list(sorted(lost_columns))}, which no shard contains"
 
     def _build_sidecar(self, case: ShardCheck, file: DatasetFile) -> tuple[bytes, list[str]]:
         from shardtool.dataset.shard_index import scanned_index

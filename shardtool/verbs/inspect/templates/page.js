@@ -220,7 +220,7 @@
     setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
     const unsaved = excluded ? ` ${plural(excluded, "key")} with line breaks cannot be saved.` : "";
     const datasets = table.datasets > 1 ? new Set(rows.map((row) => columns[1].value(row))).size : 1;
-    const mixed = datasets > 1 ? ` The keys are of ${datasets} datasets: choose a dataset to save only its keys.` : "";
+    const mixed = datasets > 1 ? ` They are of ${datasets} datasets. To save the keys of only one, filter by dataset first.` : "";
     byId("picked").textContent = `${plural(rows.length - excluded, "key")} saved in ${table.file} for --keys-from.${mixed}${unsaved}`;
   };
 
