@@ -205,8 +205,8 @@ def test_a_misleading_name(tmp_path: Path) -> None:
     (tmp_path / "c.tar.xz").write_bytes(lzma.compress(os.urandom(99_999))[:-999])
     findings = {finding.file: (finding.code, finding.found) for finding in verify([*tmp_path.iterdir()], ONE).findings}
     assert {code for code, _ in findings.values()} == {"shard-damaged"}
-    assert findings["a.tar"][1].endswith("those of a tar shard compressed with gzip")
-    assert findings["b.tfrecord"][1].endswith("those of a tar shard")
+    assert "those of a tar shard compressed with gzip, but" in findings["a.tar"][1]
+    assert "those of a tar shard, but" in findings["b.tfrecord"][1]
     assert "not a tar header" in findings["c.tar.xz"][1]
 
 
