@@ -103,7 +103,7 @@ def _tar_members(file: ShardFile | CompressedFile) -> Iterator[_ArchiveMember]:
 
 
 class ArchiveSource(FolderSource):
-    """The files in an archive, or in one folder of the archive."""
+    """The files in an archive, or in a folder inside an archive, as a source."""
 
     def __init__(self, path_and_folder: tuple[str, str], options: CreateOptions, _outputs: object = ()) -> None:
         path, folder = path_and_folder
@@ -136,7 +136,7 @@ class ArchiveSource(FolderSource):
             remedy = f"Run again with {flag_text('resume')}."
             raise SampleFailed(self._path, "changed while it was packed", expected=expected, remedy=remedy)
 
-    def _list(self, pool: Pool, observer: Observer, pattern: KeyPattern | None) -> FolderListing:  # noqa: ARG002 - one process
+    def _list(self, pool: Pool, observer: Observer, pattern: KeyPattern | None) -> FolderListing:  # noqa: ARG002 - no worker is needed
         import numpy as np
 
         from shardtool.entries.sample_table import FieldSpans

@@ -40,10 +40,10 @@ class Listing:
         name: The name of the source in the dataset file, without folders.
         recorded: Values that the dataset file records in addition to the options.
         digest: The content fingerprint of all samples, or None if unknown.
-        stored: The dataset and the shard for each name in `shards`.
+        stored: For each shard name in `shards`, the dataset and the shard.
         compressed: Whether some shards are compressed, and can only be read from start to end.
         condition: The conditions of `--where` on the content of files. Workers evaluate these conditions.
-        dropped: Fields that are not packed. Metadata columns keep the numbers of these fields until splits are chosen.
+        dropped: Label fields that are not packed. Their metadata columns are kept until splits are chosen.
         classes: Class names by field, including fields that are not packed.
         kept: The positions of the samples that remain after duplicates were dropped, or None if none were dropped.
     """
@@ -74,7 +74,7 @@ class Listing:
         return {**self.classes, **self.entries.values.classes}
 
     def without_dropped(self) -> Listing:
-        """Return the listing without metadata columns that contain numbers of `dropped` fields."""
+        """Return the listing without the metadata columns of `dropped` fields."""
         columns = self.entries.metadata
         if columns is None or not self.dropped:
             return self
@@ -123,9 +123,9 @@ class Source(ABC):
         """Return the column `name`, with one value per sample. `option` is the option to name in messages."""
 
     def write_binary(self, file: Writable) -> None:
-        """Write the SPAN payloads to `file`, in the order of their offsets.
+        """Write the payloads of a table or compressed archive to `file`, in the order of their offsets.
 
-        Workers cannot read SPAN payloads of tables and compressed archives themselves.
+        Workers cannot read these payloads themselves.
         """
         raise Bug(str(file), "a source that is not a table has no binary payloads")
 
@@ -137,7 +137,7 @@ def no_match_error(query: object, split: str = "", remedy: str = "") -> InvalidR
 
 
 def check_skipped(source: str, skipped: tuple[Skipped, ...], on_error: OnError, otherwise: str) -> None:
-    """Raise `SampleFailed` if files cannot be packed and `on_error` is `raise`. `otherwise` is advice to the user."""
+    """Raise `SampleFailed` if files cannot be packed and `on_error` is `raise`. Include the advice `otherwise`."""
     failed = failed_rows(skipped)
     if failed and on_error == "raise":
         named = format_list([f"{printable(row.path) or 'the folder itself'} ({row.message})" for row in failed])

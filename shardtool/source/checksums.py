@@ -61,7 +61,9 @@ _Checksum = _Crc32c | _Digest
 def source_checksums(
     source: Source | None, entries: SampleTable, rows: Rows, pool: Pool, observer: Observer | None = None
 ) -> Rows:
-    """Return the CRC-32C of each row's payload as int64, or -1 for an unreadable payload. No row may be INLINE.
+    """Return the CRC-32C of each row's payload as int64, or -1 for an unreadable payload.
+
+    No row may be INLINE (payload stored as text in the plan).
 
     `source` is needed only for payloads in tables and compressed archives.
     """
@@ -173,7 +175,7 @@ def checksum_payloads(task: FileReads | SpanReads, kind: Callable[[], _Checksum]
         except (MemoryError, OSError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-    # Reads fail if threads open too many files or use too much memory, so read failed files again without threads.
+    # Threads may open too many files or use too much memory. Read the failed files again, without threads.
     return [_checksum_file(kind, file) if value < 0 else value for file, value in zip(files, checksums, strict=True)]
 
 

@@ -36,11 +36,11 @@ class DuplicateGroups(NamedTuple):
     """Groups of samples with the same content.
 
     Attributes:
-        groups: The sample numbers of each group. Samples that exist in the output come first. Otherwise, samples are
-            sorted by key, and groups by their first samples.
+        groups: The sample numbers of each group. Samples that exist in the output come first, then the others by key.
+            Groups are sorted by their first samples.
         sizes: Content bytes of one sample of each group.
         fields: The fields whose content was compared.
-        differ: For each sample, the labels and other fields that differ from the first sample of its group.
+        differ: By sample number, the names of fields and labels that differ from the group's first sample.
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -117,7 +117,7 @@ def drop_duplicate_samples(
     observer: Observer,
     read_existing_keys: Callable[[], PackedStrings | None],
 ) -> Listing:
-    """If `drop_duplicates` is set, drop new samples that duplicate an existing or earlier sample."""
+    """If `drop_duplicates` is set, drop samples with the content of an earlier sample, or of a sample in the output."""
     # The run that wrote a plan file has already dropped the duplicates.
     if not options.drop_duplicates or getattr(options, "plan", None) is not None:
         return listing

@@ -1,4 +1,4 @@
-"""A folder of files as a source. Files that share a key form one sample. Top folders can be classes and splits."""
+"""A folder of files as a source. Files that share a key form one sample. Top folders can name classes and splits."""
 
 from __future__ import annotations
 
@@ -321,8 +321,8 @@ def drop_failed_samples(entries: SampleTable, skipped: Iterable[Skipped]) -> Sam
 def check_dots(entries: SampleTable) -> None:
     """Raise an error for names that WebDataset's rule splits at the wrong dot, such as `scan.2019.01.jpg`.
 
-    A field such as `seg.png` is an error only if a part before its last dot is a number or empty. Several different
-    fields with dots are an error, too, if they have fewer than two files each on average.
+    A field such as `seg.png` is allowed, unless a part before its last dot is a number or empty. With several
+    samples, several fields with dots must have at least two files each on average.
     """
     dotted = [code for code, name in enumerate(entries.fields) if "." in name]
     if not dotted:

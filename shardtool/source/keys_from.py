@@ -38,8 +38,8 @@ def match_keys(
     """Look up listed keys. Return their ascending positions in `keys`, and a string that describes unknown keys.
 
     A listed key is unknown if it is not in `keys` and `is_known` returns false. Unknown keys are an error, unless
-    `may_lack` is true and another key is found. `key_list` is a text file with one key per line, a table with a column
-    `key`, `-` for standard input, or a list.
+    `may_lack` is true and `keys` contains a listed key. `key_list` is a text file with one key per line, a table with a
+    column `key`, `-` for standard input, or a list.
     """
     requested = _read_keys(key_list)
     if not len(requested):

@@ -77,9 +77,9 @@ class NumberTexts:
 
 
 def read_number_texts(task: NumberTask) -> list[NumberTexts]:
-    """Read the values of each field of a task as strings."""
+    """Return, for each field in `task`, the values as strings."""
     columns = [[array("q", data) for data in (field.offsets, field.lengths, field.crcs)] for field in task.fields]
-    values_in_order = sorted(  # compressed shards can only be read in sequence
+    values_in_order = sorted(  # by offset, because compressed shards can only be read in sequence
         (offset, length, crc, number, index)
         for number, (offsets, lengths, crcs) in enumerate(columns)
         for index, (offset, length, crc) in enumerate(zip(offsets, lengths, crcs, strict=True))
@@ -135,8 +135,8 @@ def float_text(data: bytes) -> bytes | None:
         return b"%a" % value
     for digits in _FLOAT_DIGITS if abs(value) >= _MIN_NORMAL_FLOAT else range(1, 10):
         text = f"{value:.{digits - 1}e}"
-        # At a power of two, the decimal may be rounded toward zero to another float, because smaller floats are closer
-        # together. Then also try the next decimal away from zero.
+        # Below a power of two, floats are closer together than above. If the nearest decimal is below and parses as
+        # another float, try the next decimal above.
         if data[:2] == b"\0\0" and struct.pack("<f", float(text)) != data:
             mantissa, exponent = text.replace(".", "").split("e")
             text = f"{int(mantissa) + (1 if value > 0 else -1)}e{int(exponent) - digits + 1}"

@@ -255,7 +255,7 @@ class PlannedSource(Source):
         observer.listed(len(listing.entries))
         return listing
 
-    def column(self, listing: Listing, name: str, option: str = "") -> pa.ChunkedArray:  # noqa: ARG002 - one column
+    def column(self, listing: Listing, name: str, option: str = "") -> pa.ChunkedArray:  # noqa: ARG002 - a plan has only this column
         if self._split_values is None:
             raise InvalidRequest(option or self._path, f"a plan without the column {name}")
         return self._split_values
@@ -310,7 +310,7 @@ def write_plan(
         target = pa.PythonFile(file, "w")
         try:
             schema_metadata = {_METADATA_KEY: f"{_VERSION} crc32c:{crc32c(metadata.encode()):08x} {metadata}"}
-            # Without dictionaries, page sizes show how much memory a reader needs.
+            # Without dictionary encoding, page sizes show how much memory a reader needs.
             with pq.ParquetWriter(
                 target,
                 entries_schema(entries, split_values).with_metadata(schema_metadata),

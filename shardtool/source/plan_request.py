@@ -39,7 +39,7 @@ class PlanRequest(NamedTuple):
         stamps: Size and modification time of each manifest or archive.
         root: The folder to which paths are relative, with a final slash.
         folders: For several source folders, maps the first component of each path to its folder.
-        identity: Identifies the source on this machine. Empty if `root` identifies the source.
+        identity: The result of `source_identity`, or empty if `root` identifies the source.
     """
 
     kind: str

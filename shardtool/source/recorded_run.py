@@ -107,7 +107,7 @@ class RecordedRun(NamedTuple):
 
     Attributes:
         table: The path of the `--join` table, or its recorded name if it was not found.
-        made_fields: Fields that the run may have created from the missing table.
+        made_fields: Fields that may come from the `--join` table, if it was not found.
         selecting_options: Options whose selection of samples cannot be repeated.
         without_table: The run to use if the table cannot be joined.
     """
@@ -218,7 +218,7 @@ def _build_run(
         del recorded["join"]
         found, table_state = {**_valid_options(recorded, kind), "join": table}, {}
     if file is not None and file.appends and not has_appended_sources(file) and not table_state:
-        # These options would select other samples of a source that has grown.
+        # If the source has grown, these options would select different samples.
         selecting = [name for name in ("head", "per_class") if found.pop(name, None) is not None]
         table_state = {"selecting_options": tuple(map(option_text, selecting))}
         found.pop("of", None)
@@ -285,7 +285,7 @@ def has_appended_sources(file: DatasetFile) -> bool:
 
 
 class RecordedSource:
-    """The current source of a recorded run.
+    """The source of a recorded run, as it is now.
 
     `datasets` are datasets that the run created. If the table cannot be joined, `run.without_table` replaces `run`.
     """

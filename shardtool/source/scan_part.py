@@ -1,4 +1,4 @@
-"""Rules for listing files, and columns that contain the listed files."""
+"""Rules that select the files of a source, and columns that store the listed files."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ _SORT_CHUNK_FILES = 2**16
 def resolve_folder(
     known: dict[bytes, Property], folder: bytes, derive: Callable[[Property, bytes], Property]
 ) -> Property:
-    """Return a property of a folder. `derive` computes it from the property of the parent and the path of the folder.
+    """Return a property of a folder. `derive` computes it from the parent folder's property and the folder's path.
 
     `known` caches the properties of folders. A folder path is empty or ends in a slash.
     """
@@ -176,7 +176,7 @@ class FileCollector:
     """Applies `ScanRules` to files in any order, such as members of an archive.
 
     Attributes:
-        part: The skipped files and system files. `in_order` adds the other files.
+        part: The skipped files and system files, and after `in_order` also the files from `add`.
         folders: Whether the rules include each folder.
     """
 
@@ -246,7 +246,7 @@ class FileCollector:
         columns: NDArray[np.int64] = numbers[order].T
         return columns
 
-    def _includes_folder_below(self, taken: bool, folder: bytes) -> bool:  # noqa: FBT001 - it is a value of `folders`
+    def _includes_folder_below(self, taken: bool, folder: bytes) -> bool:  # noqa: FBT001 - `resolve_folder` passes it by position
         start = folder.rfind(b"/", 0, -1) + 1
         above, name = folder[:start], folder[start:-1]
         if taken and self._rules.hides(name):

@@ -70,9 +70,9 @@ def _update_label_columns(
 def find_listed_samples(
     keys: PackedStrings, options: SelectingOptions, skipped: Iterable[Skipped] = ()
 ) -> tuple[NDArray[np.int64], list[str]]:
-    """Return the positions in `keys` of the keys that `keys_from` lists, and notes.
+    """Find the keys that `keys_from` lists. Return their positions in `keys`, and notes.
 
-    `keys` may lack listed keys of skipped samples. With `on_error="skip"`, it may lack others, but not all.
+    Each listed key must be in `keys` or belong to a skipped sample. With `on_error="skip"`, one found key is enough.
     """
     skipped_keys = {row.key for row in skipped if row.key}
     is_known = (lambda key: printable(key) in skipped_keys) if skipped_keys else None
@@ -124,7 +124,7 @@ def join_and_filter(listing: Listing, options: SelectingOptions, *, optional_val
 
 
 def add_field_columns(table: pa.Table, values: Iterable[tuple[str, str]]) -> pa.Table:
-    """Add each column again under its field name, so queries can use either name."""
+    """Copy each column under the name of its field, so queries can use both names."""
     for name, column in values:
         if name not in table.column_names and column in table.column_names:
             table = table.append_column(name, table.column(column))
@@ -151,7 +151,7 @@ def rename_listed_keys(
 ) -> Listing:
     """Rename keys with `rename_keys`. If `by_key`, sort the samples by the new keys.
 
-    `column_of` returns the column with the new keys. By default, this is a metadata column.
+    `column_of` returns the column with the new keys, by default from `make_sample_table`.
     """
     if (rename := options.rename_keys) is None or not len(listing.entries):
         return listing

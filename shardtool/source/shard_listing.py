@@ -69,7 +69,7 @@ def open_datasets(
         elif dataset.dataset_file is None:
             _check_one_dataset(dataset)
         record_types: Mapping[str, NumberType] | None = None
-        # `index` also runs on shards of other tools, in which only a scan can find lists.
+        # `index` also accepts shards of other tools. Only a scan can find lists in these shards.
         is_ours = file is not None and file.run.verb != "index"
         if file is not None and is_ours and not any(feature.is_list for feature in file.features.values()):
             record_types = number_features(file.features)
@@ -227,7 +227,7 @@ def merge_fingerprints(datasets: Sequence[StoredDataset]) -> int | None:
     for file in files:
         kinds = {*number_features(file.features).values()}
         may_map = any("map" in run.options for run in (file.run, *file.run.appended))
-        # The fingerprint may cover the original text of a number, which the stored number does not determine.
+        # The fingerprint may cover a text such as 1.50, but the shard stores only the number 1.5.
         if "float" in kinds or (kinds and may_map):
             return None
     return sum_fingerprints(file.fingerprint for file in files) if len(files) == len(datasets) else None
@@ -257,7 +257,7 @@ def list_datasets(  # noqa: PLR0913 - keyword options
 
     Args:
         only: The fields to pack, or empty for all fields.
-        without: Fields not to pack. Fields that are not packed are not checked.
+        without: Fields not to pack or check.
         salvage: Whether to skip damaged numbers and, in shards without a sidecar, damaged parts.
         as_stored: List numbers as stored, not as strings. Fields are then not checked, and have no classes.
     """

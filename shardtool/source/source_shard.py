@@ -67,11 +67,10 @@ class SourceShard:
     """A shard of a source.
 
     Attributes:
-        kinds: The type of each field that does not contain bytes. In a tar, strings represent this type. None if only a
-            scan can find the types.
-        conflicts: For each field, the first scanned sample with a list, or with a type that differs from earlier
-            samples.
-        is_list: For each row, whether the payload is a whole TFRecord list. None without lists.
+        kinds: Types by field, or None if only a scan can find the types. A field without a type contains bytes. In a
+            tar, strings represent values of the type.
+        conflicts: The first `FeatureConflict` of each field, from a scan.
+        is_list: For each row, whether the payload is a whole TFRecord list. None if no payload is a list.
         regrouped: The number of samples whose fields were not adjacent.
     """
 

@@ -38,7 +38,7 @@ class TableHead(NamedTuple):
     """The first rows of a table.
 
     Attributes:
-        forms: Ways to read the table, the usual one first, as pairs of `create` options and rows.
+        forms: Ways to read the table, the most likely first: pairs of `create` options and the resulting rows.
         annotations: The annotation columns of a COCO file. None for other tables.
     """
 
@@ -47,7 +47,7 @@ class TableHead(NamedTuple):
 
 
 class Match(NamedTuple):
-    """The options with which `create` packs a table and the files that it lists.
+    """The `create` options that pack the files listed in a table.
 
     If `as_source`, the table is the source. Otherwise, the source is a folder, and the table is joined.
     """
@@ -124,7 +124,7 @@ def _delimited(text: str, usual: str) -> Iterator[tuple[Mapping[str, object], li
 def matching_column(
     head: TableHead, has_file: Callable[[bytes], bool], has_key: Callable[[bytes], bool], root: bytes
 ) -> Match | None:
-    """Find a column with paths or keys of files below `root`. Return the options to use it, or None.
+    """Return the options for a table that lists paths or keys of files below `root`, or None for other tables.
 
     `root` is empty or ends in a slash.
     """
@@ -159,8 +159,8 @@ def _do_most_match(values: Sequence[bytes], root: bytes, has: Callable[[bytes], 
 def row_packing_options(path: str) -> tuple[dict[str, object], bool]:
     """Return the options that pack the rows of a table, and whether a column contains paths.
 
-    If no column contains paths or bytes, the field txt comes from a column with a usual name such as `caption`, or from
-    the first column of text.
+    If no column contains paths or bytes, the options create the field txt from a column with a usual name such as
+    `caption`, or from the first column of text.
     """
     head = read_table_head(path)
     rows = head.forms[0][1] if head is not None and head.forms else []

@@ -103,7 +103,7 @@ class BytesColumns:
             raise SampleFailed(self._table.location, found, expected=expected, remedy=remedy)
 
     def path_stems(self) -> PackedStrings | None:
-        """Return the path of each row without its extension. Return None if these stems are not valid, unique keys."""
+        """Return each row's path without extension as its key, or None if a key is invalid or not unique."""
         column = next((name for name in self._names if _has_paths(self._table.schema.field(name).type)), None)
         if column is None:
             return None

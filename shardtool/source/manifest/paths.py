@@ -161,7 +161,7 @@ def find_containing_folder(root: bytes, path: str) -> str:
 
 
 class PathEndings:
-    """The field that the extension of each path defines.
+    """The field name of each path, from its extension.
 
     Attributes:
         names: The different fields, in order of first occurrence. Without an extension, the field is "".
@@ -211,10 +211,10 @@ class PathEndings:
 def row_paths(
     samples: int, columns: Sequence[pa.Array], roles: NDArray[np.int64], endings: NDArray[np.uint16] | None
 ) -> ArrowStrings:
-    """Return the path of each row, sample by sample. Each array in `columns` has one path per sample.
+    """Return one path per row (a field of a sample), sample by sample.
 
-    `endings` has the extension number of each sample, or is None if all are 0. In a sample with extension number e, the
-    path of row r comes from `columns[roles[e, r]]`. The path is empty if `roles[e, r]` is -1.
+    `columns` has one path per sample. `endings` has the extension number of each sample, or is None if all are 0.
+    `roles[e, r]` is the column of row r in samples with extension number e, or -1 for an empty path.
     """
     count = samples * roles.shape[1]
 
