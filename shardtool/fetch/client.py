@@ -3,7 +3,7 @@
 By default, the client does not connect to this machine, local networks or the metadata services of clouds. It checks
 the address of each socket, so neither a redirect nor another DNS lookup can bypass the check.
 
-This module lists the special-purpose ranges, because `ipaddress.is_global` differs between Python versions.
+This module lists the special-purpose IP ranges, because `ipaddress.is_global` differs between Python versions.
 Sources: IANA's special-purpose address registries, RFC 5771 (multicast), RFC 4291 (global unicast), RFC 6052 (NAT64)
 and RFC 3056 (6to4).
 """

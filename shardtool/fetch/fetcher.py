@@ -1,7 +1,7 @@
 """Download the files of a shard concurrently and return them in order.
 
-Downloads start in the order of the files. The limits determine how many files are downloaded before the caller takes
-them. While a host has its maximum number of requests, files of other hosts are downloaded first.
+Downloads start in the order of the files. `DownloadLimits` limits the files that wait for the caller. While a host has
+its maximum number of requests, files of other hosts are downloaded first.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class HttpFetcher:
         await self._loop.shutdown_default_executor()
 
     async def _replace_urls(self, urls: Sequence[str]) -> None:
-        # Without URLs, no download can start while tasks are cancelled.
+        # Clear the URLs first, so no download starts while tasks are cancelled.
         self._urls, tasks = (), [*self._tasks]
         for task in tasks:
             task.cancel()
