@@ -1,7 +1,7 @@
 """Assign samples to shards, in order or by the hash of their keys.
 
-Sample sizes are known or estimated before writing, so shards are independent tasks. With hashes, adding or removing a
-sample changes only one shard, unless the number of shards changes (docs/format.md, "Shards by hash").
+Sample sizes are known or estimated before writing, so shards are independent tasks. If samples are assigned by hash,
+adding or removing one changes only one shard, unless the number of shards changes (docs/format.md, "Shards by hash").
 """
 
 from __future__ import annotations
@@ -160,14 +160,14 @@ _ESTIMATE_FILL_SHARE = 0.97  # fill shards to this share of the maximum size, be
 
 @dataclass(frozen=True)
 class Plan:
-    """Samples in shard order, and where the shards end.
+    """The order of the samples, and the end of each shard.
 
     Attributes:
         stored_sizes: int64[rows], bytes of each payload in the shard. None if equal to `entries.rows.size`.
         order: int64[samples], the sample at each position. None if the plan has the order of `entries`.
         total: int64[samples + 1], bytes of all samples before each position.
         ends: int64[shards], the position after the last sample of each shard.
-        regions: int64[regions, 2], start and end of byte ranges in the first span file. One call reads a whole range.
+        regions: int64[regions, 2], start and end of byte ranges in a shuffle's spool. One call reads a whole range.
             None if payloads are read one by one.
     """
 

@@ -27,7 +27,7 @@ _ROUNDS = 8
 def random_numbers(start: int, count: int) -> NDArray[np.uint64]:
     """Return the first `count` random numbers of a generator that has the state `start`."""
     numbers = np.empty(count, np.uint64)
-    # `random_at` copies its input. Small chunks fit into the CPU cache.
+    # `random_at` copies its input, so use chunks that fit into the CPU cache.
     for chunk in chunk_slices(count):
         numbers[chunk] = random_at(start, np.arange(chunk.start, chunk.stop, dtype=np.uint64))
     return numbers
@@ -59,7 +59,7 @@ def derive_state(purpose: str, *numbers: int) -> int:
 def permute_positions(
     positions: NDArray[np.int64], size: int, keys: NDArray[np.uint64] | np.uint64
 ) -> NDArray[np.int64]:
-    """Return the values at `positions` of a pseudorandom permutation of the numbers below `size`.
+    """Permute the numbers below `size` pseudorandomly, and return the numbers at `positions`.
 
     For the size 1000, a Feistel network permutes the numbers below 1024. Results of 1000 or more are permuted again
     (cycle walking).

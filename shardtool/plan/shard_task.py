@@ -123,7 +123,7 @@ def encode_known_columns(plan: Plan, shard: int, where: ReadCondition | None) ->
 
 
 def hash_shard_plan(shard_format: str, samples: ShardSamples, identity: str = "") -> str:
-    """Return a hash of a shard's keys, fields, sizes and paths, and of `identity`, the identity of a transform.
+    """Return a hash of a shard's keys, fields, sizes and paths, and of the transform's `identity`.
 
     A copy of the source has the same hash, because the hash ignores the source's root and times.
     """
