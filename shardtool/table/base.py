@@ -40,7 +40,7 @@ class Table:
 
     Attributes:
         folder: The folder to which relative paths in the table refer.
-        classes: The class names, for each column of class numbers or of lists of class numbers.
+        classes: Class names by column, for columns that contain class numbers or lists of class numbers.
         key_column: The column that identifies samples, or "" if the table's format defines none.
     """
 
@@ -65,7 +65,7 @@ class Table:
         return sum(batch.num_rows for batch in self.batches(self.schema.names[:1]))
 
     def row_counts(self) -> list[tuple[str, int]]:
-        """Return the path and row count of each file, or [] unless the table consists of several files."""
+        """Return the path and row count of each file if the table consists of several files, else []."""
         return []
 
     def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:

@@ -132,7 +132,7 @@ def check_labels(classes: Sequence[str], fields: Sequence[tuple[str, str]]) -> N
 
 
 MAX_COLUMNS = 10_000  # each column takes space in the sidecar of every shard
-MAX_NESTING = 32  # pyarrow reads up to 100 levels of Parquet, and a list may take three of them
+MAX_NESTING = 32  # each nested list takes up to 3 of the 100 Parquet levels that pyarrow reads
 MAX_ROW_BYTES = 2**28
 
 

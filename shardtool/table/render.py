@@ -1,4 +1,4 @@
-"""Convert the rows of Arrow tables to JSON, and values to text.
+"""Convert rows of Arrow tables to JSON, and single values to text.
 
 The JSON of a row is `json.dumps(row, ensure_ascii=False, separators=(",", ":"))`, with names in the order of columns.
 Some values have no JSON type:
@@ -51,7 +51,7 @@ class ArrowStrings:
         render: Function that creates the strings for a slice or for positions. Each string is followed by NUL.
         step: Maximum number of strings per call of `render`.
         positions: The positions of the selected strings, or None for all strings.
-        size: The size of each payload if all strings encode payloads of this size (see `decode_inline_payload`).
+        size: Bytes of each encoded payload (see `decode_inline_payload`), or None if the sizes may differ.
     """
 
     count: int

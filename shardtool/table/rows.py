@@ -37,7 +37,7 @@ def mixed_types_error(name: str, column: str, kinds: dict[str, list[int]]) -> In
 
 
 def format_rows(rows: list[int], *, total: int | None = None) -> str:
-    """Return a string such as `row 3`, or `rows 3, 17 and 12 more`. `total` is the number of all rows."""
+    """Return a string such as `row 3`, or `rows 3, 17 and 12 more`. `total` counts all rows, if `rows` is truncated."""
     total = len(rows) if total is None else total
     return f"row{'' if total == 1 else 's'} {format_list([f'{row:,}' for row in rows[:_MAX_LISTED_ROWS]], total=total)}"
 
