@@ -36,7 +36,7 @@ def made_entries(samples: int) -> SampleTable:
     keys = PackedStrings(digits.tobytes(), np.arange(0, 24 * samples + 1, 24, dtype=np.int64))
     rng = np.random.default_rng(1)
     return SampleTable(
-        root=b"made/", keys=keys, first=np.arange(samples + 1, dtype=np.int64), fields=("jpg",),
+        root=b"made/", keys=keys, first_rows=np.arange(samples + 1, dtype=np.int64), fields=("jpg",),
         rows=FieldRows(
             code=np.zeros(samples, np.uint16), kind=np.zeros(samples, np.uint8),
             size=rng.integers(50_000, 150_000, samples), mtime_ns=np.zeros(samples, np.int64),

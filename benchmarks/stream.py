@@ -51,7 +51,7 @@ class Bare:
         for shard, opened in enumerate(data.reader.catalog.shards):
             index, fd = data.reader.store.index(shard), os.open(opened.path, os.O_RDONLY)
             for row, key in enumerate(index.all_keys()):
-                first, last = int(index.firsts[row]), int(index.firsts[row + 1])
+                first, last = int(index.first_rows[row]), int(index.first_rows[row + 1])
                 start, end = int(index.offsets[first]), int(index.offsets[last - 1] + index.lengths[last - 1])
                 fields = [
                     (index.names[index.codes[at]], int(index.offsets[at]) - start, int(index.lengths[at]))

@@ -51,7 +51,7 @@ def flat_entries(keys: Iterable[bytes], counts: Sequence[int], fields: Sequence[
     entries = SampleTable(
         root=b"",
         keys=PackedStrings.of(keys),
-        first=np.cumsum([0, *counts]).astype(np.int64),
+        first_rows=np.cumsum([0, *counts]).astype(np.int64),
         fields=tuple(fields),
         rows=FieldRows(np.zeros(rows, np.uint16), np.full(rows, FILE, np.uint8), never, never, never),
     )

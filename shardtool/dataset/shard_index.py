@@ -51,7 +51,7 @@ _ALIGNMENT_BYTES = 8
 _NUL_SUBSTITUTE = b"\xff"
 # `keys_of` decodes the range from the first to the last requested key at once, if one key in 8 or more is requested.
 _MAX_DECODED_PER_KEY = 8
-_OFFSET_COLUMNS = ("key_offsets", "starts", "sizes", "firsts", "offsets", "lengths")
+_OFFSET_COLUMNS = ("key_offsets", "starts", "sizes", "first_rows", "offsets", "lengths")
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class ShardIndex:
         key_offsets: Start of each key in `keys`, followed by the length of `keys`.
         starts: Offset of each sample's first record in the shard.
         sizes: Bytes of all records of each sample.
-        firsts: Index of each sample's first field in `codes`, followed by the length of `codes`.
+        first_rows: Index of each sample's first field in `codes`, followed by the length of `codes`.
         codes: For each field, the index of its name in `names`.
         offsets: Offset of each field's payload in the shard.
         lengths: Bytes of each field's payload.
@@ -76,7 +76,7 @@ class ShardIndex:
     key_offsets: Offsets = field(repr=False)
     starts: Offsets = field(repr=False)
     sizes: Offsets = field(repr=False)
-    firsts: Offsets = field(repr=False)
+    first_rows: Offsets = field(repr=False)
     names: tuple[str, ...]
     codes: NDArray[np.integer] = field(repr=False)
     offsets: Offsets = field(repr=False)
@@ -95,7 +95,7 @@ class ShardIndex:
     @property
     def counts(self) -> Offsets:
         """Number of fields of each sample."""
-        return np.diff(self.firsts)
+        return np.diff(self.first_rows)
 
     @property
     def key_sizes(self) -> Offsets:
@@ -151,7 +151,7 @@ class ShardIndex:
         ]
         element = pa.field("element", pa.struct(field_types), nullable=False)
         fields = pa.StructArray.from_arrays(columns, fields=field_types)
-        list_offsets = number_array(self.firsts.astype(np.int32))
+        list_offsets = number_array(self.first_rows.astype(np.int32))
         lists = pa.ListArray.from_arrays(list_offsets, fields, type=pa.list_(element))
         keys = string_array(bytes(self.keys), self.key_sizes)
         table_columns = [keys, _to_unsigned(self.starts), _to_unsigned(self.sizes), lists, *metadata.columns]
@@ -197,7 +197,7 @@ class ShardIndex:
     def field_counts(self, rows: NDArray[np.int64]) -> list[int]:
         """Return, for each field in `names`, how many of the samples `rows` have it."""
         counts = self.counts[rows]
-        field_rows = np.repeat(self.firsts[rows] - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+        field_rows = np.repeat(self.first_rows[rows] - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
         result: list[int] = np.bincount(self.codes[field_rows], minlength=len(self.names)).tolist()
         return result
 
@@ -242,7 +242,7 @@ class ShardIndex:
         counts = np.bincount(self.owners()[is_kept], minlength=len(self))
         crcs = None if self.crcs is None else self.crcs[is_kept]
         codes, offsets, lengths = self.codes[is_kept], self.offsets[is_kept], self.lengths[is_kept]
-        return replace(self, firsts=part_offsets(counts), codes=codes, offsets=offsets, lengths=lengths, crcs=crcs)
+        return replace(self, first_rows=part_offsets(counts), codes=codes, offsets=offsets, lengths=lengths, crcs=crcs)
 
     @property
     def is_shared(self) -> bool:
@@ -298,7 +298,7 @@ def scanned_index(scan: ShardScan) -> ShardIndex:
         key_offsets=part_offsets([len(key) for key in keys]),
         starts=np.frombuffer(scan.starts, np.int64),
         sizes=np.frombuffer(scan.sizes, np.int64),
-        firsts=part_offsets(np.frombuffer(scan.counts, np.uint32)),
+        first_rows=part_offsets(np.frombuffer(scan.counts, np.uint32)),
         names=names,
         codes=np.frombuffer(scan.codes, np.uint32),
         offsets=np.frombuffer(scan.offsets, np.int64),
@@ -359,7 +359,7 @@ def compare_indexes(first: ShardIndex, second: ShardIndex) -> Iterator[IndexDiff
         yield difference
         return
     if first.crcs is not None and second.crcs is not None:
-        rows = int(first.firsts[samples])
+        rows = int(first.first_rows[samples])
         owners = first.owners()
         for row in np.flatnonzero(first.crcs[:rows] != second.crcs[:rows]).tolist():
             crcs = f"{int(first.crcs[row]):08x}", f"{int(second.crcs[row]):08x}"
@@ -373,7 +373,7 @@ def _column_differences(first: ShardIndex, second: ShardIndex, samples: int) -> 
                 yield IndexDifference("key", printable(keys[0]), printable(keys[1]), index)
     code_by_name = {name: index for index, name in enumerate(first.names)}
     codes = np.array([*(code_by_name.get(name, -1) for name in second.names), -1], np.int64)[second.codes]
-    recoded, rows = replace(second, codes=codes), int(first.firsts[samples])
+    recoded, rows = replace(second, codes=codes), int(first.first_rows[samples])
     for kind, column, count in (
         ("offset", "starts", samples), ("size", "sizes", samples), ("number of fields", "counts", samples),
         ("field", "codes", rows), ("offset", "offsets", rows), ("length", "lengths", rows),
@@ -383,6 +383,6 @@ def _column_differences(first: ShardIndex, second: ShardIndex, samples: int) -> 
             values = f"{left[index]:,}", f"{right[index]:,}"
             if kind == "field":
                 values = printable(first.names[left[index]]), printable(second.names[second.codes[index]])
-            is_field_column = column in ("codes", "offsets", "lengths")
-            position = (int(np.searchsorted(first.firsts, index, "right")) - 1, index) if is_field_column else (index,)
+            sample = int(np.searchsorted(first.first_rows, index, "right")) - 1
+            position = (sample, index) if column in ("codes", "offsets", "lengths") else (index,)
             yield IndexDifference(kind, *values, *position)

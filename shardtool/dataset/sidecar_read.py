@@ -282,7 +282,7 @@ def _index_columns(table: pa.Table, limit: int) -> ShardIndex:
         key_offsets=key_offsets,
         starts=_to_numbers(_single_chunk(table, "__offset__")),
         sizes=_to_numbers(_single_chunk(table, "__size__")),
-        firsts=list_offsets - list_offsets[0],
+        first_rows=list_offsets - list_offsets[0],
         names=tuple(names.dictionary.to_pylist()),
         codes=number_values(names.indices).astype(np.int64),
         offsets=_to_numbers(fields.field("offset")),

@@ -69,18 +69,18 @@ def written_index(
     if source_paths:
         metadata_columns["source_paths"] = string_list_column(paths, counts)
     metadata = pa.Table.from_arrays([*metadata_columns.values()], names=[*metadata_columns])
-    packed_keys, firsts = PackedStrings.parse(keys), part_offsets(counts)
+    packed_keys, first_rows = PackedStrings.parse(keys), part_offsets(counts)
     names = tuple(name.decode() for name in content.fields)
-    records = RecordColumns(packed_keys, firsts, names, codes, sizes, is_list)
+    records = RecordColumns(packed_keys, first_rows, names, codes, sizes, is_list)
     head_sizes, tail_sizes = head_and_tail_sizes(shard_format, records)
     record_ends = part_offsets(head_sizes + sizes + tail_sizes)
-    starts = record_ends[firsts]
+    starts = record_ends[first_rows]
     return ShardIndex(
         keys=keys.replace(b"\0", b""),
         key_offsets=part_offsets(packed_keys.lengths()),
         starts=starts[:-1],
         sizes=np.diff(starts),
-        firsts=firsts,
+        first_rows=first_rows,
         names=names,
         codes=codes,
         offsets=record_ends[:-1] + head_sizes,

@@ -30,14 +30,14 @@ class RecordColumns(NamedTuple):
     """The input of `sample_sizes`. Each sample has one row per field, sorted by the bytes of the field names.
 
     Attributes:
-        first: int64[samples + 1], the first row of each sample, as in `SampleTable`.
+        first_rows: int64[samples + 1], the first row of each sample, as in `SampleTable`.
         code: uint16[rows], the index in `fields` of each row's field.
         stored_sizes: int64[rows], size in bytes of each payload as stored in the shard.
         is_list: bool[rows], whether the payload is an encoded list of TFRecord values. None if there are no lists.
     """
 
     keys: PackedStrings
-    first: NDArray[np.int64]
+    first_rows: NDArray[np.int64]
     fields: tuple[str, ...]
     code: NDArray[np.uint16]
     stored_sizes: NDArray[np.int64]
@@ -55,26 +55,27 @@ def sample_sizes(shard_format: str, payloads: RecordColumns) -> NDArray[np.int64
     for start in range(0, len(sizes), _CHUNK_ROWS):
         part = _slice_samples(payloads, start, min(start + _CHUNK_ROWS, len(sizes)))
         heads, tails = head_and_tail_sizes(shard_format, part)
-        sizes[start : start + _CHUNK_ROWS] = np.add.reduceat(heads + part.stored_sizes + tails, part.first[:-1])
+        sizes[start : start + _CHUNK_ROWS] = np.add.reduceat(heads + part.stored_sizes + tails, part.first_rows[:-1])
     return sizes
 
 
 def _slice_samples(payloads: RecordColumns, start: int, stop: int) -> RecordColumns:
-    rows = slice(int(payloads.first[start]), int(payloads.first[stop]))
+    rows = slice(int(payloads.first_rows[start]), int(payloads.first_rows[stop]))
     keys = PackedStrings(payloads.keys.data, payloads.keys.starts[start : stop + 1])
-    first = payloads.first[start : stop + 1] - payloads.first[start]
+    first = payloads.first_rows[start : stop + 1] - payloads.first_rows[start]
     is_list = None if payloads.is_list is None else payloads.is_list[rows]
     return RecordColumns(keys, first, payloads.fields, payloads.code[rows], payloads.stored_sizes[rows], is_list)
 
 
 def _tar_sizes(payloads: RecordColumns) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     endings = [b"." + to_bytes(field) for field in payloads.fields]
-    lengths = np.repeat(payloads.keys.lengths(), np.diff(payloads.first))
+    lengths = np.repeat(payloads.keys.lengths(), np.diff(payloads.first_rows))
     lengths += np.array([len(ending) for ending in endings] or [0], np.int64)[payloads.code]
     heads = np.full(len(payloads.stored_sizes), tar_write.TAR_BLOCK_BYTES, np.int64)
     is_special = (lengths > tar_write.USTAR_NAME_BYTES) | (payloads.stored_sizes > tar_write.MAX_USTAR_SIZE)
     for row in np.flatnonzero(is_special).tolist():
-        name = payloads.keys[int(np.searchsorted(payloads.first, row, "right")) - 1] + endings[int(payloads.code[row])]
+        sample = int(np.searchsorted(payloads.first_rows, row, "right")) - 1
+        name = payloads.keys[sample] + endings[int(payloads.code[row])]
         splits = tar_write.split_prefix(name) is not None
         heads[row] = tar_write.header_size(len(name), int(payloads.stored_sizes[row]), splits=splits)
     return heads, -payloads.stored_sizes & (tar_write.TAR_BLOCK_BYTES - 1)
@@ -86,7 +87,7 @@ def _tfrecord_sizes(payloads: RecordColumns) -> tuple[NDArray[np.int64], NDArray
     heads = _feature_sizes(lengths, payloads.stored_sizes, payloads.is_list) - payloads.stored_sizes
     tails = np.zeros(len(heads), np.int64)
     keys = _feature_sizes(np.int64(len(tfrecord_write.KEY_FEATURE)), payloads.keys.lengths())
-    starts, lasts = payloads.first[:-1], payloads.first[1:] - 1
+    starts, lasts = payloads.first_rows[:-1], payloads.first_rows[1:] - 1
     data = np.add.reduceat(heads + payloads.stored_sizes, starts) + keys
     heads[starts] += tfrecord_write.FRAME_HEAD_BYTES + 1 + _varint_sizes(data)
     tails[lasts] += tfrecord_write.FRAME_TAIL_BYTES

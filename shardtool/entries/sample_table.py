@@ -152,7 +152,7 @@ class SampleTable:
 
     Attributes:
         root: The folder to which paths are relative, with a trailing slash.
-        first: int64[samples + 1]. Sample i has the rows `first[i]` to `first[i + 1]` (exclusive).
+        first_rows: int64[samples + 1]. Sample i has the rows `first_rows[i]` to `first_rows[i + 1]` (exclusive).
         source_paths: Whether the sidecar must store `rows.paths`, because they cannot be computed from keys and fields.
         identity: Text that identifies the source if `root` does not.
         folders: For a source of several folders, maps the first component of each path to a folder.
@@ -160,7 +160,7 @@ class SampleTable:
 
     root: bytes
     keys: PackedStrings
-    first: NDArray[np.int64]
+    first_rows: NDArray[np.int64]
     fields: tuple[str, ...]
     rows: FieldRows
     values: FieldValues = field(default_factory=FieldValues)
@@ -219,11 +219,11 @@ class SampleTable:
 
     def counts(self) -> NDArray[np.int64]:
         """Return the number of fields of each sample."""
-        return np.diff(self.first)
+        return np.diff(self.first_rows)
 
     def counts_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the number of fields of each of `samples`."""
-        return self.first[samples + 1] - self.first[samples]
+        return self.first_rows[samples + 1] - self.first_rows[samples]
 
     def code_counts(self) -> list[int]:
         """Return for each of `fields` the number of samples that have this field."""
@@ -235,7 +235,7 @@ class SampleTable:
 
     def owners(self, rows: NDArray[np.int64] | int) -> NDArray[np.int64]:
         """Return the index of each row's sample."""
-        return np.asarray(np.searchsorted(self.first, rows, "right")) - 1
+        return np.asarray(np.searchsorted(self.first_rows, rows, "right")) - 1
 
     def file_numbers(self, rows: NDArray[np.int64]) -> NDArray[np.uint32]:
         """Return the index in `spans.files` of each row's file."""
@@ -244,7 +244,7 @@ class SampleTable:
 
     def rows_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the rows of `samples`, in that order."""
-        starts, counts = self.first[samples], self.counts_of(samples)
+        starts, counts = self.first_rows[samples], self.counts_of(samples)
         offsets = np.cumsum(counts) - counts
         return np.repeat(starts - offsets, counts) + np.arange(int(counts.sum()), dtype=np.int64)
 
@@ -254,7 +254,7 @@ class SampleTable:
         return replace(
             self,
             keys=self.keys.take(samples),
-            first=np.concatenate(([0], np.cumsum(self.counts_of(samples)))).astype(np.int64),
+            first_rows=np.concatenate(([0], np.cumsum(self.counts_of(samples)))).astype(np.int64),
             rows=self.rows.take(rows),
             values=self.values.take(samples),
             spans=None if self.spans is None else self.spans.take(samples, rows),
@@ -266,7 +266,7 @@ class SampleTable:
         return self.take(np.delete(np.arange(len(self)), [*samples]))
 
     def take_rows(self, rows: NDArray[np.int64]) -> SampleTable:
-        """Return a table with only the given rows. `first` is not updated, so the caller must replace it."""
+        """Return a table with only the given rows. `first_rows` is not updated, so the caller must replace it."""
         spans = None if self.spans is None else self.spans.take_rows(rows)
         return replace(self, rows=self.rows.take(rows), spans=spans)
 

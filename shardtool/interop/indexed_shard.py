@@ -105,7 +105,7 @@ class IndexedShard:
         names = [name.encode() for name in index.names]
         columns = [[names[code] for code in index.codes.tolist()], index.offsets.tolist(), index.lengths.tolist()]
         fields = list(zip(*columns, strict=True))
-        for key, (first, last) in zip(index.all_keys(), pairwise(index.firsts.tolist()), strict=True):
+        for key, (first, last) in zip(index.all_keys(), pairwise(index.first_rows.tolist()), strict=True):
             yield key, fields[first:last]
 
     def sample_spans(self) -> list[tuple[int, int]]:

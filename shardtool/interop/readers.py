@@ -147,7 +147,7 @@ class ReaderProblems:
         keys = PackedStrings.of([key.replace(b"\0", b"?") for key in index.all_keys()])
         columns = FieldRows(codes, kind, index.lengths, zeros, zeros)
         values = FieldValues(inline=inline, types=numbers or {})
-        self.add(SampleTable(b"/", keys, index.firsts, fields, columns, values=values))
+        self.add(SampleTable(b"/", keys, index.first_rows, fields, columns, values=values))
 
     def _add_fields(self, entries: SampleTable, counts: dict[str, int]) -> None:
         total, previous = self._samples + len(entries), self._fields.copy()

@@ -52,7 +52,7 @@ def find_new_samples(listed: Listed) -> NDArray[np.bool_]:
             index = read_listed_sidecar(destination.folder, shard)
             codes = np.array([numbers.setdefault(name, len(numbers)) for name in index.names], np.int64)[index.codes]
             keys.append(index.keys_with_nul())
-            hashes.append(_hash_samples(codes, index.lengths, index.firsts, inline_fields))
+            hashes.append(_hash_samples(codes, index.lengths, index.first_rows, inline_fields))
             file_info = destination.existing[to_local_name(shard.name)]
             shard_times.append(np.full(len(index), file_info.mtime_ns + _MTIME_SLACK_NS, np.int64))
     positions = find_positions(PackedStrings.parse(b"".join(keys)), entries.keys)
@@ -62,10 +62,10 @@ def find_new_samples(listed: Listed) -> NDArray[np.bool_]:
     in_dataset[source_numbers] = True
     if len(source_numbers):
         source_times = entries.rows.changed_ns if entries.is_remote else entries.rows.mtime_ns
-        newest = np.maximum.reduceat(source_times, entries.first[:-1])
+        newest = np.maximum.reduceat(source_times, entries.first_rows[:-1])
         changed[source_numbers[newest[source_numbers] > np.concatenate(shard_times)[found_positions]]] = True
         if listed.transform is None:
-            source_hashes = _hash_samples(entries.rows.code, entries.rows.size, entries.first, inline_fields)
+            source_hashes = _hash_samples(entries.rows.code, entries.rows.size, entries.first_rows, inline_fields)
             changed[source_numbers[source_hashes[source_numbers] != np.concatenate(hashes)[found_positions]]] = True
     rows = [row for output in listed.outputs for row in _list_known_skipped(listed, output)]
     skipped_keys, failed_keys = {row.key for row in rows}, {row.key for row in failed_rows(rows)}

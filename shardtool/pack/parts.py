@@ -59,7 +59,7 @@ def _encode_plan(plan: Plan, record: RunRecord) -> Iterator[bytes | memoryview]:
     yield json.dumps(facts).encode()
     yield encode_skipped(plan.skipped)
     columns = [
-        entries.first,
+        entries.first_rows,
         entries.rows.code,
         entries.rows.size,
         plan.order,

@@ -202,7 +202,7 @@ def _estimate_sizes(listed: Listed, transform: Transform) -> NDArray[np.int64]:
         option = option_text(next(name for name in TRANSFORM_OPTIONS if getattr(run.options, name)))
         remedy = f"Drop these fields with {option_text('drop_fields', tuple(lists))}."
         raise InvalidRequest(option, f"lists of values: {format_list(lists)}", expected="single values", remedy=remedy)
-    source_sizes: NDArray[np.int64] = np.add.reduceat(entries.rows.size, entries.first[:-1]) + _SAMPLE_OVERHEAD_BYTES
+    source_sizes = np.add.reduceat(entries.rows.size, entries.first_rows[:-1]) + _SAMPLE_OVERHEAD_BYTES
     if listed.has_payloads_in_memory or run.fetches or listed.listing.compressed or not len(entries):
         return source_sizes
     sample_numbers = np.sort(random_permutation(len(entries), _SAMPLE_SEED)[:_MAX_TRIED_SAMPLES])

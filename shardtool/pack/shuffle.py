@@ -104,7 +104,7 @@ class SpanPositions:
         self.start = np.full(len(entries), self.NOWHERE)
         self.sizes = np.zeros(len(entries), np.int64)
         if len(with_fields):
-            first, spanned = entries.first[with_fields], rows.kind == SPAN
+            first, spanned = entries.first_rows[with_fields], rows.kind == SPAN
             self.start[with_fields] = np.minimum.reduceat(np.where(spanned, spans.offset, self.NOWHERE), first)
             self.sizes[with_fields] = np.add.reduceat(np.where(spanned, rows.size, 0), first)
 

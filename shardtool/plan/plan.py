@@ -297,7 +297,7 @@ def plan_by_counts(entries: SampleTable, shard_format: str, counts: Sequence[int
 def _sample_sizes(entries: SampleTable, stored: NDArray[np.int64] | None, shard_format: str) -> NDArray[np.int64]:
     sizes = entries.rows.size if stored is None else stored
     is_list = None if entries.spans is None else entries.spans.is_list
-    columns = RecordColumns(entries.keys, entries.first, entries.fields, entries.rows.code, sizes, is_list)
+    columns = RecordColumns(entries.keys, entries.first_rows, entries.fields, entries.rows.code, sizes, is_list)
     return sample_sizes(shard_format, columns)
 
 

@@ -96,7 +96,7 @@ def _select_regions(regions: NDArray[np.int64], entries: SampleTable) -> bytes:
 
 def _run_ends(entries: SampleTable, stored: NDArray[np.int64], file: NDArray[np.int64]) -> NDArray[np.int64]:
     kinds = entries.rows.kind
-    columns = RecordColumns(entries.keys, entries.first, entries.fields, entries.rows.code, stored)
+    columns = RecordColumns(entries.keys, entries.first_rows, entries.fields, entries.rows.code, stored)
     heads, tails = head_and_tail_sizes("tar", columns)
     shard_offsets = np.cumsum(heads + stored + tails) - stored - tails
     breaks = (np.diff(entries.known_spans.offset - shard_offsets) != 0) | (kinds[1:] != SPAN) | (kinds[:-1] != SPAN)

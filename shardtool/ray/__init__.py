@@ -111,7 +111,7 @@ class RayDatasource(Datasource):  # type: ignore[misc] # Ray is untyped here
         return ReadTask(read, metadata, schema=schema, per_task_row_limit=limit)
 
     def _size(self, shard: int, numbers: _SampleNumbers) -> int:
-        first, last = self._catalog.firsts[shard : shard + 2].tolist()
+        first, last = self._catalog.first_samples[shard : shard + 2].tolist()
         size: int = int(self._catalog.sizes[shard]) * len(numbers) // (last - first)
         return size
 

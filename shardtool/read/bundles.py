@@ -357,7 +357,7 @@ def sample_sizes(
     for dataset_reader, view in each_dataset(reader, views):
         result = np.zeros(view.span, np.int64)
         for shard, numbers in view.group_by_shard():
-            rows = np.asarray(numbers) - dataset_reader.catalog.firsts[shard]
+            rows = np.asarray(numbers) - dataset_reader.catalog.first_samples[shard]
             result[numbers] = sizes = shard_sizes(dataset_reader, shard)[rows]
             for key in dataset_reader.store.index(shard).keys_of(rows[sizes < 0][:1]):
                 remedy = "Choose samples that have it with where(...) or select(...)."

@@ -53,7 +53,7 @@ class Catalog:
     """The shards of one or several datasets. Unknown attributes are empty.
 
     Attributes:
-        firsts: Sample number of the first sample of each shard, then the total number of samples, int64 [shards + 1].
+        first_samples: Number of the first sample of each shard, then the number of samples, int64 [shards + 1].
         order_hash: A hash of the sizes, checksums and order of the shards.
         fields: Number of samples that have each field.
         kinds: The type of each numeric TFRecord field.
@@ -72,7 +72,7 @@ class Catalog:
 
     name: str
     shards: tuple[StoredShard, ...] = field(repr=False)
-    firsts: Numbers = field(repr=False)
+    first_samples: Numbers = field(repr=False)
     sizes: Numbers = field(repr=False)
     order_hash: str
     fields: Mapping[str, int] = field(default_factory=dict)
@@ -91,12 +91,12 @@ class Catalog:
     appends: tuple[int, ...] = ()
 
     def __len__(self) -> int:
-        return int(self.firsts[-1])
+        return int(self.first_samples[-1])
 
     def locate(self, numbers: Numbers) -> tuple[Numbers, Numbers]:
         """For each sample number, return the shard (an index in `shards`), and the row of the sample in this shard."""
-        shards = np.searchsorted(self.firsts, numbers, side="right") - 1
-        return shards, numbers - self.firsts[shards]
+        shards = np.searchsorted(self.first_samples, numbers, side="right") - 1
+        return shards, numbers - self.first_samples[shards]
 
     def group_by_shard(self, numbers: Numbers) -> Iterator[tuple[int, Numbers, Numbers]]:
         """Group sample numbers by shard.
@@ -170,7 +170,7 @@ def join_catalogs(parts: Sequence[Catalog]) -> Catalog:
     return Catalog(
         name=", ".join(part.name for part in parts),
         shards=tuple(shard for part in parts for shard in part.shards),
-        firsts=part_offsets(np.concatenate([np.diff(part.firsts) for part in parts])),
+        first_samples=part_offsets(np.concatenate([np.diff(part.first_samples) for part in parts])),
         sizes=np.concatenate([part.sizes for part in parts]),
         fields=dict(sum(counts, Counter[str]())) if all(counts) else {},
         kinds={name: kind for part in parts for name, kind in part.kinds.items()},
@@ -221,7 +221,7 @@ def _catalog_of(opened: StoredDataset) -> Catalog:
     return Catalog(
         name=redact_secrets(opened.dataset_file or format_list([*opened.paths], 1)),
         shards=shards,
-        firsts=part_offsets(counts),
+        first_samples=part_offsets(counts),
         sizes=np.array([size for _, size, _ in entries], np.int64),
         order_hash=hash_texts(file.fingerprint if file else "", str(counts), *fingerprint_parts),
         shared=shared,

@@ -104,7 +104,7 @@ class Dataset(Streamable[SampleT]):
             return catalog.fields
         counts: Counter[str] = Counter()
         for shard, numbers in self.source.group_by_shard():
-            index, first = self.reader.store.index(shard), catalog.firsts[shard]
+            index, first = self.reader.store.index(shard), catalog.first_samples[shard]
             rows = np.arange(len(numbers)) if isinstance(numbers, range) else np.array(numbers) - first
             counts.update(dict(zip(index.names, index.field_counts(rows), strict=True)))
         return dict(+counts)

@@ -81,7 +81,7 @@ def _sample_htmls(reader: SampleReader, numbers: list[int], columns: list[str]) 
         shards, shard_rows = catalog.locate(np.array([number]))
         shard, row = int(shards[0]), int(shard_rows[0])
         index = reader.store.index(shard)
-        first, last = index.firsts[row : row + 2].tolist()
+        first, last = index.first_rows[row : row + 2].tolist()
         names = [index.names[code] for code in index.codes[first:last].tolist()]
         sizes = dict(zip(names, index.lengths[first:last].tolist(), strict=True))
         shown = _shown_fields(sizes, catalog)

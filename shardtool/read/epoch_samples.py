@@ -105,17 +105,17 @@ class CatalogSamples:
             for shard, _, indexes in self.catalog.group_by_shard(self.chosen):
                 yield shard, self.chosen[np.sort(indexes)]
             return
-        for shard, (first, last) in enumerate(pairwise(self.catalog.firsts.tolist())):
+        for shard, (first, last) in enumerate(pairwise(self.catalog.first_samples.tolist())):
             if first < last:
                 yield shard, range(first, last)
 
     def order(self, options: OrderOptions) -> Order:
         """Return the order of the samples in an epoch."""
         if self.chosen is None:
-            return epoch_order(np.diff(self.catalog.firsts), options)
+            return epoch_order(np.diff(self.catalog.first_samples), options)
         if not options.shuffle:
             return Order(len(self.chosen), partial(np.take, self.chosen))
-        counts = np.diff(np.searchsorted(self._ascending, self.catalog.firsts))
+        counts = np.diff(np.searchsorted(self._ascending, self.catalog.first_samples))
         length, indexes_at = epoch_order(counts, options)
         return Order(length, partial(_chosen_at, self._ascending, indexes_at))
 

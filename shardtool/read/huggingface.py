@@ -78,7 +78,7 @@ def huggingface_dataset(
     columns = datasets.Features.from_arrow_schema(schema.remove_metadata())
     features |= {name: feature for name, feature in columns.items() if name not in features}
     rows = _SampleRows(reader.with_options(metadata=True), numbers, tuple(features), frozenset(media), decode)
-    bounds = catalog.firsts
+    bounds = catalog.first_samples
     if numbers is not None:
         bounds = np.linspace(0, len(numbers), max(1, min(len(catalog.shards), len(numbers))) + 1, dtype=np.int64)
     spans = [*pairwise(bounds.tolist())]
@@ -129,11 +129,11 @@ def _feature(datasets: Any, reader: SampleReader, name: str, decode: Decode) -> 
 
 
 def _first_value(reader: SampleReader, name: str, decode: Decode) -> object:
-    for shard, first in enumerate(reader.catalog.firsts[:-1].tolist()):
+    for shard, first in enumerate(reader.catalog.first_samples[:-1].tolist()):
         index = reader.store.index(shard)
         if name in index.names:
             fields = np.flatnonzero(index.codes == index.names.index(name))
-            row = int(np.searchsorted(index.firsts, fields[0], side="right")) - 1
+            row = int(np.searchsorted(index.first_rows, fields[0], side="right")) - 1
             sample = read_valid(reader.with_options(fields=frozenset((name,))), np.array([first + row]))
             return decode(sample[0])[name] if sample else None
     return None

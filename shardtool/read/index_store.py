@@ -154,7 +154,7 @@ class IndexStore(LruCache[int, ShardIndex]):
             if shard >= 0 and key <= self.catalog.key_ranges[shard][1]:
                 group_by_shard.setdefault(shard, []).append(position)
         for shard, positions in sorted(group_by_shard.items()):
-            index, first = self.index(shard), int(self.catalog.firsts[shard])
+            index, first = self.index(shard), int(self.catalog.first_samples[shard])
             if len(positions) <= _MAX_KEYS_SEARCHED_SINGLY:
                 rows = [index.find_row(encoded[position]) for position in positions]
             else:
@@ -198,7 +198,7 @@ class IndexStore(LruCache[int, ShardIndex]):
     def _key_index_parts(self, dtype: np.dtype[np.integer]) -> Iterator[tuple[int, bytes]]:
         catalog, count = self.catalog, len(self.catalog)
         hashes = _hash_buffer(count)
-        for shard, (first, last) in enumerate(pairwise(catalog.firsts.tolist())):
+        for shard, (first, last) in enumerate(pairwise(catalog.first_samples.tolist())):
             hashes[first:last] = hash_keys(self.index(shard).all_keys())
         parts, written = -(-count // _MAX_HASHES_IN_MEMORY), 0
         for part in range(parts):

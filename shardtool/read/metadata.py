@@ -43,7 +43,7 @@ def queryable_table(shard: StoredShard, part: ShardIndex, columns: Iterable[str]
     computed = {
         "key": string_array(bytes(part.keys), part.key_sizes),
         "shard": pa.repeat(text_scalar(printable(shard.file_name)), len(part)),
-        "size": number_array(np.diff(part_offsets(part.lengths)[part.firsts])),
+        "size": number_array(np.diff(part_offsets(part.lengths)[part.first_rows])),
         "fields": number_array(part.counts),
     }
     table = {**existing, **missing}
@@ -97,7 +97,7 @@ def matching_samples(catalog: Catalog, chosen: Numbers | None, query: str) -> Nu
     for shard in shards:
         part = read_index(catalog, shard, metadata=True)
         table = queryable_table(catalog.shards[shard], part, columns, catalog.classes)
-        matches.append(match_rows(table, query, catalog.classes) + catalog.firsts[shard])
+        matches.append(match_rows(table, query, catalog.classes) + catalog.first_samples[shard])
     matching = np.concatenate(matches)
     return matching if chosen is None else chosen[np.isin(chosen, matching)]
 
@@ -173,7 +173,7 @@ def read_index(catalog: Catalog, number: int, *, metadata: bool = False) -> Shar
         nulls = "; all its metadata is null" * metadata
         where = redact_secrets(shard.sidecar)
         logger.warning("%s: %s. The shard was scanned instead%s. %s", where, problem, nulls, recreate_hint())
-    samples = int(catalog.firsts[number + 1] - catalog.firsts[number])
+    samples = int(catalog.first_samples[number + 1] - catalog.first_samples[number])
     if len(index) != samples:
         expected = f"{samples:,}, as when the dataset was opened, or as its dataset file lists"
         problem, remedy = pluralize(len(index), "sample"), VERIFY_FIX

@@ -113,7 +113,7 @@ def token_lengths(
         lengths = np.full(len(index), -1, np.int64)
         if layout.name in index.names:
             payloads = np.flatnonzero(index.codes == index.names.index(layout.name))
-            rows = np.searchsorted(index.firsts, payloads, side="right") - 1
+            rows = np.searchsorted(index.first_rows, payloads, side="right") - 1
             lengths[rows] = (index.lengths[payloads].astype(np.int64) - layout.header) // layout.row
         return lengths
 

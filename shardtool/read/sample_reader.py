@@ -92,7 +92,7 @@ class SampleReader:
         self.copies = isinstance(options.cache, CopyingCache)
         self.concurrent_reads = _REMOTE_READS if catalog.is_remote else 1
         self._broken: dict[int, CorruptShard] = {}
-        self._firsts: list[int] = catalog.firsts.tolist()
+        self._first_samples: list[int] = catalog.first_samples.tolist()
         self._sizes: list[int] = catalog.sizes.tolist()
         self._readers = {name: NUMBER_READERS[kind] for name, kind in catalog.kinds.items()}
         self.set_options(options)
@@ -198,8 +198,8 @@ class SampleReader:
 
     def read_one(self, number: int) -> Sample | ShardError:
         """Return a sample, or its error. This is a hot path."""
-        shard = bisect_right(self._firsts, number) - 1
-        row = number - self._firsts[shard]
+        shard = bisect_right(self._first_samples, number) - 1
+        row = number - self._first_samples[shard]
         if self._plain and shard not in self._broken:
             try:
                 opened = self._open_shards.get(shard) or self.open_shard(shard)
@@ -264,7 +264,7 @@ class MixedReader:
     def __init__(self, readers: Sequence[AnySampleReader], source: MixedSamples) -> None:
         self.readers, self._source = readers, source
         spans = [part.span for part in source.sources]
-        self._ends, self._firsts = np.cumsum(spans), np.cumsum(spans) - spans
+        self._ends, self._first_samples = np.cumsum(spans), np.cumsum(spans) - spans
         self._datasets = [0, *accumulate(source.datasets)]  # for each source, the index of its first dataset
         sizes = (weight * reader.mean_size for weight, reader in zip(source.weights, readers, strict=True))
         self.mean_size = sum(sizes) // sum(source.weights)
@@ -287,7 +287,7 @@ class MixedReader:
     def skip_or_raise(self, error: ShardError, number: int, *counts: SkippedSamples, damaged: bool = True) -> None:
         """See `SampleReader.skip_or_raise`."""
         source = int(np.searchsorted(self._ends, number, side="right"))
-        self.readers[source].skip_or_raise(error, number - int(self._firsts[source]), *counts, damaged=damaged)
+        self.readers[source].skip_or_raise(error, number - int(self._first_samples[source]), *counts, damaged=damaged)
 
     def read(self, numbers: Numbers, *, on_demand: bool = False) -> Samples:
         """See `SampleReader.read`."""
@@ -298,7 +298,7 @@ class MixedReader:
 
     def _split_by_reader(self, numbers: Numbers, sources: Numbers) -> Iterator[tuple[AnySampleReader, Numbers]]:
         for source, reader in enumerate(self.readers):
-            yield reader, numbers[sources == source] - self._firsts[source]
+            yield reader, numbers[sources == source] - self._first_samples[source]
 
 
 def _with_dataset_number(number: int, sample: Sample | ShardError) -> Sample | ShardError:

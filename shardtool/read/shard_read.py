@@ -125,7 +125,7 @@ class ReadableShard:
 
     def __post_init__(self) -> None:
         index = self.index
-        columns = (index.key_offsets, index.firsts, index.codes, index.offsets, index.lengths)
+        columns = (index.key_offsets, index.first_rows, index.codes, index.offsets, index.lengths)
         object.__setattr__(self, "views", tuple([column.data for column in columns]))
 
     def read_one(self, row: int, selected: frozenset[str] | None) -> Sample:
@@ -135,10 +135,10 @@ class ReadableShard:
             OSError, EOFError, ValueError, IndexError: The shard is damaged, or its payloads are not in order.
         """
         index, fd = self.index, self.file.fd
-        key_offsets, firsts, codes, offsets, lengths = self.views
+        key_offsets, first_rows, codes, offsets, lengths = self.views
         names = index.names
         sample: dict[str, Any] = {"__key__": str(index.keys[key_offsets[row] : key_offsets[row + 1]], "utf-8")}
-        fields: Sequence[int] = range(firsts[row], firsts[row + 1])
+        fields: Sequence[int] = range(first_rows[row], first_rows[row + 1])
         if selected is not None:
             fields = [payload for payload in fields if names[codes[payload]] in selected]
         if not fields:
@@ -170,10 +170,10 @@ class ReadableShard:
 
     def layout(self, rows: Numbers, selected: frozenset[str] | None) -> PayloadColumns:
         """Return the locations of the payloads of the selected fields in `rows` (ascending)."""
-        index, firsts = self.index, self.index.firsts[rows]
-        counts = index.firsts[rows + 1] - firsts
+        index, first_rows = self.index, self.index.first_rows[rows]
+        counts = index.first_rows[rows + 1] - first_rows
         ends = np.cumsum(counts)
-        payloads = np.repeat(firsts - ends + counts, counts) + np.arange(ends[-1])
+        payloads = np.repeat(first_rows - ends + counts, counts) + np.arange(ends[-1])
         if selected is not None:
             keeps = np.array([name in selected for name in index.names], np.bool_)[index.codes[payloads]]
             counts = np.bincount(np.repeat(np.arange(len(rows)), counts)[keeps], minlength=len(rows)).astype(np.int64)

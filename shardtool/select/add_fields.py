@@ -60,8 +60,8 @@ def add_fields(entries: SampleTable, new_fields: Sequence[NewField]) -> SampleTa
     sizes = [field.texts.lengths()[field.has_value] for field in new_fields]
     codes = [np.full(len(size), fields.index(name), np.uint16) for name, size in zip(names, sizes, strict=True)]
     codes.append(field_codes(entries, fields))
-    firsts = [np.append(0, np.cumsum(field.has_value)) for field in new_fields]
-    order, first = order_rows([*firsts, entries.first], codes)
+    first_rows = [np.append(0, np.cumsum(field.has_value)) for field in new_fields]
+    order, first = order_rows([*first_rows, entries.first_rows], codes)
     new_rows = sum(map(len, sizes))
 
     def extend(values: NDArray[_Number], value: int) -> NDArray[_Number]:
@@ -85,7 +85,7 @@ def add_fields(entries: SampleTable, new_fields: Sequence[NewField]) -> SampleTa
     )
     return replace(
         entries,
-        first=first,
+        first_rows=first,
         fields=fields,
         rows=FieldRows(
             code=np.concatenate(codes)[order],
@@ -125,14 +125,14 @@ def merge_fields(entries: SampleTable, other: SampleTable) -> SampleTable:
     names = sorted({*entries.used_fields(), *other.used_fields()}, key=to_bytes)
     check_field_count(option_text("add"), names)
     codes, columns = [field_codes(table, names) for table in (entries, other)], entries.metadata
-    order, first = order_rows([entries.first, other.first], codes)
+    order, first = order_rows([entries.first_rows, other.first_rows], codes)
     if other.metadata is not None:
         for name in other.metadata.column_names:
             if columns is None or name not in columns.column_names:
                 columns = metadata_columns.with_column(columns, name, other.metadata.column(name))
     return replace(
         entries,
-        first=first,
+        first_rows=first,
         fields=tuple(names),
         rows=FieldRows.concat([entries.rows, other.rows], codes).take(order),
         values=entries.values.merge(other.values),

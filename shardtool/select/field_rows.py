@@ -68,21 +68,21 @@ def field_codes(entries: SampleTable, fields: Sequence[str]) -> NDArray[np.uint1
 
 
 def order_rows(
-    firsts: Sequence[NDArray[np.int64]], codes: Sequence[NDArray[np.uint16]]
+    first_rows: Sequence[NDArray[np.int64]], codes: Sequence[NDArray[np.uint16]]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Merge the rows of several tables that contain the same samples, and sort the rows by sample and field.
 
-    Return the merged rows, as indexes into the concatenated tables, and `SampleTable.first` of the merged table. If
+    Return the merged rows, as indexes into the concatenated tables, and the `first_rows` of the merged table. If
     several tables contain the same field of a sample, keep only the rows from the first of these tables.
 
     Args:
-        firsts: `SampleTable.first` of each table.
+        first_rows: `SampleTable.first_rows` of each table.
         codes: The field of each row of each table, as an index into a shared list of fields.
     """
     orders, counts = [np.zeros(0, np.int64)], [np.zeros(1, np.int64)]
     part_starts = np.cumsum([0, *map(len, codes)])
-    for samples in chunk_slices(len(firsts[0]) - 1):
-        bounds = [first[samples.start : samples.stop + 1] for first in firsts]
+    for samples in chunk_slices(len(first_rows[0]) - 1):
+        bounds = [first[samples.start : samples.stop + 1] for first in first_rows]
         ranges = [slice(bound[0], bound[-1]) for bound in bounds]
         numbered = zip(ranges, part_starts, strict=False)
         rows = np.concatenate([np.arange(part.start, part.stop) + start for part, start in numbered])
@@ -128,6 +128,6 @@ def merge_groups(entries: SampleTable, groups: RowGroups) -> SampleTable:
     return replace(
         entries.take(groups.first),
         spans=spans,
-        first=np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
+        first_rows=np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
         rows=entries.rows.take(rows),
     )

@@ -59,12 +59,12 @@ def make_sample_table(entries: SampleTable, shards: Sequence[str]) -> pa.Table:
         properties["shard"] = pa.DictionaryArray.from_arrays(file, arrow.text_array([*map(printable, shards)]))
     else:
         sizes, files = np.where(is_file, sizes, 0), np.append(np.flatnonzero(is_file), len(is_file))
-        first = files[np.searchsorted(files, entries.first[:-1])]
+        first = files[np.searchsorted(files, entries.first_rows[:-1])]
         paths = PackedStrings.of(path for chunk in chunk_slices(len(first)) for path in entries.paths(first[chunk]))
         folders = PackedStrings.of(name.rpartition(b"/")[0] for _, chunk in keys.chunks() for name in chunk)
         properties["path"] = arrow.split_at_nuls(paths.data, pa.large_string())
         properties["folder"] = arrow.split_at_nuls(folders.data, pa.large_string())
-    properties["size"] = arrow.number_array(np.diff(np.append(0, np.cumsum(sizes))[entries.first]))
+    properties["size"] = arrow.number_array(np.diff(np.append(0, np.cumsum(sizes))[entries.first_rows]))
     if shards:
         properties["fields"] = arrow.number_array(entries.counts())
     table = pa.Table.from_arrays([], names=[]) if entries.metadata is None else entries.metadata

@@ -54,7 +54,7 @@ def select_fields(
     new_names = _choose_names(entries.fields, select, drop, rename)
     is_kept = np.array([name in new_names for name in entries.fields], np.bool_)[entries.rows.code]
     rows = np.flatnonzero(is_kept)
-    first = np.concatenate((np.zeros(1, np.int64), np.cumsum(is_kept, dtype=np.int64)))[entries.first]
+    first = np.concatenate((np.zeros(1, np.int64), np.cumsum(is_kept, dtype=np.int64)))[entries.first_rows]
     used = np.bincount(entries.rows.code[rows], minlength=len(entries.fields)).tolist()
     new_names = {name: new_names[name] for name, uses in zip(entries.fields, used, strict=True) if uses}
     fields = tuple(sorted(set(new_names.values()), key=to_bytes))
@@ -66,7 +66,7 @@ def select_fields(
     kept = entries.take_rows(rows)
     selected = replace(
         kept,
-        first=first,
+        first_rows=first,
         fields=fields,
         rows=replace(kept.rows, code=code),
         values=_rename_values(entries.values, new_names),

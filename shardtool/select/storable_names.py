@@ -74,7 +74,7 @@ def skip_unsafe_names(entries: SampleTable) -> tuple[SampleTable, tuple[Skipped,
     codes = [entries.fields.index(name) for name in fields]
     rows = np.flatnonzero(np.isin(entries.rows.code, codes)) if codes else np.zeros(0, np.int64)
     owners = entries.owners(rows)
-    lost = {sample: (entries.path(int(entries.first[sample])), entries.keys[sample]) for sample in keys}
+    lost = {sample: (entries.path(int(entries.first_rows[sample])), entries.keys[sample]) for sample in keys}
     for sample, row in zip(owners.tolist(), rows.tolist(), strict=True):
         lost.setdefault(sample, (entries.path(row), to_bytes(entries.fields[entries.rows.code[row]])))
     if not lost:

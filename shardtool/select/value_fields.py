@@ -73,8 +73,8 @@ def set_value_fields(
         new_fields.append(_make_field(entries, (name, column), has_field, labels, names.get(column), optional=optional))
         if optional and _needs_values(entries, name, is_number=new_fields[-1].column is not None):
             is_lost = (field_codes(entries, ("", name)) == 1) & np.repeat(~new_fields[-1].has_value, entries.counts())
-            first = np.append(0, np.cumsum(~is_lost))[entries.first]
-            entries = replace(entries.take_rows(np.flatnonzero(~is_lost)), first=first)
+            first = np.append(0, np.cumsum(~is_lost))[entries.first_rows]
+            entries = replace(entries.take_rows(np.flatnonzero(~is_lost)), first_rows=first)
         notes += _field_notes(new_fields[-1], column, int(np.count_nonzero(has_field)))
     return add_fields(entries, new_fields), tuple(notes)
 

@@ -297,7 +297,7 @@ def collect_samples(root: bytes, parts: list[ScanPart]) -> tuple[SampleTable, tu
     entries = SampleTable(
         root=root,
         keys=PackedStrings.parse(b"".join(part.keys[0] for part in parts)),
-        first=np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64))),
+        first_rows=np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64))),
         fields=tuple(to_text(name) for name in names),
         rows=FieldRows(
             code=np.concatenate(codes),

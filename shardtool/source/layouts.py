@@ -96,7 +96,7 @@ class _Tree(NamedTuple):
         return False
 
     def fields(self, sample: int) -> set[bytes]:
-        first, last = self.entries.first[sample : sample + 2].tolist()
+        first, last = self.entries.first_rows[sample : sample + 2].tolist()
         return {to_bytes(self.entries.fields[code]) for code in self.entries.rows.code[first:last].tolist()}
 
     def endings(self, samples: Iterable[int]) -> set[str]:

@@ -126,7 +126,7 @@ class MultiFolderSource(FolderSource):
         return SampleTable(
             root=b"",
             keys=PackedStrings.parse(b"".join(entries.keys.data for entries in trees)),
-            first=np.append(0, np.cumsum(np.concatenate([table.counts() for table in trees]))),
+            first_rows=np.append(0, np.cumsum(np.concatenate([table.counts() for table in trees]))),
             fields=tuple(fields),
             rows=replace(FieldRows.concat(rows, codes), paths=PackedStrings.parse(b"".join(paths))),
             identity=" ".join(storage_paths.source_identity(tree.root) for tree in self._trees),
@@ -178,6 +178,6 @@ def _incomplete_samples(entries: SampleTable, has: NDArray[np.bool_], labels: Se
     rows = []
     for sample in (~has.all(axis=0)).nonzero()[0].tolist():
         without = format_list([printable(labels[folder]) for folder in (~has[:, sample]).nonzero()[0].tolist()])
-        path = to_text(entries.path(int(entries.first[sample])))
+        path = to_text(entries.path(int(entries.first_rows[sample])))
         rows.append(Skipped(entries.key(sample), path, "incomplete", f"no file with its key in {without}"))
     return rows

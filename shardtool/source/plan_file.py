@@ -107,7 +107,7 @@ def entries_tables(entries: SampleTable, split_values: pa.ChunkedArray | None) -
 
 
 def _field_lists(entries: SampleTable, kind: pa.ListType, first: int, last: int) -> pa.Array:
-    starts = entries.first[first : last + 1]
+    starts = entries.first_rows[first : last + 1]
     rows, field_rows, spans = slice(int(starts[0]), int(starts[-1])), entries.rows, entries.spans
     columns: list[Any] = [field_rows.code, field_rows.kind, field_rows.size, field_rows.mtime_ns, field_rows.changed_ns]
     columns += [] if spans is None else [spans.offset, spans.expected]
@@ -151,7 +151,7 @@ def read_entries(
     entries = SampleTable(
         root=request.root,
         keys=keys,
-        first=first,
+        first_rows=first,
         fields=names,
         rows=FieldRows(code, kind, size, mtime_ns, changed_ns, paths),
         values=values._replace(inline=inline),

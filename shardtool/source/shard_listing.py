@@ -374,14 +374,12 @@ def _make_entries(parts: list[SourceShard], numbers: NumberFields, examined: Exa
     row = sample = 0
     for number, part in enumerate(parts):
         index, part_rows = part.index, slice(row, row + rows[number])
-        first[sample + 1 : sample + 1 + counts[number]] = index.firsts[1:]
+        first[sample + 1 : sample + 1 + counts[number]] = index.first_rows[1:]
         first[sample + 1 : sample + 1 + counts[number]] += row
         codes = np.array([*map(code_of.get, index.names), 0], np.uint16)[index.codes]
         lengths = _payload_sizes(part, numbers.texts[number], kind[part_rows])
-        index = replace(
-            index, keys=b"", key_offsets=_NO_ROWS, firsts=_NO_ROWS, metadata=pa.table({}), codes=codes, lengths=lengths
-        )
-        parts[number] = replace(part, index=index)
+        unused: Any = {"keys": b"", "key_offsets": _NO_ROWS, "first_rows": _NO_ROWS, "metadata": pa.table({})}
+        parts[number] = replace(part, index=replace(index, **unused, codes=codes, lengths=lengths))
         row, sample = row + rows[number], sample + counts[number]
     inline = kind == INLINE
     offset, expected = _move_column(parts, "offsets", rows, np.int64), _move_column(parts, "crcs", rows, np.int64)
@@ -389,7 +387,7 @@ def _make_entries(parts: list[SourceShard], numbers: NumberFields, examined: Exa
     return SampleTable(
         root=b"",
         keys=names,
-        first=first,
+        first_rows=first,
         fields=tuple(fields),
         rows=FieldRows(
             code=_move_column(parts, "codes", rows, np.uint16),

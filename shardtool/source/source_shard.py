@@ -113,7 +113,8 @@ class SourceShard:
 
     def describe_value(self, field_name: str, index: int = 0) -> str:
         """Return the path and key of the sample with value number `index` (from 0) of a field, for messages."""
-        return self.where(int(np.searchsorted(self.index.firsts, self.rows_of(field_name)[index], side="right")) - 1)
+        row = self.rows_of(field_name)[index]
+        return self.where(int(np.searchsorted(self.index.first_rows, row, side="right")) - 1)
 
 
 def stat_shard(path: str) -> FileInfo:
@@ -209,7 +210,7 @@ def sort_fields(part: SourceShard) -> SourceShard:
         key_offsets=_narrow_column(index.key_offsets),
         starts=zeros,
         sizes=zeros,
-        firsts=_narrow_column(index.firsts),
+        first_rows=_narrow_column(index.first_rows),
         names=tuple(names),
         metadata=index.metadata,
         **columns,
@@ -236,13 +237,13 @@ def _merge_interleaved(part: SourceShard) -> SourceShard:
     if np.any((codes[1:] == codes[:-1]) & (owners[1:] == owners[:-1])):
         return part
     counts, sizes = np.bincount(owners, minlength=len(number_of)), [*map(len, number_of)]
-    key_offsets, firsts = shard_index.part_offsets(sizes), shard_index.part_offsets(counts)
+    key_offsets, first_rows = shard_index.part_offsets(sizes), shard_index.part_offsets(counts)
     merged_index = replace(
         index,
         keys=b"".join(number_of),
         key_offsets=key_offsets,
         starts=index.starts[: len(number_of)],
-        firsts=firsts,
+        first_rows=first_rows,
         codes=codes,
         offsets=index.offsets[order],
         lengths=index.lengths[order],

@@ -286,7 +286,7 @@ def _unpack_tasks(listing: Listing, entries: SampleTable, folder: Folder, worker
     from shardtool.plan.shard_bounds import cumulative_sizes
     from shardtool.plan.shard_task import build_shard_samples
 
-    sizes = np.add.reduceat(entries.rows.size, entries.first[:-1])
+    sizes = np.add.reduceat(entries.rows.size, entries.first_rows[:-1])
     total, shard_numbers = cumulative_sizes(sizes), entries.known_spans.file
     shard_ends = np.append(np.flatnonzero(np.diff(shard_numbers)) + 1, len(entries))
     factor = 1 if len(shard_ends) < _MIN_SHARDS_PER_WORKER * workers else _LARGER_TASKS

@@ -349,7 +349,7 @@ def test_a_batch_that_is_damaged_as_a_whole(photos: Packed, tmp_path: Path) -> N
     shutil.copytree(photos.folder, tmp_path / "set")
     dataset = shardtool.open(tmp_path / "set" / "out.json", on_error="skip").fields("cls").decode()
     min((tmp_path / "set").glob("*.tar")).unlink()
-    lost = int(dataset.reader.catalog.firsts[1])
+    lost = int(dataset.reader.catalog.first_samples[1])
     rest = DataLoader(MapDataset(dataset[lost - 2 :]), 8)
     assert len(flat(keys(rest))) == 98 - lost
     with pytest.raises(SampleFailed, match=r"^a batch: all of its 2 samples were skipped"):

@@ -185,7 +185,7 @@ def _payloads(samples: list[tuple[bytes, dict[bytes, int]]]) -> RecordColumns:
     rows = [(names.index(name), size) for _, fields in samples for name, size in sorted(fields.items())]
     return RecordColumns(
         keys=PackedStrings.of(key for key, _ in samples),
-        first=np.cumsum([0, *(len(fields) for _, fields in samples)]),
+        first_rows=np.cumsum([0, *(len(fields) for _, fields in samples)]),
         fields=tuple(name.decode() for name in names),
         code=np.array([code for code, _ in rows], np.uint16),
         stored_sizes=np.array([size for _, size in rows], np.int64),
@@ -216,7 +216,7 @@ def test_record_sizes_follow_from_names_and_sizes(samples: list[tuple[bytes, dic
         rows[-1] = (rows[-1][0], before + FRAME_TAIL_BYTES)
         expected += rows
     assert list(zip(heads.tolist(), tails.tolist(), strict=True)) == expected
-    rows_of = np.repeat(np.arange(len(samples)), np.diff(payloads.first))
+    rows_of = np.repeat(np.arange(len(samples)), np.diff(payloads.first_rows))
     totals = np.bincount(rows_of, heads + tails + payloads.stored_sizes)
     assert sample_sizes("tfrecord", payloads).tolist() == totals.astype(np.int64).tolist()
 

@@ -293,7 +293,7 @@ def test_spans_far_apart_empty_or_shared(place: Path, pools: dict[int, LocalPool
     source = make_source(place / "made", [(1, 1)] * len(places))
     entries = changed(
         source.entries.take_rows(np.flatnonzero(source.entries.rows.code == 0)),
-        first=np.arange(len(places) + 1),
+        first_rows=np.arange(len(places) + 1),
         offset=np.array([start for start, _ in places]),
         size=np.array([size for _, size in places]),
         expected=np.array([crc32c(data[start : start + size]) if start else -1 for start, size in places]),
@@ -409,7 +409,7 @@ def test_a_flipped_byte_is_found_in_the_first_pass(
 
 def _flipped(source: Source) -> None:
     for row in (4, 5, 21):
-        sample = int(np.searchsorted(source.entries.first, row, "right")) - 1
+        sample = int(np.searchsorted(source.entries.first_rows, row, "right")) - 1
         path = source.paths[int(source.entries.known_spans.file[sample])]
         fact = path.stat()
         flip(path, int(source.entries.known_spans.offset[row]))

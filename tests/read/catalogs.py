@@ -17,7 +17,7 @@ def made_catalog(counts: Sequence[int], order_hash: str = "made") -> Catalog:
     return Catalog(
         name="made",
         shards=(),
-        firsts=np.cumsum([0, *counts]).astype(np.int64),
+        first_samples=np.cumsum([0, *counts]).astype(np.int64),
         sizes=1000 * np.array(counts, np.int64),
         fields={},
         kinds={},

@@ -48,7 +48,7 @@ def _rows(samples: list[tuple[str, list[int]]], far: int) -> ShardIndex:
         key_offsets=part_offsets([len(key) for key in keys]),
         starts=far + 1000 * np.arange(len(samples)),
         sizes=np.full(len(samples), 1000),
-        firsts=part_offsets(counts),
+        first_rows=part_offsets(counts),
         names=("a", "ü", "c.d"),
         codes=np.array(codes, np.int64),
         offsets=far + np.repeat(1000 * np.arange(len(samples)), counts) + 7,
@@ -74,7 +74,7 @@ def test_an_index_survives_packing(samples: list[tuple[str, list[int]]], far: in
         for name in ("starts", "sizes", "offsets", "lengths", "codes"):
             assert getattr(index, name).tolist() == getattr(rows, name).tolist()
         assert (None if index.crcs is None else index.crcs.tolist()) == (None if not far else rows.crcs.tolist())  # type: ignore[union-attr]
-        assert np.diff(index.firsts).tolist() == rows.counts.tolist()
+        assert np.diff(index.first_rows).tolist() == rows.counts.tolist()
         assert index.starts.dtype == (np.int64 if far and samples else np.int32)
         picked = np.arange(0, len(samples), 2)
         flat = [code for at in picked for code in samples[at][1]]

@@ -65,7 +65,7 @@ def worker(begin, done):
         index = store.index(shard)
         assert index.keys_of(np.array([9])) == [str(shard * COUNT + 1_000_009)]
         assert int(index.offsets[-1]) == 1024 * COUNT - 512
-        assert sum(int(column.max()) for column in (index.starts, index.sizes, index.firsts, index.lengths))
+        assert sum(int(column.max()) for column in (index.starts, index.sizes, index.first_rows, index.lengths))
     os.write(done, b"x")
     os.read(begin, 1)
 

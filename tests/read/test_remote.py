@@ -180,7 +180,7 @@ def test_a_shard_of_another_size_is_damaged(tar: tuple[Made, str], proxy: Faulty
     catalog = data.reader.catalog
     (folder / catalog.shards[0].name).write_bytes(b"short")
     (folder / catalog.shards[1].name).unlink()
-    rest = tar[0].samples[int(catalog.firsts[2]) :]
+    rest = tar[0].samples[int(catalog.first_samples[2]) :]
     assert [sample["__key__"] for sample in data] == [sample["__key__"] for sample in rest]
     reasons = " ".join(data.skipped.reasons)
     assert "5 bytes" in reasons

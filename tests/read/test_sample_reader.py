@@ -101,7 +101,7 @@ def test_a_missing_or_changed_shard_is_named(writable: Made, *, damage: str) -> 
     else:
         data = shard.read_bytes()
         shard.write_bytes(data[:-2000] if damage == "cut" else data + bytes(1024))
-    firsts = writable.reader().catalog.firsts.tolist()
+    firsts = writable.reader().catalog.first_samples.tolist()
     with pytest.raises(CorruptShard, match=shard.stem):
         read_valid(writable.reader(), numbers([firsts[1]]))
     reader = writable.reader(on_error="skip")
@@ -143,14 +143,14 @@ def test_a_shard_without_a_sidecar_is_checked_as_a_whole(writable: Made, on_erro
     reader = writable.reader(check=True, on_error=on_error)
     assert read_valid(reader, everything) == writable.samples
     assert reader.skipped.samples == 0
-    offset = writable.shard(1).read_bytes().rfind(writable.samples[int(reader.catalog.firsts[2]) - 1]["jpg"])  # type: ignore[arg-type]
+    offset = writable.shard(1).read_bytes().rfind(writable.samples[int(reader.catalog.first_samples[2]) - 1]["jpg"])  # type: ignore[arg-type]
     flip(writable.shard(1), offset)
     reader = writable.reader(check=True, on_error=on_error)
     if on_error == "raise":
         with pytest.raises(CorruptShard, match=r"the checksum .* as in its dataset file"):
             read_valid(reader, everything)
     else:
-        first, last = reader.catalog.firsts[1:3].tolist()
+        first, last = reader.catalog.first_samples[1:3].tolist()
         assert read_valid(reader, everything) == writable.samples[:first] + writable.samples[last:]
 
 
@@ -232,7 +232,7 @@ def test_large_samples_are_read_on_demand(
     early, late = reader.read(requested), reader.read(requested, on_demand=True)
     cut = writable.shard(1)
     os.truncate(cut, 100_000)
-    first, last = (int(at) for at in reader.catalog.firsts[1:3])
+    first, last = (int(at) for at in reader.catalog.first_samples[1:3])
     results = [*zip(requested.tolist(), early, late, strict=True)]
     failed = {number: sample for number, _, sample in results if isinstance(sample, CorruptShard)}
     assert [sample for _, _, sample in results if sample not in failed.values()] == [

@@ -74,7 +74,7 @@ def test_an_error_is_raised_at_its_sample(writable: Made, *, ends: Ends) -> None
 def test_a_deleted_shard_costs_only_its_samples(writable: Made, *, shuffle: bool) -> None:
     """All other samples are returned, and each skipped one is counted once."""
     data = writable.open(on_error="skip")
-    firsts = data.reader.catalog.firsts.tolist()
+    firsts = data.reader.catalog.first_samples.tolist()
     writable.shard(2).unlink()
     stream = data.stream(shuffle=shuffle, rank=0, world_size=1, ends="uneven")
     keys = sorted(str(sample["__key__"]).encode() for sample in stream)

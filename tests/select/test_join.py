@@ -75,12 +75,12 @@ def _entries(
 def _contents(entries: SampleTable) -> dict[str, dict[str, Any]]:
     """Return each sample's fields: the inline text, or the offset and the checksum in a shard."""
     kinds = {"code": "uint16", "kind": "uint8", "file": "uint32"}
-    for name in ("first", "code", "kind", "size", "mtime_ns", "changed_ns", "offset", "expected", "file"):
+    for name in ("first_rows", "code", "kind", "size", "mtime_ns", "changed_ns", "offset", "expected", "file"):
         block = next(item for item in (entries, entries.rows, entries.known_spans) if hasattr(item, name))
         values = getattr(block, name)
         assert values.dtype == kinds.get(name, "int64")
-        if name not in {"first", "file"}:
-            assert len(values) == entries.first[-1]
+        if name not in {"first_rows", "file"}:
+            assert len(values) == entries.first_rows[-1]
     used = Counter(entries.rows.code.tolist())
     assert sorted(used) == list(range(len(entries.fields)))
     assert {*entries.values.numbers} <= {*entries.values.inline} <= {*entries.fields}
@@ -90,7 +90,7 @@ def _contents(entries: SampleTable) -> dict[str, dict[str, Any]]:
     rows, spans = entries.rows, entries.known_spans
     for sample in range(len(entries)):
         fields = result[entries.key(sample)] = {}
-        for row in range(int(entries.first[sample]), int(entries.first[sample + 1])):
+        for row in range(int(entries.first_rows[sample]), int(entries.first_rows[sample + 1])):
             name = entries.fields[entries.rows.code[row]]
             rest = [int(item[row]) for item in (spans.offset, spans.expected, rows.changed_ns, rows.mtime_ns)]
             if entries.rows.kind[row] == INLINE:

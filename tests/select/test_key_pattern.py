@@ -79,7 +79,7 @@ def test_no_file_is_lost_or_moved(stems: list[tuple[str, str]]) -> None:
     keys = [result.keys[at] for at in range(len(result))]
     assert keys == sorted({*keys})
     for sample, key in enumerate(keys):
-        rows = range(int(result.first[sample]), int(result.first[sample + 1]))
+        rows = range(int(result.first_rows[sample]), int(result.first_rows[sample + 1]))
         assert [*result.rows.code[rows.start : rows.stop]] == sorted({*result.rows.code[rows.start : rows.stop]})
         for row in rows:
             field, path = result.fields[result.rows.code[row]].encode(), result.path(row)

@@ -107,15 +107,15 @@ def entries_of(samples: Sequence[Sample], fields: Sequence[str] = FIELDS, **more
 def samples_of(entries: SampleTable) -> list[Sample]:
     """Convert a `SampleTable` to samples, and check that its columns are consistent."""
     count, rows, spans = len(entries), entries.rows, entries.known_spans
-    assert len(entries.first) == count + 1
-    assert entries.first.dtype == np.int64
+    assert len(entries.first_rows) == count + 1
+    assert entries.first_rows.dtype == np.int64
     assert rows.code.dtype == np.uint16
-    assert {len(column) for column in (rows.code, rows.kind, rows.size, rows.mtime_ns)} == {int(entries.first[-1])}
+    assert {len(column) for column in (rows.code, rows.kind, rows.size, rows.mtime_ns)} == {int(entries.first_rows[-1])}
     texts = {name: column.span(0, count).split(b"\0") for name, column in entries.values.inline.items()}
     samples = []
     for at, number in enumerate(metadata_of(entries).column("number").to_pylist()):
         fields = {}
-        for row in range(int(entries.first[at]), int(entries.first[at + 1])):
+        for row in range(int(entries.first_rows[at]), int(entries.first_rows[at + 1])):
             name = entries.fields[rows.code[row]]
             text = texts[name][at] if rows.kind[row] == INLINE else None
             payload = Payload(int(rows.size[row]), int(spans.offset[row]), int(spans.expected[row]), text)

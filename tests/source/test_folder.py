@@ -45,7 +45,7 @@ def _rows(entries: SampleTable) -> list[KeyField]:
     """Return (key, field) of every row."""
     rows = []
     for sample in range(len(entries)):
-        for row in range(int(entries.first[sample]), int(entries.first[sample + 1])):
+        for row in range(int(entries.first_rows[sample]), int(entries.first_rows[sample + 1])):
             rows.append((entries.keys[sample], to_bytes(entries.fields[entries.rows.code[row]])))
             assert entries.path(row) == b".".join(rows[-1])
     return rows

@@ -417,7 +417,7 @@ def _entries(names: Iterable[str]) -> SampleTable:
     codes = np.array([fields.index(field) for _, field in parts], np.uint16)
     rows = FieldRows(code=codes, kind=np.zeros(len(parts), np.uint8), size=none, mtime_ns=none, changed_ns=none)
     keys = PackedStrings.of(key.encode() for key, _ in parts)
-    return SampleTable(root=b"/src/", keys=keys, first=np.arange(len(parts) + 1), fields=tuple(fields), rows=rows)
+    return SampleTable(root=b"/src/", keys=keys, first_rows=np.arange(len(parts) + 1), fields=tuple(fields), rows=rows)
 
 
 class _CountedNames:

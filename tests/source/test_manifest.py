@@ -71,7 +71,7 @@ def _samples(source: Any, **options: Any) -> dict[str, dict[str, bytes]]:
     samples: dict[str, dict[str, bytes]] = {}
     for sample in range(len(entries)):
         fields = samples[entries.key(sample)] = {}
-        for row in range(int(entries.first[sample]), int(entries.first[sample + 1])):
+        for row in range(int(entries.first_rows[sample]), int(entries.first_rows[sample + 1])):
             rows = entries.rows
             name, kind, size = entries.fields[rows.code[row]], rows.kind[row], int(rows.size[row])
             if kind == INLINE:

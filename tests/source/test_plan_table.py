@@ -44,7 +44,7 @@ def test_samples_round_trip(samples: list[tuple[bytes, dict[int, Any]]], *, with
             file, schema, _FIELDS, entries.values, plan_request.PlanRequest("folder", ("in",))
         )
     assert found.keys.data == entries.keys.data
-    assert found.first.tolist() == entries.first.tolist()
+    assert found.first_rows.tolist() == entries.first_rows.tolist()
     for name in names:
         before, after = getattr(entries.rows, name), getattr(found.rows, name)
         assert (after.dtype, after.tolist()) == (before.dtype, before.tolist())

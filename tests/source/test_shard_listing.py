@@ -109,10 +109,10 @@ def listed(*givens: Any, to: str = "tar", **more: Any) -> Listing:
     count = Count()
     listing = list_datasets(texts, Here(), count, to_format=to, **more)
     entries, rows = listing.entries, len(listing.entries.rows.code)
-    assert count.found == len(entries) == len(entries.first) - 1 == len(entries.known_spans.file)
+    assert count.found == len(entries) == len(entries.first_rows) - 1 == len(entries.known_spans.file)
     row, spans = entries.rows, entries.known_spans
     columns = row.kind, row.size, row.mtime_ns, row.changed_ns, spans.offset, spans.expected
-    assert {len(column) for column in columns} == {rows} == {int(entries.first[-1])}
+    assert {len(column) for column in columns} == {rows} == {int(entries.first_rows[-1])}
     kinds = [row.code.dtype, row.kind.dtype, spans.file.dtype]
     assert kinds == [np.uint16, np.uint8, np.uint32]
     assert list(entries.fields) == sorted({*entries.fields}, key=to_bytes)
@@ -133,7 +133,7 @@ def contents(listing: Listing) -> Samples:
     samples = []
     for sample in range(len(entries)):
         fields = []
-        for row in range(int(entries.first[sample]), int(entries.first[sample + 1])):
+        for row in range(int(entries.first_rows[sample]), int(entries.first_rows[sample + 1])):
             name, size = entries.fields[entries.rows.code[row]], int(entries.rows.size[row])
             if entries.rows.kind[row] == INLINE:
                 data = texts[name][sample]

@@ -211,7 +211,7 @@ class ManifestSource(Source):
         entries = SampleTable(
             root=self._root,
             keys=names,
-            first=np.arange(self._count + 1, dtype=np.int64) * len(columns),
+            first_rows=np.arange(self._count + 1, dtype=np.int64) * len(columns),
             fields=layout.fields,
             rows=layout.rows(columns, [*paths, *urls], self._count),
             values=values,

@@ -241,7 +241,7 @@ class DatasetOverview:
         offsets, lengths = shard_index.offsets.view(np.uint64), shard_index.lengths.view(np.uint64)
         crcs = None if shard_index.crcs is None else shard_index.crcs.astype(np.uint64)
         ends, parents = part_offsets(shard_index.lengths), shard_index.owners()
-        self.sample_sizes.add(np.diff(ends[shard_index.firsts]).astype(np.uint64))
+        self.sample_sizes.add(np.diff(ends[shard_index.first_rows]).astype(np.uint64))
         payloads: dict[str, FieldPayloads] = {}
         free_fields = _MAX_FIELDS - len(self.fields)
         for code, name in enumerate(shard_index.names):

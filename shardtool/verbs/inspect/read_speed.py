@@ -108,12 +108,12 @@ def read_speed(
 ) -> ReadSpeed:
     """Measure the read speed and, with `decode`, the decoding speed, each for two seconds."""
     catalog = open_catalog(with_options(dataset, storage_options))
-    filled = np.flatnonzero(np.diff(catalog.firsts))
+    filled = np.flatnonzero(np.diff(catalog.first_samples))
     if not len(filled):
         raise InvalidRequest(catalog.name, "no samples", expected="at least one sample")
     opened = filled[:: max(1, len(filled) // _MAX_OPENED_SHARDS)][:_MAX_OPENED_SHARDS]
     opened_dataset = Dataset(SampleReader(catalog, ReadOptions()))
-    opening = _opening_time(opened_dataset, [int(catalog.firsts[shard]) for shard in opened])
+    opening = _opening_time(opened_dataset, [int(catalog.first_samples[shard]) for shard in opened])
     return ReadSpeed(
         dataset=catalog.name,
         shards=len(filled),

@@ -59,7 +59,7 @@ class UnusualSamples:
 
     def add(self, number: int, shard_index: ShardIndex) -> None:
         """Add the samples of a shard."""
-        sizes = np.diff(part_offsets(shard_index.lengths)[shard_index.firsts])
+        sizes = np.diff(part_offsets(shard_index.lengths)[shard_index.first_rows])
         for reason, value, sign in (("smallest", sizes, -1.0), ("largest", sizes, 1.0)):
             self._update_extreme(reason, sign * value, number, lambda row: format_size(int(sizes[row])))
         widths, heights = (_whole_numbers(shard_index, name) for name in ("width", "height"))
