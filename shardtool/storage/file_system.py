@@ -32,7 +32,7 @@ class EntryInfo(NamedTuple):
     """The size, time and type of an entry in a folder.
 
     Attributes:
-        special: Type of the entry, such as `a folder`, if a file must not replace the entry. "" for other entries.
+        special: "" if a file may replace the entry. Otherwise, the type of the entry, such as `a folder`.
     """
 
     size: int

@@ -279,7 +279,7 @@ def read_unchanged(path: bytes, into: memoryview, flags: int, folder: int | None
 
 
 def read_blocks(path: str, flags: int = READ_FOLLOWING) -> Iterator[memoryview | bytes]:
-    """Yield the content of a file or object in blocks. Each block may overwrite the previous one."""
+    """Yield the content of a file or object in blocks. A block is valid only until the next one is read."""
     return files_at(path).blocks(path, flags)
 
 

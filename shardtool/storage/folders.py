@@ -49,7 +49,7 @@ def open_staging_folder(path: str) -> OutputFolder:
 
 
 def check_published(folder: OutputFolder, sizes: Mapping[str, int], remedy: str) -> None:
-    """Raise `OutputFailed` if a store does not list all published files with these sizes."""
+    """Raise `OutputFailed` if a store does not list every published file with its size in `sizes`."""
     if folder.has_staging:  # staged files do not have these names yet
         return
     listed = folder.find_entries(sizes)

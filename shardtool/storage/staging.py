@@ -346,7 +346,7 @@ def find_staged(folder: NamedFiles, names: Iterable[str]) -> list[DurableFile]:
 
 
 def set_attempt(token: str) -> None:
-    """Add `token` (eight hexadecimal digits, or "" to add nothing) to the temporary file names of this process."""
+    """Add `token` to the temporary file names of this process: eight hexadecimal digits, or "" for none."""
     global _attempt_suffix  # noqa: PLW0603 - a setting of the process
     _attempt_suffix = f"~{token}" if token else ""
 

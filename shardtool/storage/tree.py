@@ -31,7 +31,7 @@ ExistingFile = Literal["error", "overwrite", "keep", "finish"]
 def are_safe_paths(paths: bytes, longest: int) -> bool:
     """Return whether all NUL-separated paths are safe to create. `longest` is the length of the longest path in bytes.
 
-    This check is stricter than necessary. If it returns False, check each path with `path_problem`.
+    If this returns False, check each path with `path_problem`, which is less strict.
     """
     return longest <= _MAX_NAME_BYTES and not _UNSAFE_PART.search(paths)
 

@@ -1,7 +1,7 @@
 """Parse, join and split remote addresses such as `s3://BUCKET/KEY` and `https://HOST/PATH`.
 
 Object keys are not encoded (`s3://b/a b#1.tar`). Paths of web addresses are percent-encoded
-(`https://h/a%20b%231.tar`). The query (`?token`) of a web address applies to all files of the folder.
+(`https://h/a%20b%231.tar`). The query (`?token`) of a folder's web address applies to all files in the folder.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ SCHEME_ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "az", "abfss": 
 
 INSTALL_COMMANDS = {"hf": "pip install 'shardtool[hf]'"}
 SOURCE_PREFIX = "SHARDTOOL_SOURCE_"
-SOURCE_MARKER = "source="  # `source_address_for` creates markers from this text and a server
-OPTIONS_MARKER = "options="  # `address_with_options` creates markers from this text and a key
+# The first part of a marker (see `Address`). A server or a key of `known_options` follows.
+SOURCE_MARKER = "source="
+OPTIONS_MARKER = "options="
 _PORT_PATTERN = r"(?:[0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 _HOST_PATTERN = re.compile(rf"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%]+\])(?::{_PORT_PATTERN})?")
 _LOCAL_SCHEMES = ("file", "local", "data")
@@ -39,7 +40,7 @@ class Address(NamedTuple):
         host: A bucket, a container, or a server and its port.
         key: Key or path without slash at the start.
         query: A query that starts with `?`, or "".
-        marker: Text that refers to the settings of a source or of a call, or "".
+        marker: `source=SERVER` or `options=KEY`, which refers to settings for this address, or "".
     """
 
     scheme: str

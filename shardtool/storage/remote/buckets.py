@@ -67,7 +67,7 @@ def list_objects(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
 def _list_below(address: str, store: Any, prefix: str) -> Iterator[BucketEntry]:
     """Yield all objects below a prefix. After a failure, continue after the last non-empty object.
 
-    A listing cannot continue after an empty object: its key may end with a slash, which obstore strips.
+    A listing cannot continue after an empty object, because obstore strips a slash from the end of its key.
     """
     attempts, last_key, yielded = RetryState(address), "", set[str]()
     while True:

@@ -67,7 +67,7 @@ _SERVER_URL = re.compile(r"https?://([A-Za-z0-9.-]+(?::\d+)?)[/?)]")
 
 
 _UNTRUSTED_CERTIFICATE = re.compile(r"(?:InvalidCertificate|InvalidMessage|AlertReceived|PeerIncompatible)\(\s*(\w+)")
-HUGGINGFACE_MISSING = {  # error messages by the Hub's X-Error-Code header
+HUGGINGFACE_MISSING = {  # maps the Hub's X-Error-Code header to an error message
     "RepoNotFound": "no such repository, or no access with this token",
     "RevisionNotFound": "no such revision",
 }

@@ -1,8 +1,8 @@
 """Read addresses such as `sftp://HOST/PATH` through fsspec.
 
-fsspec has no common form of file versions, so changes are detected only by size and checksum. Hugging Face datasets
-(`hf://`) are listed through fsspec but read over HTTP, because fsspec would read 5 MB more than requested and would not
-detect replaced files.
+The file systems of fsspec report file versions in different ways, so changes are detected only by size and checksum.
+Hugging Face datasets (`hf://`) are listed through fsspec but read over HTTP, because fsspec would read 5 MB more than
+requested and would not detect replaced files.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def list_fsspec(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
         _split_huggingface(address)
 
     def list_files(file_system: Any) -> tuple[str, Any]:
-        root = str(file_system._strip_protocol(path)).strip("/")  # noqa: SLF001 - the prefix of listed names
+        root = str(file_system._strip_protocol(path)).strip("/")  # noqa: SLF001 - listed names start with `root`
         detail = {"detail": True, **({"refresh": True} if is_huggingface(path) else {})}
         return root, file_system.find(path, **detail).values() if below else file_system.ls(path, **detail)
 

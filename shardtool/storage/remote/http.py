@@ -3,7 +3,8 @@
 Each connection is opened in a separate thread, because name lookups, TLS handshakes and proxies cannot be interrupted.
 
 obstore signs URLs but not headers, so this module signs the headers of S3 requests. It also signs Azure URLs, because
-obstore signs the encoded name of a blob but Azure expects the plain name. These signatures cover the whole container.
+obstore signs the encoded name of a blob but Azure expects the plain name. The module's Azure signatures
+cover the whole container.
 
 Source: Microsoft, "Create a service SAS", the string to sign for version 2020-12-06 and later.
 """
@@ -135,7 +136,7 @@ def _pool_classes() -> dict[str, type[urllib3.HTTPConnectionPool]]:
         def __init__(self, peer: str, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
             super().__init__(sock, *args, **kwargs)
             self._paced, self._socket_file = PacedSocket(sock, peer), self.fp
-            # This limit applies to the headers. `begin` removes it before the body is read.
+            # Limit the headers. `begin` removes the limit before the body is read.
             self._paced.max_bytes = _MAX_HEADER_BYTES
             self.fp = io.BufferedReader(self._paced)
 
@@ -180,7 +181,7 @@ def _make_pool(_pid: int, scheme: str, proxy: str | None, _environment: tuple[st
     timeout = urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=_SEND_TIMEOUT_S)
     is_plain = "https" not in (scheme, urlsplit(proxy or "").scheme)
     options: dict[str, Any] = {"maxsize": MAX_CONNECTIONS_PER_SERVER, "retries": False, "timeout": timeout}
-    # Load certificates from the environment even for plain HTTP, to report a wrong file early.
+    # Load the certificate files of the user even for plain HTTP, so an invalid file is reported early.
     context = options["ssl_context"] = None if is_plain and not network.extra_certificates() else network.tls_context()
     if proxy is None:
         pool = urllib3.PoolManager(**options)
@@ -520,7 +521,7 @@ def content_length(response: urllib3.BaseHTTPResponse) -> int | None:
 def _redirect_target(address: str, current: str, location: str) -> str:
     try:
         target = urljoin(current, location)
-        urlsplit(target).port  # noqa: B018 - raises if it is invalid
+        urlsplit(target).port  # noqa: B018 - fails if the port is invalid
     except ValueError:
         raise StoreFailed(display_address(address), "redirected to an invalid URL", expected="a URL") from None
     found = f"redirected to {redact_secrets(target)[:200]}"

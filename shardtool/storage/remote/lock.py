@@ -247,7 +247,7 @@ def _acquire(address: str, holder: LockHolder) -> str:
 def check_conditional_writes(address: str, data: bytes, version: str = "") -> None:
     """Raise `InvalidRequest` if the store ignores the condition of a conditional write.
 
-    The object must exist and must not have `version`, so the store should refuse this test write.
+    The condition must be false: the object exists, and `version` is "" or an old version.
     """
     try:
         put_object(address, data, version)

@@ -1,6 +1,6 @@
-"""Find the proxy, certificates and HTTP headers for a server, by the same rules for obstore and urllib3.
+"""Find the proxy, certificates and HTTP headers for a server.
 
-`NO_PROXY` follows the rules of reqwest, the HTTP library of obstore.
+obstore and urllib3 follow the same rules. `NO_PROXY` works as in reqwest, the HTTP library of obstore.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def use_headers(lines: Iterable[str]) -> None:
 def web_headers(url: str) -> dict[str, str]:
     """Return the headers for a web server, from the environment and the options of the call.
 
-    If these do not contain `Authorization`, add it from the user in the URL, or from `.netrc`.
+    If there is no `Authorization` header, create one from the user and password in the URL or `.netrc`.
     """
     headers = parse_headers(filter(None, os.environ.get(HEADERS_VARIABLE, "").splitlines()))
     parts = parse_address(url)

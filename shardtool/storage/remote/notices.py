@@ -29,7 +29,7 @@ class RequestRetry(NamedTuple):
 
 
 class Notice(NamedTuple):
-    """A message for the user while a request waits."""
+    """An event: a message for the user."""
 
     text: str
 
@@ -44,7 +44,7 @@ class FetchProgress(NamedTuple):
     """The progress of a worker that downloads the files of a shard.
 
     Attributes:
-        share: Fraction of the files that are packed.
+        share: Fraction of the shard's files that are already packed.
         host: The slowest host, or "" if packing is slower than downloading.
         done: Number of files that `host` has already sent.
         files: Number of files that `host` has to send in total.
@@ -63,7 +63,7 @@ class FetchProgress(NamedTuple):
 
 
 def emit(event: object) -> None:
-    """Pass an event to the listener. Count the event if it is a retry."""
+    """Pass an event to the listener, and count retries."""
     if isinstance(event, RequestRetry):
         _totals[0] += event.requests
         _totals[1] += event.wait_s

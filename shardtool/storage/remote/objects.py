@@ -74,7 +74,7 @@ class RemoteObject(AbstractContextManager["RemoteObject"]):
 
     def __init__(self, address: str, size: int | None = None) -> None:
         self.address, self._where, self._links = address, display_address(address), list[http.HuggingFaceLink]()
-        # This dict contains the ETag of the first response. It is a dict, because `setdefault` is thread-safe.
+        # The ETag of the first response, in a dict because `setdefault` is thread-safe.
         self._first_response = dict[str, str]()
         if size is None:
             self.size, self._first_response["version"], self.ranges = retry.with_retries(self.address, self._inspect)
@@ -144,7 +144,7 @@ class RemoteObject(AbstractContextManager["RemoteObject"]):
         return io.BufferedReader(ReadAheadStream(self.pieces), self.sequential_read_bytes)
 
     def expect_random_reads(self) -> None:
-        """Do nothing. An object is read ahead only while reads are sequential."""
+        """Do nothing, because objects are read ahead only while reads are sequential."""
 
     def close(self) -> None:
         if self._next_request is not None:

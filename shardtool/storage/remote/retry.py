@@ -35,8 +35,8 @@ class RetryPolicy(NamedTuple):
     """Limits for retries, waits and slow servers.
 
     Attributes:
-        tries: Maximum attempts if the server has never responded, because the endpoint may be wrong. Also limits the
-            attempts at an upload that fail without a response.
+        tries: Maximum attempts if the server has never responded, because the endpoint may be wrong. An upload also
+            stops after this many attempts if the last one got no response.
         first_wait_s: Maximum wait before the first retry. This maximum doubles with each further retry.
         max_wait_s: Maximum wait, unless the server requests more.
         max_total_s: No retry starts after this many seconds without progress.
@@ -64,7 +64,7 @@ _deadlines: list[float] = []  # `end_requests` adds the time by which all reques
 
 
 class TransientError(Exception):
-    """A temporary failure, such as a lost connection. A retry may succeed.
+    """A temporary failure, such as a lost connection.
 
     Attributes:
         wait_s: Seconds to wait as requested by the server, or None.

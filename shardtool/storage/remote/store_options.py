@@ -166,12 +166,12 @@ if sent_options := os.environ.pop(SPAWN_VARIABLE, ""):
 
 
 def known_options() -> dict[str, dict[str, Any]]:
-    """Return the storage options of all calls, by the key in their marker."""
+    """Return the storage options of all calls, as a dict from KEY (see `Address.marker`) to options."""
     return _known
 
 
 def options_in(addresses: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return the storage options of these addresses, by the key in their marker."""
+    """Return the part of `known_options` that the markers of these addresses refer to."""
     keys = {parse_address(address).marker.removeprefix(OPTIONS_MARKER) for address in addresses if is_url(address)}
     return {key: _known[key] for key in keys if key in _known}
 
@@ -192,7 +192,7 @@ def options_of(marker: str, address: str) -> dict[str, Any] | None:
 
 
 def spawn_environment() -> dict[str, str] | None:
-    """Return the environment for a spawned worker, or None if it can inherit the environment of this process."""
+    """Return the environment for a spawned worker, or None to inherit the environment of this process."""
     if not _known:
         return None
     import json

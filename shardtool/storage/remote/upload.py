@@ -178,7 +178,7 @@ class Upload(AbstractContextManager["Upload"]):
 
 def _new_connection(url: str) -> tuple[HTTPConnection, str, Mapping[str, str]]:
     pool: Any = connections_for(url).connection_from_url(url)
-    connection: HTTPConnection = pool._new_conn()  # noqa: SLF001 - with the pool's settings
+    connection: HTTPConnection = pool._new_conn()  # noqa: SLF001 - uses the pool's settings
     server, proxy = urlsplit(url), pool.proxy
     if proxy is not None and server.scheme == "http":
         return connection, url, pool.proxy_headers
