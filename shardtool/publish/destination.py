@@ -39,7 +39,7 @@ class Destination:
 
     Attributes:
         existing: The dataset's files when the folder was last listed.
-        expected: The dataset that the new shards must equal, or None.
+        expected: A dataset whose shards the new shards must equal, or None.
         own_names: With `--part`, the files that this part writes.
     """
 
@@ -57,7 +57,7 @@ class Destination:
         return self.pattern.owns(name) if self.part is None else name in self.own_names
 
     def with_shard_count(self, shards: int) -> Destination:
-        """For a part, return this destination with `own_names` set. `shards` is the number of shards of all parts."""
+        """If this run writes a part, return a copy with `own_names` set. `shards` is the shard count of all parts."""
         if self.part is None:
             return self
         names = [self.pattern.shard(number) for number in self.part.shards(shards)]

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from shardtool.storage.folders import OutputFolder
 
 
-# Path, content and two flags. If a file with other content exists, the first flag replaces it even without `overwrite`,
-# and the second flag always keeps it.
+# Path, content, `may_replace` (replace a file with other content even without `overwrite`), and `is_lasting` (never
+# replace an existing file).
 IndexFile = tuple[str, bytes, bool, bool]
 
 
@@ -143,7 +143,7 @@ class Exporter:
         return dataset
 
     def write(self, target: OutputFolder, pool: Pool | None = None, *, overwrite: bool) -> tuple[tuple[str, ...], int]:
-        """Publish all index files. Return their names, and how many were not rewritten.
+        """Publish all index files. Return their names, and the number of existing files kept.
 
         Only indexes with hashes of payloads need `pool`.
         """
@@ -308,8 +308,8 @@ def update_exports(
 ) -> None:
     """Update the existing indexes after an append. If an index cannot be updated, add a note.
 
-    Skip formats with hashes of payloads, which require reading all shards. Skip `written`, the formats that this run
-    has already updated.
+    Skip formats with hashes of payloads, because hashing requires reading all shards. Skip `written`, the formats that
+    this run has already updated.
     """
     for name in find_existing_exports(folder, old):
         export = exports.EXPORTS[name]

@@ -74,7 +74,7 @@ def find_existing_exports(folder: OutputFolder, old: DatasetFile | None) -> list
         return []
     own_shards, existing = {shard.name for shard in old.shards}, []
     for name, export in exports.EXPORTS.items():
-        if export.folder_file:  # this file may list only shards of another dataset in the folder
+        if export.folder_file:  # the file may belong to another dataset in the folder
             exists = not own_shards.isdisjoint(read_sample_counts(export, folder))
         else:
             name_of_first = exports.index_name(old.shards[0].name, export)
@@ -117,7 +117,7 @@ def copy_indexes(dataset_file: str, dataset: DatasetFile, folder: OutputFolder, 
 
 
 def _read_valid_index(path: str, sidecar: str) -> bytes | None:
-    """Return the content of an index file, or None if it does not match its shard. For any other file, return b""."""
+    """Return the content of an index file, None if it does not match its shard, or b"" if the file is not an index."""
     from shardtool.dataset.sidecar_read import parse_sidecar
 
     try:
@@ -215,7 +215,7 @@ class StaleIndexes:
             raise OutputExists(self.folder.path or ".", found, expected=expected, remedy=remedy)
 
     def compare(self, shard: str, sidecar: Callable[[], bytes], *, written: bool) -> None:
-        """Mark the index files that do not match a shard. `written`: whether this run wrote the shard."""
+        """Mark the shard's and folder's indexes that do not match the shard. `written`: whether this run wrote it."""
         files, counts = self._files.pop(shard, {}), {} if self._appends else self._counts
         for name, export_name in [*files.items()]:
             if written and exports.EXPORTS[export_name].has_hashes:
@@ -272,7 +272,7 @@ class StaleIndexes:
         self._stale = {}
 
     def removal_notes(self, dataset_file: str, renewed: Collection[str] = ()) -> Iterator[str]:
-        """Yield a note about the deleted index files, except the formats in `renewed`."""
+        """Yield a note about the deleted index files. Ignore the formats in `renewed`."""
         if removed := {name: export_name for name, export_name in self.removed.items() if export_name not in renewed}:
             summary = f"{pluralize(len(removed), 'file')} of other tools' indexes deleted, because their shards changed"
             advice = export_call_text(dataset_file, sorted({*removed.values()}), overwrite=True)

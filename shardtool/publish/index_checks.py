@@ -76,7 +76,7 @@ def missing_shard_error(path: str) -> CorruptShard:
 def get_subfolder(folder: str, shards: list[str]) -> str:
     """Return the shards' folder relative to `folder`.
 
-    Raise an error if `shards` contains several folders, or one outside `folder`.
+    Raise an error if `shards` contains several folders, or a folder outside `folder`.
     """
     if len(shards) > 1:
         found = f"shards in {len(shards)} folders: {format_list(shards, 3)}"

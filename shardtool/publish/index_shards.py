@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def _find_pattern(dataset: DatasetLike, names: list[str]) -> ShardPattern:
-    # The name of a single shard does not show where its number starts, but the user's pattern does.
+    # A single name does not show which digits are the shard number, but the user's pattern does.
     with suppress(InvalidRequest):
         pattern = parse_pattern(list_names("the dataset", dataset, ""))
         if pattern.names is None and len(names) == 1:

@@ -46,7 +46,7 @@ def read_existing_dataset(folder: OutputFolder, name: str) -> DatasetFile | None
 def read_listed_sidecar(
     folder: OutputFolder, shard: ShardEntry, existing: Mapping[str, EntryInfo] | None = None
 ) -> ShardIndex:
-    """Read a sidecar that the dataset file lists. Raise an error if it differs from the dataset file."""
+    """Read a sidecar that the dataset file lists. Raise an error if the sidecar does not match `shard`."""
     from shardtool.dataset.sidecar_read import parse_shard_sidecar
 
     where, name = folder.full_path(shard.sidecar), to_local_name(shard.sidecar)
