@@ -1,7 +1,7 @@
 """Run tasks in worker processes on this machine.
 
 A parent with a single thread forks the workers, which takes 5 ms. A parent with several threads starts new Python
-processes, which takes longer. Some imports, such as NumPy, start threads, so the command line starts the workers first.
+processes, which takes longer. The command line starts workers before imports that start threads, such as NumPy.
 docs/decisions/002-own-worker-pool.md explains why this module does not use the standard library's pools.
 """
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 RERUN_ADVICE = "Run the same command again."
 _SILENT_WORKER_S = 10.0
-_SIGNAL_GRACE_S = 0.2  # wait after a signal killed a worker, because this process may get the same signal
+_SIGNAL_GRACE_S = 0.2  # after a signal kills a worker, wait for the same signal to reach this process
 
 
 def usable_cores() -> int:
@@ -246,7 +246,7 @@ def _spawn_worker(ends: tuple[int, int, int]) -> subprocess.Popen[bytes]:
 
 
 def _can_fork() -> bool:
-    """Return whether this process has only one thread, including threads that Python did not start."""
+    """Return whether a fork is safe: on Linux, with one thread (counting threads not started by Python)."""
     if not hasattr(os, "fork") or sys.platform == "darwin" or threading.active_count() > 1:
         return False
     try:
