@@ -1,4 +1,4 @@
-"""The samples and hashes of a shard, as index files of other tools need them."""
+"""The samples and hashes of a shard, as input for other tools' index files."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class NameProblem:
 
     Attributes:
         readers: Which readers misread the names, and how.
-        what: The problem, as a noun phrase. Its first word gets a plural ending.
+        what: The problem, as a noun phrase whose first word forms its plural with "s".
         fixable: Whether `--portable` fixes the problem.
     """
 
