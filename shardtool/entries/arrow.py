@@ -51,6 +51,16 @@ def ipc_stream(table: pa.Table) -> pa.Buffer:
     return sink.getvalue()
 
 
+def hashable_stream(table: pa.Table) -> bytes:
+    """Return an Arrow IPC stream of the table, without the undefined bytes of null values."""
+    streams = []
+    for number, column in enumerate(table.columns):
+        if column.null_count:
+            table = table.set_column(number, table.column_names[number], column.is_valid())
+            streams.append(ipc_stream(pa.table({"": column.drop_null()})))
+    return b"".join([ipc_stream(table), *streams])
+
+
 def to_python_rows(table: pa.Table) -> list[dict[str, Any]]:
     """Return the rows as dicts (see `to_python_values`)."""
     columns = {name: to_python_values(table.column(name)) for name in table.column_names}

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from shardtool.dataset.dataset_file import DatasetFile, read_valid_dataset
 from shardtool.dataset.skipped_list import encode_skipped
-from shardtool.entries.arrow import ipc_stream
+from shardtool.entries.arrow import hashable_stream
 from shardtool.errors import CorruptShard, InvalidRequest, OutputExists
 from shardtool.fingerprint import format_fingerprint
 from shardtool.names import to_output_name
@@ -78,7 +78,7 @@ def _encode_plan(plan: Plan, record: RunRecord) -> Iterator[bytes | memoryview]:
             yield text.span(chunk.start, chunk.stop)
     rows = pa.table({}) if entries.metadata is None else entries.metadata
     for chunk in chunk_slices(len(rows)):
-        yield memoryview(ipc_stream(rows[chunk]))
+        yield hashable_stream(rows[chunk])
 
 
 def start_parts(planned: Planned, own_part: RunPart) -> Planned:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from shardtool.dataset import shard_index, sidecar_read, sidecar_write
-from shardtool.entries.arrow import ipc_stream
+from shardtool.entries.arrow import hashable_stream
 from shardtool.errors import CorruptShard, ShardError
 from shardtool.fingerprint import crc32c
 from shardtool.names import to_output_name
@@ -60,7 +60,7 @@ class ShardPlan(NamedTuple):
             if listed.run.reshard_options is not None:
                 identity += " " + blake2b(self.samples.spans.crcs, digest_size=16).hexdigest()
             if (metadata := plan.metadata(self.shard)) is not None:
-                identity += " " + blake2b(ipc_stream(metadata), digest_size=16).hexdigest()
+                identity += " " + blake2b(hashable_stream(metadata), digest_size=16).hexdigest()
         return hash_shard_plan(plan.format, self.samples, identity)
 
 

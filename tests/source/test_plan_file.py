@@ -145,11 +145,14 @@ def test_a_plan_changes_no_byte(
 
 def test_parts_with_and_without_the_plan_fit(folder: Path) -> None:
     """Parts with and without a plan file, in any order and repeated, give the same bytes; a missing part is named."""
-    plan = _write_plan(folder / "in", folder, shuffle=True)
-    create(folder / "in", f"{folder}/one/x-{{000..}}.tar", _options(shuffle=True))
+    table = folder / "t.csv"
+    table.write_text("key,v,w\na/00,,x\na/02,7,\n", encoding="ascii")  # with null values
+    shared: dict[str, Any] = {"shuffle": True, "join": table, "on": "key"}
+    plan = _write_plan(folder / "in", folder, **shared)
+    create(folder / "in", f"{folder}/one/x-{{000..}}.tar", _options(**shared))
     for order in permutations((1, 2, 3)):
         for number in order:
-            options = _options(shuffle=True, part=f"{number}/3", plan=plan if number != 2 else None)
+            options = _options(**shared, part=f"{number}/3", plan=plan if number != 2 else None)
             result = create(folder / "in", f"{folder}/out/x-{{000..}}.tar", options)
             assert result.merged == (number == order[-1])
             if number == order[0]:
