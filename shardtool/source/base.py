@@ -109,7 +109,7 @@ class Source(ABC):
         """Return the samples, with the requested fields and metadata."""
 
     def choose(self, listing: Listing, read_existing_keys: Callable[[], PackedStrings | None]) -> Listing:  # noqa: ARG002
-        """Select and sort the listed samples. For an append, `read_existing_keys` returns the dataset's keys."""
+        """Select and sort the listed samples. For an append, `read_existing_keys` returns the output's keys."""
         return listing
 
     def labels(self, listing: Listing, option: str, name: str) -> pa.ChunkedArray:
@@ -137,7 +137,7 @@ def no_match_error(query: object, split: str = "", remedy: str = "") -> InvalidR
 
 
 def check_skipped(source: str, skipped: tuple[Skipped, ...], on_error: OnError, otherwise: str) -> None:
-    """Raise `SampleFailed` if files cannot be packed and `on_error` is `raise`. Include the advice `otherwise`."""
+    """Raise `SampleFailed`, with the advice `otherwise`, if files cannot be packed and `on_error` is `raise`."""
     failed = failed_rows(skipped)
     if failed and on_error == "raise":
         named = format_list([f"{printable(row.path) or 'the folder itself'} ({row.message})" for row in failed])

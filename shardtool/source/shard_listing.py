@@ -258,7 +258,7 @@ def list_datasets(  # noqa: PLR0913 - keyword options
     Args:
         only: The fields to pack, or empty for all fields.
         without: Fields not to pack or check.
-        salvage: Whether to skip damaged numbers and, in shards without a sidecar, damaged parts.
+        salvage: Skip damaged numbers and, in shards without a sidecar, damaged parts.
         as_stored: List numbers as stored, not as strings. Fields are then not checked, and have no classes.
     """
 

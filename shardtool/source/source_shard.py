@@ -67,8 +67,8 @@ class SourceShard:
     """A shard of a source.
 
     Attributes:
-        kinds: Types by field, or None if only a scan can find the types. A field without a type contains bytes. In a
-            tar, strings represent values of the type.
+        kinds: Types by field, or None if only a scan can find the types. A field without a type contains bytes. A
+            tar stores values of other types as strings.
         conflicts: The first `FeatureConflict` of each field, from a scan.
         is_list: For each row, whether the payload is a whole TFRecord list. None if no payload is a list.
         regrouped: The number of samples whose fields were not adjacent.
