@@ -1,6 +1,6 @@
 """Download the files of a shard concurrently and return them in order.
 
-Downloads start in the order of the files. `DownloadLimits` limits the files that wait for the caller. While a host has
+Downloads start in the order of the files. `DownloadLimits` bounds the files that wait for the caller. While a host has
 its maximum number of requests, files of other hosts are downloaded first.
 """
 
