@@ -71,7 +71,7 @@ class ConcatenatedTable(Table):
             yield from table.iter_struct_field(column, field)
 
     def file_names(self) -> pa.Array:
-        """Return the name of each row's file without extensions, for the column `FILE_COLUMN`."""
+        """Return each row's file name, without extensions, for the column `FILE_COLUMN`."""
         counts = [count for _, count in self.row_counts()]
         names = arrow.text_array([_name_without_extensions(file) for file in self._files])
         return names.take(arrow.number_array(np.repeat(np.arange(len(counts)), counts)))

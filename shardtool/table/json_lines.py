@@ -105,7 +105,7 @@ _SUSPICIOUS = (
 )
 
 _NON_MARKS = bytes({*range(256)} - {*b'"[]{}'})
-_MIN_CELL_LIMIT = 5 * 10**7  # pyarrow needs about 500 MB for so many values
+_MIN_CELL_LIMIT = 5 * 10**7  # pyarrow needs about 500 MB for this many values
 _CELLS_PER_BYTE = 2
 
 
