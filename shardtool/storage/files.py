@@ -46,7 +46,7 @@ class LocalFile(AbstractContextManager["LocalFile"]):
     """An open local file.
 
     Attributes:
-        max_gap_bytes: If a read starts at most this many bytes after the previous one, `ShardFile` reads ahead.
+        max_gap_bytes: If a read starts at most this many bytes after the buffered bytes, `ShardFile` reads ahead.
     """
 
     sequential_read_bytes, random_read_bytes, max_gap_bytes = 2**17, 2**12, 2**16

@@ -183,7 +183,7 @@ def _server_name(url: str) -> str:
 def urllib3_errors(address: str, url: str = "") -> Iterator[None]:
     """Convert exceptions from urllib3 to errors of this package.
 
-    `url` is the requested URL, or "" after the response has started.
+    Errors name the server and proxy of `url`, the requested URL ("" while a response is read).
     """
     from http.client import HTTPException
 

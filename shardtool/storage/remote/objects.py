@@ -107,7 +107,7 @@ class RemoteObject(AbstractContextManager["RemoteObject"]):
                 for piece in http.iter_body(self._request_range(offset, end), self.address, end - offset, max_bytes):
                     offset += len(piece)
                     yield piece
-                    # record progress after the yield, because the time that the caller takes is not a stall
+                    # record progress after the yield, so the caller's own time does not count as a stall
                     attempts.record_progress()
             except retry.TransientError as error:
                 self._links.clear()
@@ -457,7 +457,7 @@ class RemoteFiles:
     def is_folder(self, address: str) -> bool:
         if is_web(address):
             return False
-        # listing below an address needs one request for the first object, but listing a folder can take many requests
+        # `iter_objects` gets the first object of a store with one request, but `list_entries` may need many
         is_store = parse_address(address).scheme in SCHEMES
         return any(True for _ in (iter_objects if is_store else list_entries)(address))
 

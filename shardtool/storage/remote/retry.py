@@ -161,8 +161,8 @@ def pause(seconds: float) -> None:
 class RetryState:
     """Counts the attempts of one request, and the time without progress.
 
-    While data arrives, the time without progress decreases gradually. If it were reset at once, a server that
-    repeatedly sends a little data and stalls would never reach the limit.
+    While data arrives, the time without progress decreases gradually. It is not reset to 0, so a server that repeatedly
+    sends a little data and stalls reaches the limit.
     """
 
     def __init__(self, address: str) -> None:
@@ -249,7 +249,7 @@ def _has_responded(server: str) -> bool:
 
 
 def start_worker() -> None:
-    """Assume that all servers have responded, because the parent process contacts them before it starts workers."""
+    """In this worker process, assume that all servers have responded: the parent has contacted them."""
     _is_worker.set()
 
 
