@@ -161,6 +161,10 @@ def test_no_request_after_a_refusal(object_at: str, proxy: FaultyProxy) -> None:
     assert len(proxy.log().asked) == 1
 
 
+def _count_ahead_threads() -> int:
+    return [thread.name for thread in threading.enumerate()].count("shardtool-ahead")
+
+
 def test_sequential_reads_need_few_requests(object_at: str, proxy: FaultyProxy) -> None:
     """`ReadAheadStream` uses one request and a thread that ends on close; sequential `read_into` uses few requests."""
     blob = RemoteObject(object_at)
@@ -171,12 +175,12 @@ def test_sequential_reads_need_few_requests(object_at: str, proxy: FaultyProxy) 
         got += buffer[:size]
     assert bytes(got) == _DATA
     assert len(proxy.log().asked) == 1
-    before = {*threading.enumerate()}
+    ahead.close()
     ahead = ReadAheadStream(blob.pieces)
     ahead.readinto(buffer)
-    assert {*threading.enumerate()} > before
+    assert _count_ahead_threads() == 1
     ahead.close()
-    assert {*threading.enumerate()} <= before
+    assert _count_ahead_threads() == 0
     spans = RemoteObject(object_at)
     proxy.set()
     for offset in [*range(0, 8_500_000, 70_000), 5, 6_000_000]:
