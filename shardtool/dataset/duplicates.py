@@ -47,18 +47,18 @@ class Content(NamedTuple):
 
     Attributes:
         rows: Row numbers of these fields in a shard's index or in a sample table.
-        owners: The sample number of each of `rows`, ascending.
+        samples: The sample number of each of `rows`, ascending.
         ranks: uint8[samples], the `content_rank` of the content. Samples with different ranks are not duplicates.
     """
 
     rows: Rows
-    owners: Rows
+    samples: Rows
     ranks: NDArray[np.uint8]
 
     def select(self, is_chosen: NDArray[np.bool_]) -> Content:
         """Return the content of the samples for which `is_chosen` is true."""
-        chosen = is_chosen[self.owners]
-        return Content(self.rows[chosen], self.owners[chosen], self.ranks)
+        chosen = is_chosen[self.samples]
+        return Content(self.rows[chosen], self.samples[chosen], self.ranks)
 
     def ids(self, sizes: Rows, crcs: NDArray[np.integer] | None) -> NDArray[np.uint64]:
         """Return a hash of each sample's content, or 0 if the sample has no content. Duplicates have equal hashes.
@@ -72,7 +72,8 @@ class Content(NamedTuple):
         starts = self._starts()
         sums = np.zeros(len(self.ranks), np.uint64)
         if len(starts):
-            sums[self.owners[starts]] = np.add.reduceat(mixed, starts) + self.ranks[self.owners[starts]] + np.uint64(1)
+            samples = self.samples[starts]
+            sums[samples] = np.add.reduceat(mixed, starts) + self.ranks[samples] + np.uint64(1)
         return sums
 
     def groups(self, digests: NDArray[np.bytes_]) -> list[list[int]]:
@@ -81,7 +82,7 @@ class Content(NamedTuple):
         `digests` has the payload digest of each of `rows`, or b"" if the payload cannot be read.
         """
         starts = self._starts()
-        ends, samples, combined = np.append(starts[1:], len(digests)), self.owners[starts], digests[starts]
+        ends, samples, combined = np.append(starts[1:], len(digests)), self.samples[starts], digests[starts]
         for index in np.flatnonzero(ends - starts > 1).tolist():
             combined[index] = _combine_digests(digests[starts[index] : ends[index]].tolist())
         samples, combined = samples[combined != b""], combined[combined != b""]
@@ -94,7 +95,7 @@ class Content(NamedTuple):
         return [samples[start:end].tolist() for start, end in zip(starts[several], ends[several], strict=True)]
 
     def _starts(self) -> Rows:
-        return np.flatnonzero(np.diff(self.owners, prepend=-1))
+        return np.flatnonzero(np.diff(self.samples, prepend=-1))
 
 
 def find_content(
@@ -108,11 +109,11 @@ def find_content(
         counts: Number of rows of each sample. In a damaged shard, `codes` may lack rows of the last sample.
     """
     ranks = [_NO_RANK if is_label_name(name) or name in labels else content_rank(name) for name in fields]
-    row_ranks, owners = np.array(ranks, np.uint8)[codes], np.repeat(np.arange(len(counts)), counts)[: len(codes)]
+    row_ranks, sample_of_row = np.array(ranks, np.uint8)[codes], np.repeat(np.arange(len(counts)), counts)[: len(codes)]
     sample_ranks = np.full(len(counts), _NO_RANK, np.uint8)
-    np.minimum.at(sample_ranks, owners, row_ranks)
-    rows = np.flatnonzero((row_ranks < _NO_RANK) & (row_ranks == sample_ranks[owners]))
-    return Content(rows, owners[rows], sample_ranks)
+    np.minimum.at(sample_ranks, sample_of_row, row_ranks)
+    rows = np.flatnonzero((row_ranks < _NO_RANK) & (row_ranks == sample_ranks[sample_of_row]))
+    return Content(rows, sample_of_row[rows], sample_ranks)
 
 
 def content_rank(field: str) -> int:
@@ -153,7 +154,7 @@ def index_content(index: ShardIndex, labels: Collection[str]) -> Content:
 
 def sample_digests(path: str, index: ShardIndex, content: Content, samples: Sequence[int]) -> list[bytes]:
     """Return the digest of each sample's content, or b"" if the content cannot be read."""
-    sides = (np.searchsorted(content.owners, samples, side).tolist() for side in ("left", "right"))
+    sides = (np.searchsorted(content.samples, samples, side).tolist() for side in ("left", "right"))
     rows = [content.rows[start:end].tolist() for start, end in zip(*sides, strict=True)]
     digests: dict[int, bytes] = {}
     with open_shard(path) as shard:

@@ -117,7 +117,7 @@ class ShardIndex:
         """The format version of the sidecar."""
         return 2 if SHARD_COLUMN.name in self.schema.names else 1
 
-    def owners(self) -> NDArray[np.int64]:
+    def sample_of_row(self) -> NDArray[np.int64]:
         """Return the sample number of each field."""
         return np.repeat(np.arange(len(self)), self.counts)
 
@@ -239,7 +239,7 @@ class ShardIndex:
         if not reserved:
             return self
         is_kept = ~np.isin(self.codes, reserved)
-        counts = np.bincount(self.owners()[is_kept], minlength=len(self))
+        counts = np.bincount(self.sample_of_row()[is_kept], minlength=len(self))
         crcs = None if self.crcs is None else self.crcs[is_kept]
         codes, offsets, lengths = self.codes[is_kept], self.offsets[is_kept], self.lengths[is_kept]
         return replace(self, first_rows=part_offsets(counts), codes=codes, offsets=offsets, lengths=lengths, crcs=crcs)
@@ -360,10 +360,10 @@ def compare_indexes(first: ShardIndex, second: ShardIndex) -> Iterator[IndexDiff
         return
     if first.crcs is not None and second.crcs is not None:
         rows = int(first.first_rows[samples])
-        owners = first.owners()
+        sample_of_row = first.sample_of_row()
         for row in np.flatnonzero(first.crcs[:rows] != second.crcs[:rows]).tolist():
             crcs = f"{int(first.crcs[row]):08x}", f"{int(second.crcs[row]):08x}"
-            yield IndexDifference("checksum", *crcs, int(owners[row]), row)
+            yield IndexDifference("checksum", *crcs, int(sample_of_row[row]), row)
 
 
 def _column_differences(first: ShardIndex, second: ShardIndex, samples: int) -> Iterator[IndexDifference]:

@@ -194,14 +194,14 @@ class SampleTable:
         if self.rows.paths is not None:
             path = self.rows.paths.span(row, row + 1)[:-1]
             return redact_url_bytes(path) if self.rows.kind[row] == URL else path
-        return self.keys[int(self.owners(row))] + b"." + to_bytes(self.fields[int(self.rows.code[row])])
+        return self.keys[int(self.samples_of(row))] + b"." + to_bytes(self.fields[int(self.rows.code[row])])
 
     def paths(self, rows: NDArray[np.int64]) -> list[bytes]:
         """Return the path or URL of each of `rows`. URLs include secrets. `rows` must not be empty."""
         if self.rows.paths is not None:
             return self.rows.paths.gather(rows)[:-1].split(b"\0")
         endings = [b"." + to_bytes(name) for name in self.fields]
-        keys = self.keys.gather(self.owners(rows))[:-1].split(b"\0")
+        keys = self.keys.gather(self.samples_of(rows))[:-1].split(b"\0")
         return [key + endings[code] for key, code in zip(keys, self.rows.code[rows].tolist(), strict=True)]
 
     def file_path(self, row: int) -> bytes:
@@ -233,14 +233,14 @@ class SampleTable:
         """Return the `fields` that at least one sample has."""
         return [name for name, count in zip(self.fields, self.code_counts(), strict=True) if count]
 
-    def owners(self, rows: NDArray[np.int64] | int) -> NDArray[np.int64]:
+    def samples_of(self, rows: NDArray[np.int64] | int) -> NDArray[np.int64]:
         """Return the index of each row's sample."""
         return np.asarray(np.searchsorted(self.first_rows, rows, "right")) - 1
 
     def file_numbers(self, rows: NDArray[np.int64]) -> NDArray[np.uint32]:
         """Return the index in `spans.files` of each row's file."""
         spans = self.known_spans
-        return spans.file[self.owners(rows)] if spans.row_file is None else spans.row_file[rows]
+        return spans.file[self.samples_of(rows)] if spans.row_file is None else spans.row_file[rows]
 
     def rows_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the rows of `samples`, in that order."""
@@ -308,8 +308,9 @@ def field_ids(
         codes: The index in `names` of each row's field.
         ids_by_name: The id of each field name, or -1 if the field is not compared. Use the same ids for both tables.
     """
-    owners, fields = np.repeat(samples, counts), np.array([*(ids_by_name[name] for name in names), -1], np.int64)[codes]
-    return np.asarray(np.where((owners < 0) | (fields < 0), -1, owners * (len(ids_by_name) + 1) + fields))
+    samples = np.repeat(samples, counts)
+    fields = np.array([*(ids_by_name[name] for name in names), -1], np.int64)[codes]
+    return np.asarray(np.where((samples < 0) | (fields < 0), -1, samples * (len(ids_by_name) + 1) + fields))
 
 
 def match_ids(ours: Rows, theirs: Rows) -> tuple[Rows, Rows, Rows, Rows]:

@@ -122,7 +122,7 @@ def unreachable_error(address: str | None, error: Exception) -> InvalidRequest:
 def connect_ray(address: str, **options: Any) -> Exception | None:
     """Connect to a cluster, or return the error. The address `local` starts a new cluster."""
     try:
-        with own_signal_handlers(), warnings.catch_warnings():
+        with restoring_signal_handlers(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             ray.init(address, log_to_driver=False, logging_level=logging.CRITICAL, **options)
     except (ConnectionError, RuntimeError, ValueError, OSError, exceptions.RayError) as error:
@@ -131,7 +131,7 @@ def connect_ray(address: str, **options: Any) -> Exception | None:
 
 
 @contextmanager
-def own_signal_handlers() -> Iterator[None]:
+def restoring_signal_handlers() -> Iterator[None]:
     """Restore the signal handlers after the `with` block, because Ray replaces the handler of SIGTERM."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -253,7 +253,7 @@ class RayPool(Pool):
         self._closed = True
         if self._owns_connection:
             self._owns_connection = False
-            with own_signal_handlers():
+            with restoring_signal_handlers():
                 ray.shutdown()
 
     def _nodes(self) -> list[Node]:

@@ -140,9 +140,9 @@ class ReaderProblems:
         for code, name in enumerate(fields):
             if texts and _is_number_field(name):
                 column, field_rows = [b""] * len(index), np.flatnonzero(codes == code)
-                for row, owner in zip(field_rows.tolist(), index.owners()[field_rows].tolist(), strict=True):
+                for row, sample in zip(field_rows.tolist(), index.sample_of_row()[field_rows].tolist(), strict=True):
                     if rows[row]:
-                        column[owner], kind[row] = rows[row], INLINE
+                        column[sample], kind[row] = rows[row], INLINE
                 inline[name] = PackedStrings.of(column)
         keys = PackedStrings.of([key.replace(b"\0", b"?") for key in index.all_keys()])
         columns = FieldRows(codes, kind, index.lengths, zeros, zeros)
@@ -159,7 +159,7 @@ class ReaderProblems:
             name, count = uneven[0], counts.get(uneven[0], 0)
             holders = np.zeros(0, np.int64)
             if count > 0:
-                holders = entries.owners(np.flatnonzero(entries.rows.code == entries.fields.index(name)))
+                holders = entries.samples_of(np.flatnonzero(entries.rows.code == entries.fields.index(name)))
             non_holders = np.setdiff1d(np.arange(len(entries)), holders)[:1].tolist()
             having = self._first if previous[name] else entries.keys[int(holders[0])]
             lacking = self._first if self._samples and not previous[name] else entries.keys[non_holders[0]]
@@ -231,7 +231,7 @@ def _text_label_problems(entries: SampleTable) -> list[NameProblem]:
         if not _is_number_field(name) or name in entries.values.numbers or name not in entries.fields:
             continue
         rows = np.flatnonzero((entries.rows.kind == INLINE) & (entries.rows.code == entries.fields.index(name)))
-        samples = entries.owners(rows)
+        samples = entries.samples_of(rows)
         count, first = 0, b""
         for batch in chunk_slices(len(samples)):
             batch_texts = texts.gather(samples[batch]).split(b"\0")[:-1]

@@ -164,7 +164,7 @@ def _empty_file_notes(entries: SampleTable) -> Iterator[str]:
     empty = ((rows.size == 0) & (rows.kind != INLINE) & (rows.kind != URL)).nonzero()[0]
     empty = empty[~np.isin(rows.code[empty], text_codes)]
     if len(empty):
-        key, field = printable(entries.key(int(entries.owners(empty[:1])[0]))), entries.fields[rows.code[empty[0]]]
+        key, field = printable(entries.key(int(entries.samples_of(empty[:1])[0]))), entries.fields[rows.code[empty[0]]]
         first = f"first: {printable(field)} of '{key}'"
         yield f"{pluralize(len(empty), 'file of 0 bytes')} ({first}), as interrupted copies leave"
 

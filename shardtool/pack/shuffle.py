@@ -234,7 +234,7 @@ class _ScatterPass:
     def _find_failed_rows(self, rows: NDArray[np.int64], result: ScatterResult) -> NDArray[np.int64]:
         entries, spans = self._entries, self._spans
         row = rows[result.wrong[0][0] if result.wrong else 0]
-        sample = int(entries.owners(row))
+        sample = int(entries.samples_of(row))
         source = spans.files[int(spans.file[sample])]
         ends_run = self._stop or is_compressed(os.fsdecode(source.path))
         if result.wrong and ends_run:
@@ -257,7 +257,7 @@ class _ScatterPass:
 def _make_spooled_spans(
     entries: SampleTable, spool: SpanFile, failed: NDArray[np.int64], offset: NDArray[np.int64]
 ) -> FieldSpans:
-    spans, samples = entries.known_spans, np.unique(entries.owners(failed))
+    spans, samples = entries.known_spans, np.unique(entries.samples_of(failed))
     file = np.zeros(len(entries), np.uint32)
     used_files, file_index = np.unique(spans.file[samples], return_inverse=True)
     file[samples] = file_index + 1

@@ -340,7 +340,7 @@ def _stored_number_sizes(entries: SampleTable) -> tuple[NDArray[np.int64] | None
     for name, number in entries.values.numbers.items():
         rounded = 0
         rows = np.flatnonzero((entries.rows.code == entries.fields.index(name)) & (entries.rows.kind == INLINE))
-        samples = entries.owners(rows)
+        samples = entries.samples_of(rows)
         for chunk in chunk_slices(len(rows)):
             chunk_samples = samples[chunk]
             texts = entries.values.inline[name].gather(chunk_samples)[:-1].split(b"\0")

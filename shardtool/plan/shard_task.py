@@ -109,8 +109,8 @@ def _inline_payloads(entries: SampleTable) -> bytes:
     for name, column in entries.values.inline.items():
         rows = np.flatnonzero(inline & (entries.rows.code == entries.fields.index(name)))
         payloads = column.span(0, len(entries))[:-1].split(b"\0")
-        for row, owner in zip(rows.tolist(), entries.owners(rows).tolist(), strict=True):
-            texts[row] = payloads[owner]
+        for row, sample in zip(rows.tolist(), entries.samples_of(rows).tolist(), strict=True):
+            texts[row] = payloads[sample]
     return b"\0".join(texts) + b"\0"
 
 

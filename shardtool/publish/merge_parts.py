@@ -306,8 +306,8 @@ def _check_one_plan(records: Sequence[PartRecord], pattern: ShardPattern) -> Non
         remedy = f"Run these again with {flag_text('resume')}, on the same source with the same options."
         raise InvalidRequest(pattern.text, found, expected=expected, remedy=remedy)
     run_records = [record.dataset.run for record in records if record.dataset is not None]
-    has_one_size = len({(record.planned, record.content) for record in records}) == 1
-    if not has_one_size or any(run_record != run_records[0] for run_record in run_records):
+    totals = {(record.planned, record.content) for record in records}
+    if len(totals) != 1 or any(run_record != run_records[0] for run_record in run_records):
         raise CorruptShard(pattern.text, "part records that contradict each other")
 
 

@@ -55,7 +55,7 @@ class Publication:
 
     Attributes:
         old_list: The name to which `withdraw` renames the dataset file, or "" to delete the file.
-        waits: Whether files stay staged until `finish`.
+        keeps_staged: Whether files stay staged until `finish`.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Publication:
         self.folder, self.dataset_file = folder, dataset_file
         self.stale_indexes = stale_indexes or StaleIndexes(folder, None, (), appends=True)
         self.shards_folder = folder if shards_folder is None else shards_folder
-        self.waits = old in ("replace", "exchange") and folder.has_staging
+        self.keeps_staged = old in ("replace", "exchange") and folder.has_staging
         self._old, self._existing = old, dict(existing or {})
         # the staged shard and the staged sidecar of each waiting shard
         self._waiting: list[tuple[list[DurableFile], list[DurableFile]]] = []
@@ -116,7 +116,7 @@ class Publication:
             return
         if self.dataset_file:
             check_owner(self.folder.full_path(self.dataset_file))
-        if replaces and self.waits:
+        if replaces and self.keeps_staged:
             self._waiting.append((shards, others))
             return
         if replaces:
@@ -126,12 +126,12 @@ class Publication:
 
     def read_sidecar(self, shard: str) -> bytes:
         """Return the sidecar of a shard, staged or published."""
-        return (self.folder.read_staged if self.waits else self.folder.read)(sidecar_name(shard))
+        return (self.folder.read_staged if self.keeps_staged else self.folder.read)(sidecar_name(shard))
 
     def replace_sidecars(self, sidecars: Mapping[str, bytes]) -> None:
         """Replace sidecars. `sidecars` contains the new content by shard name."""
         staged = [self.folder.stage_bytes(sidecar_name(shard), data) for shard, data in sidecars.items()]
-        if staged and not self.waits:
+        if staged and not self.keeps_staged:
             self.withdraw()
             self.folder.publish(*staged)
 

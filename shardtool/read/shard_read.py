@@ -98,7 +98,7 @@ class PayloadColumns(NamedTuple):
     crcs: NDArray[np.uint32] | None
 
     @property
-    def owners(self) -> Numbers:
+    def samples(self) -> Numbers:
         """The index of the sample that contains each payload, int64 [payloads]."""
         return np.repeat(np.arange(len(self.counts)), self.counts)
 
@@ -237,8 +237,8 @@ class _BlockRead:
                 for sample, value in zip(samples, values[index::width], strict=True):
                     sample[name] = value
             return
-        for owner, code, value in zip(self._layout.owners.tolist(), codes.tolist(), values, strict=True):
-            samples[owner][names[code]] = value
+        for number, code, value in zip(self._layout.samples.tolist(), codes.tolist(), values, strict=True):
+            samples[number][names[code]] = value
 
     def _fill_from_records(self, samples: list[Sample]) -> None:
         if self._options.check:
@@ -303,7 +303,7 @@ class _BlockRead:
 
     def _record_error(self, payload: int, problem: str, expected: str = "", remedy: str = DAMAGE_FIX) -> None:
         layout = self._layout
-        sample, name = int(layout.owners[payload]), self._shard.index.names[layout.codes[payload]]
+        sample, name = int(layout.samples[payload]), self._shard.index.names[layout.codes[payload]]
         self._errors.setdefault(sample, CorruptShard(
             self._shard.file.path, f"{self._keys[sample]}, {name}: {problem}", offset=int(layout.offsets[payload]),
             expected=expected, remedy=remedy,

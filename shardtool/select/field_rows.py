@@ -86,15 +86,15 @@ def order_rows(
         ranges = [slice(bound[0], bound[-1]) for bound in bounds]
         numbered = zip(ranges, part_starts, strict=False)
         rows = np.concatenate([np.arange(part.start, part.stop) + start for part, start in numbered])
-        owner = np.concatenate([np.repeat(np.arange(len(bound) - 1), np.diff(bound)) for bound in bounds])
+        sample_of_row = np.concatenate([np.repeat(np.arange(len(bound) - 1), np.diff(bound)) for bound in bounds])
         code = np.concatenate([part_codes[part] for part, part_codes in zip(ranges, codes, strict=True)])
-        order = np.lexsort((code, owner))
-        rows, owner, code = rows[order], owner[order], code[order]
+        order = np.lexsort((code, sample_of_row))
+        rows, sample_of_row, code = rows[order], sample_of_row[order], code[order]
         part, first_equal = np.searchsorted(part_starts, rows, "right"), np.arange(len(rows))
-        first_equal[1:][(owner[1:] == owner[:-1]) & (code[1:] == code[:-1])] = 0
+        first_equal[1:][(sample_of_row[1:] == sample_of_row[:-1]) & (code[1:] == code[:-1])] = 0
         stays = part == part[np.maximum.accumulate(first_equal)]
         orders.append(rows[stays])
-        counts.append(np.bincount(owner[stays], minlength=len(bounds[0]) - 1))
+        counts.append(np.bincount(sample_of_row[stays], minlength=len(bounds[0]) - 1))
     return np.concatenate(orders), np.cumsum(np.concatenate(counts))
 
 

@@ -182,15 +182,15 @@ def add_table_columns(
 def _match_paths(entries: SampleTable, rows: PackedStrings, where: str) -> NDArray[np.int64]:
     row_of_path = find_positions(list_source_paths(entries), rows)
     hits = np.flatnonzero(row_of_path >= 0)
-    owners = np.asarray(entries.owners(hits))
-    twice = hits[1:][owners[1:] == owners[:-1]]
+    samples = np.asarray(entries.samples_of(hits))
+    twice = hits[1:][samples[1:] == samples[:-1]]
     if len(twice):
         example = show_keys(rows, row_of_path[twice[0] - 1 : twice[0] + 1])
         problem = f"two rows for files of one sample, such as {example}"
         remedy = "Keep the row of one file of each sample."
         raise InvalidRequest(where, problem, expected="one row for each sample", remedy=remedy)
     row_of_sample = np.full(len(entries), -1, np.int64)
-    row_of_sample[owners] = row_of_path[hits]
+    row_of_sample[samples] = row_of_path[hits]
     return row_of_sample
 
 

@@ -118,8 +118,8 @@ def apply_key_pattern(entries: SampleTable, pattern: KeyPattern) -> SampleTable:
         rows=replace(entries.rows, code=codes, paths=list_source_paths(entries)),
     )
     merged = merge_groups(renamed, group_sorted(keys))
-    owners, code = np.repeat(np.arange(len(merged)), merged.counts()), merged.rows.code
-    twice = np.flatnonzero((owners[1:] == owners[:-1]) & (code[1:] == code[:-1]))
+    sample_of_row, code = np.repeat(np.arange(len(merged)), merged.counts()), merged.rows.code
+    twice = np.flatnonzero((sample_of_row[1:] == sample_of_row[:-1]) & (code[1:] == code[:-1]))
     if len(twice):
         shown = [
             f"{printable(merged.path(row))} and {printable(merged.path(row + 1))} ({merged.fields[code[row]]})"

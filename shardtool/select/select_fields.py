@@ -134,8 +134,8 @@ def _merge_texts(columns: list[StringColumn]) -> PackedStrings:
 def _check_merged(entries: SampleTable, selected: SampleTable, new_names: dict[str, str], to_format: str) -> None:
     values = entries.values
     for new, merged in _merged_names(new_names).items():
-        owners, code = np.repeat(np.arange(len(selected)), selected.counts()), selected.fields.index(new)
-        samples = owners[selected.rows.code == code]
+        sample_of_row, code = np.repeat(np.arange(len(selected)), selected.counts()), selected.fields.index(new)
+        samples = sample_of_row[selected.rows.code == code]
         twice = samples[1:][samples[1:] == samples[:-1]]
         typed = [name for name in merged if name in {*values.classes, *values.lists}]
         unlike = to_format == "tfrecord" and len({values.numbers.get(name) for name in merged}) > 1

@@ -73,9 +73,9 @@ def skip_unsafe_names(entries: SampleTable) -> tuple[SampleTable, tuple[Skipped,
     keys, fields = _unsafe_keys(entries.keys), _unsafe_fields(entries)
     codes = [entries.fields.index(name) for name in fields]
     rows = np.flatnonzero(np.isin(entries.rows.code, codes)) if codes else np.zeros(0, np.int64)
-    owners = entries.owners(rows)
+    samples = entries.samples_of(rows)
     lost = {sample: (entries.path(int(entries.first_rows[sample])), entries.keys[sample]) for sample in keys}
-    for sample, row in zip(owners.tolist(), rows.tolist(), strict=True):
+    for sample, row in zip(samples.tolist(), rows.tolist(), strict=True):
         lost.setdefault(sample, (entries.path(row), to_bytes(entries.fields[entries.rows.code[row]])))
     if not lost:
         return entries, ()

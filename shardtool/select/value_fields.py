@@ -150,7 +150,7 @@ def _samples_with(entries: SampleTable, name: str) -> NDArray[np.bool_]:
     has_field = np.zeros(len(entries), bool)
     if name in entries.fields:
         rows = np.flatnonzero(entries.rows.code == entries.fields.index(name))
-        has_field[entries.owners(rows)] = True
+        has_field[entries.samples_of(rows)] = True
     return has_field
 
 

@@ -108,8 +108,8 @@ def inline_checksums(entries: SampleTable, rows: Rows, *, as_numbers: bool) -> t
 
 def inline_payloads(entries: SampleTable, rows: Rows, *, as_numbers: bool) -> Iterator[bytes]:
     """Yield the payloads of INLINE rows. If `as_numbers`, encode numbers as in a TFRecord."""
-    owners, numbers = entries.owners(rows), entries.values.numbers
-    for sample, code in zip(owners.tolist(), entries.rows.code[rows].tolist(), strict=True):
+    samples, numbers = entries.samples_of(rows), entries.values.numbers
+    for sample, code in zip(samples.tolist(), entries.rows.code[rows].tolist(), strict=True):
         field = entries.fields[code]
         text, number = entries.values.inline[field].span(sample, sample + 1)[:-1], numbers.get(field)
         yield decode_inline_payload(text) if number is None or not as_numbers else encode_number(text, number)

@@ -68,7 +68,7 @@ def find_duplicates(
         return exists is None or not exists[sample], entries.keys[sample], sample
 
     several = sorted((tuple(sorted(group, key=sort_key)) for group in groups), key=lambda group: sort_key(group[0]))
-    sizes = np.bincount(content.owners, content_sizes, len(entries))
+    sizes = np.bincount(content.samples, content_sizes, len(entries))
     group_sizes = tuple(int(sizes[group[0]]) for group in several)
     differ = dict(_find_differing_values(entries, several, content.rows, source, pool))
     return DuplicateGroups(tuple(several), group_sizes, fields, differ)
@@ -91,7 +91,7 @@ def _find_differing_values(
     names = [entries.fields[code] for code in entries.rows.code[other_rows].tolist()]
     values_of: dict[int, dict[str, object]] = {sample: {} for sample in samples.tolist()}
     digests = checksums.source_digests(source, entries, other_rows, pool).tolist()
-    for sample, name, digest in zip(entries.owners(other_rows).tolist(), names, digests, strict=True):
+    for sample, name, digest in zip(entries.samples_of(other_rows).tolist(), names, digests, strict=True):
         if content_rank(name) != JSON_RANK:
             values_of[sample][name] = digest
     table = entries.metadata if entries.metadata is not None else pa.table({})

@@ -337,7 +337,7 @@ def check_dots(entries: SampleTable) -> None:
     row = int((entries.rows.code == (with_number or dotted)[0]).argmax())
     name = printable(entries.path(row))
     field = printable(entries.fields[entries.rows.code[row]])
-    key = printable(entries.keys[int(entries.owners(row))])
+    key = printable(entries.keys[int(entries.samples_of(row))])
     found = f"dots in {pluralize(rows, 'name')}: by WebDataset's rule this key is {key!r}, and its field is {field!r}"
     portable = f"add {flag_text('portable')} for readers that end the key at the first dot"
     last = f"{option_text('dots', 'last')} (only the last extension is the field; {portable})"

@@ -70,7 +70,7 @@ def _read_field(
             kinds.setdefault(name, Counter()).update(counts)
         for index, code, message in results[number].failed:
             row = int(rows[indices[index]])
-            sample = int(entries.owners(row))
+            sample = int(entries.samples_of(row))
             path = _payload_path(listing, row)
             failed[sample] = Skipped(entries.key(sample), path, code, f"field {field!r}: {message}")
     lines = b"".join([results.pop(number).lines for number in range(len(parts))])
@@ -110,7 +110,7 @@ def _add_lines(
     check_column_names(where, names)
     check_sidecar_names(where, names, remedy=f"do not use it in {option_text('columns_from')}")
     row_of_sample = np.full(len(entries), -1, np.int64)
-    row_of_sample[entries.owners(rows)] = np.arange(len(rows))
+    row_of_sample[entries.samples_of(rows)] = np.arange(len(rows))
     entries, replaced = add_table_columns(entries, table, read_columns(table, names, ()), row_of_sample)
     return entries, [*notes, *replaced]
 

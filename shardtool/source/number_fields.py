@@ -55,8 +55,8 @@ class NumberFields(NamedTuple):
         for part, fields in zip(parts, self.texts, strict=True):
             for name, texts in fields.items():
                 if texts.damaged:
-                    owners = part.index.owners()[part.rows_of(name)[texts.damaged]]
-                    damaged.update(dict.fromkeys((first + owners).tolist(), part.name))
+                    samples = part.index.sample_of_row()[part.rows_of(name)[texts.damaged]]
+                    damaged.update(dict.fromkeys((first + samples).tolist(), part.name))
             first += len(part.index)
         return sorted(damaged.items())
 
@@ -68,8 +68,8 @@ def _spread_texts(name: str, part: SourceShard, texts: Mapping[str, NumberTexts]
     if len(rows) == len(part.index):
         return data
     column = [b"\0"] * len(part.index)
-    for owner, text in zip(part.index.owners()[rows].tolist(), data.split(b"\0")[:-1], strict=True):
-        column[owner] = text + b"\0"
+    for sample, text in zip(part.index.sample_of_row()[rows].tolist(), data.split(b"\0")[:-1], strict=True):
+        column[sample] = text + b"\0"
     return b"".join(column)
 
 

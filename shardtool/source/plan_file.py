@@ -226,7 +226,7 @@ def _check_entries(entries: SampleTable) -> None:
         field_rows = np.flatnonzero(remaining & (rows.code == entries.fields.index(name)))
         if len(texts) != len(entries) or not isinstance(texts, PackedStrings):
             raise ValueError(f"a number of values of {name!r} that differs from the number of samples")
-        if not np.array_equal(_payload_lengths(texts)[entries.owners(field_rows)], rows.size[field_rows]):
+        if not np.array_equal(_payload_lengths(texts)[entries.samples_of(field_rows)], rows.size[field_rows]):
             raise ValueError(f"values of {name!r} whose sizes differ from the listed sizes")
         remaining[field_rows] = False
     if remaining.any():

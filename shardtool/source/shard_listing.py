@@ -350,17 +350,17 @@ def _merge_types(datasets: Sequence[StoredDataset], numbers: NumberFields) -> di
 
 
 def _check_fields(part: SourceShard, is_wanted: Callable[[str], bool]) -> None:
-    names, codes, owners = part.index.names, part.index.codes, part.index.owners()
+    names, codes, sample_of_row = part.index.names, part.index.codes, part.index.sample_of_row()
     for name in filter(is_wanted, names):
         if _BAD_FIELD.search(name) or len(to_bytes(name)) > MAX_NAME_BYTES:
             found = f"the field {name[:_MAX_NAME_LETTERS]!r}: empty, too long, or with control characters"
             raise InvalidRequest(part.describe_value(name), found, remedy="Recreate the shard with other names.")
-    twice = np.flatnonzero((codes[1:] == codes[:-1]) & (owners[1:] == owners[:-1]))
+    twice = np.flatnonzero((codes[1:] == codes[:-1]) & (sample_of_row[1:] == sample_of_row[:-1]))
     for row in twice.tolist():
         if is_wanted(name := names[codes[row]]):
             remedy = f"Drop the field with {option_text('drop_fields', (name,))}, or recreate the shard."
             found = f"the field {name!r} twice"
-            raise InvalidRequest(part.where(int(owners[row])), found, expected="each field once", remedy=remedy)
+            raise InvalidRequest(part.where(int(sample_of_row[row])), found, expected="each field once", remedy=remedy)
 
 
 def _make_entries(parts: list[SourceShard], numbers: NumberFields, examined: ExaminedFiles) -> SampleTable:

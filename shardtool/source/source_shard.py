@@ -200,9 +200,9 @@ def sort_fields(part: SourceShard) -> SourceShard:
         "crcs": index.crcs,
         "is_list": part.is_list,
     }
-    owners = index.owners()
-    if np.any((columns["codes"][1:] < columns["codes"][:-1]) & (owners[1:] == owners[:-1])):
-        order = np.lexsort((columns["codes"], owners))
+    sample_of_row = index.sample_of_row()
+    if np.any((columns["codes"][1:] < columns["codes"][:-1]) & (sample_of_row[1:] == sample_of_row[:-1])):
+        order = np.lexsort((columns["codes"], sample_of_row))
         columns = {name: None if column is None else column[order] for name, column in columns.items()}
     zeros, is_list = np.broadcast_to(np.int64(0), len(index)), columns.pop("is_list")
     sorted_index = shard_index.ShardIndex(
@@ -231,12 +231,12 @@ def _merge_interleaved(part: SourceShard) -> SourceShard:
     if len(number_of) == len(keys):
         return part
     sample = np.array([number_of[key] for key in keys])
-    owners = sample[index.owners()]
-    order = np.lexsort((index.codes, owners))
-    codes, owners = index.codes[order], owners[order]
-    if np.any((codes[1:] == codes[:-1]) & (owners[1:] == owners[:-1])):
+    sample_of_row = sample[index.sample_of_row()]
+    order = np.lexsort((index.codes, sample_of_row))
+    codes, sample_of_row = index.codes[order], sample_of_row[order]
+    if np.any((codes[1:] == codes[:-1]) & (sample_of_row[1:] == sample_of_row[:-1])):
         return part
-    counts, sizes = np.bincount(owners, minlength=len(number_of)), [*map(len, number_of)]
+    counts, sizes = np.bincount(sample_of_row, minlength=len(number_of)), [*map(len, number_of)]
     key_offsets, first_rows = shard_index.part_offsets(sizes), shard_index.part_offsets(counts)
     merged_index = replace(
         index,

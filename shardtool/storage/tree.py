@@ -100,7 +100,7 @@ class FolderTree:
             raise _tree_error(self.full_path(path), error) from None
         return True
 
-    def check_free(self, paths: Iterable[bytes], sizes: Iterable[int]) -> None:
+    def check_no_conflicts(self, paths: Iterable[bytes], sizes: Iterable[int]) -> None:
         """Raise `OutputExists` if one of the paths exists and is not a file of the expected size."""
         checked = set[bytes]()
         for path, size in zip(paths, sizes, strict=True):

@@ -164,7 +164,7 @@ def _check_store(place: str, steps: _Steps) -> None:
     steps.require("credentials", lambda: sign_url(probe, "GET") and credentials_kind(place))
     response = _check_connection(probe, steps)
     if response.code in CREDENTIAL_ERRORS:
-        steps.require("credentials", partial(_raise_if, response.refused))
+        steps.require("credentials", partial(_raise_if, response.error))
     steps.require("bucket", partial(_check_bucket, place, response))
     _list_and_read(place, steps)
     if steps.writes:
@@ -180,8 +180,8 @@ def _raise_if(error: Exception | None) -> None:
 
 
 def _check_bucket(place: str, response: FirstResponse) -> str:
-    if not isinstance(response.refused, AccessRefused | FileNotFoundError):
-        _raise_if(response.refused)
+    if not isinstance(response.error, AccessRefused | FileNotFoundError):
+        _raise_if(response.error)
     with write_conflicts(place):
         if response.code in ("NoSuchBucket", "ContainerNotFound"):
             raise FileNotFoundError
@@ -258,7 +258,7 @@ def _remove_probe(probe: str, remove: Callable[[], None]) -> str:
 def _check_web(place: str, steps: _Steps) -> None:
     response = _check_connection(place, steps)
     steps.check("credentials", lambda: ", ".join(web_headers(place)) or "none")
-    steps.require("read", partial(_raise_if, response.refused))
+    steps.require("read", partial(_raise_if, response.error))
     blob = steps.require("read", partial(open_remote, place), lambda opened: f"{opened.size:,} bytes")
     steps.check("ranges", partial(blob.read, max(0, blob.size - 1), 1), lambda _: "supported")
     steps.check("conditions", partial(_has_conditional_get, place, blob.version))

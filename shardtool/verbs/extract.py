@@ -313,7 +313,7 @@ def _parquet_tables(entries: SampleTable, names: PackedStrings) -> dict[str, byt
         encoded = (name for _, chunk in names.chunks() for name in chunk)
         names = PackedStrings.of(name if is_utf8(name) else quote_name(name).encode() for name in encoded)
     # `pa.Array.take` would import pyarrow.compute, which is slow.
-    keys = entries.keys.take(entries.owners(np.arange(len(names))))
+    keys = entries.keys.take(entries.samples_of(np.arange(len(names))))
     tables_by_name = {MANIFEST: pa.table({"key": _string_array(keys), "path": _string_array(names)})}
     if (metadata := _metadata_table(entries)) is not None:
         tables_by_name[METADATA] = metadata.append_column("key", _string_array(entries.keys))
@@ -343,7 +343,7 @@ def _check_existing(folder: Folder, entries: SampleTable, names: PackedStrings, 
     sizes = entries.rows.size.tolist()
     with closing(FolderTree(folder.path)) as tree:
         for start, chunk in names.chunks():
-            tree.check_free(chunk, sizes[start : start + len(chunk)])
+            tree.check_no_conflicts(chunk, sizes[start : start + len(chunk)])
     for name, table in _parquet_tables(entries, names).items():
         if name not in existing:
             continue

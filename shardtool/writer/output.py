@@ -210,7 +210,7 @@ class WriterOutput:
     def add(self, shard: ShardBuilder, encoder: SampleEncoder, skipped: list[Skipped]) -> None:
         """Publish a shard with its sidecar, and add it to the journal."""
         self.publication.prepare_shard(shard.name)
-        if not self.publication.waits:
+        if not self.publication.keeps_staged:
             self._remove_old_part_file()
         staged, index, content, crcs, plan = shard.finish(encoder, self.columns)
         first, size, crc = names.to_output_name(self.pattern.shard(0)), shard.file.size, shard.file.crc

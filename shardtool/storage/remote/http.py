@@ -360,13 +360,13 @@ def request_object(
     """
     cached_link = next(iter(links or ()), None)
     if cached_link is not None:
-        target, own_headers = cached_link.target, dict[str, str]()
+        target, server_headers = cached_link.target, dict[str, str]()
     elif is_huggingface(address):
-        target, own_headers = huggingface_request(address)
+        target, server_headers = huggingface_request(address)
     else:
         target = sign_url(address, "GET")
-        own_headers = web_headers(target) if is_web(address) else {}
-    response, link = _follow_redirects(address, target, headers or {}, own_headers)
+        server_headers = web_headers(target) if is_web(address) else {}
+    response, link = _follow_redirects(address, target, headers or {}, server_headers)
     is_success = response.status in _SUCCESS_STATUSES
     if cached_link is not None and links is not None:
         if not is_success or link.etag != cached_link.etag:
@@ -384,11 +384,11 @@ def request_object(
 
 
 def _follow_redirects(
-    address: str, target: str, headers: Mapping[str, str], own_headers: Mapping[str, str]
+    address: str, target: str, headers: Mapping[str, str], server_headers: Mapping[str, str]
 ) -> tuple[urllib3.BaseHTTPResponse, HuggingFaceLink]:
     hub_etag = ""
     for _ in range(_MAX_REDIRECTS + 1):
-        response = _send_request(address, target, {**headers, **own_headers})
+        response = _send_request(address, target, {**headers, **server_headers})
         # the Hub's ETag is the SHA-256 of the file, but the ETag of a content server is not
         hub_etag = hub_etag or response.headers.get("X-Linked-Etag", "")
         if response.status not in _REDIRECT_STATUSES or "Location" not in response.headers:
@@ -396,7 +396,7 @@ def _follow_redirects(
         discard_response(response)
         next_target = _redirect_target(address, target, response.headers["Location"])
         if not is_same_server(target, next_target):
-            own_headers = {}
+            server_headers = {}
         target = next_target
     raise StoreFailed(display_address(address), f"more than {_MAX_REDIRECTS} redirects")
 
@@ -413,7 +413,7 @@ class FirstResponse(NamedTuple):
     """The first response of a server.
 
     Attributes:
-        refused: The error that reading the object would raise, or None.
+        error: The error that reading the object would raise, or None.
     """
 
     server: str
@@ -421,7 +421,7 @@ class FirstResponse(NamedTuple):
     headers: Mapping[str, str]
     certificate_expiry: str | None
     code: str
-    refused: Exception | None
+    error: Exception | None
 
 
 def first_response(address: str) -> FirstResponse:
@@ -438,12 +438,12 @@ def first_response(address: str) -> FirstResponse:
     is_refused_redirect = response.status in _REDIRECT_STATUSES and not is_web(address)
     is_success = response.status < HTTPStatus.BAD_REQUEST and not is_refused_redirect
     body = b"" if is_success else _read_reason(response)
-    refused = None if is_success else failures.status_error(address, "GET", response.status, response.headers, body)
+    error = None if is_success else failures.status_error(address, "GET", response.status, response.headers, body)
     response.close()
-    if isinstance(refused, retry.TransientError):
-        raise refused
+    if isinstance(error, retry.TransientError):
+        raise error
     origin, code = f"{server.scheme}://{server.netloc}", failures.error_code(body)
-    return FirstResponse(origin, proxy, response.headers, expiry, code, refused)
+    return FirstResponse(origin, proxy, response.headers, expiry, code, error)
 
 
 def etag_md5(headers: Mapping[str, str]) -> str | None:

@@ -158,34 +158,34 @@ VARIABLES = {  # environment variables, by scheme and storage option
 }  # fmt: skip
 _WHERE, _HEADERS = "storage_options", "headers"
 _MARKER = re.compile(rf"([A-Za-z][A-Za-z0-9+.-]*://){OPTIONS_MARKER}[0-9a-f]{{16}}@")
-_known: dict[str, dict[str, Any]] = {}
+_options_by_key: dict[str, dict[str, Any]] = {}
 if sent_options := os.environ.pop(SPAWN_VARIABLE, ""):
     import json
 
-    _known |= json.loads(sent_options)
+    _options_by_key |= json.loads(sent_options)
 
 
 def known_options() -> dict[str, dict[str, Any]]:
     """Return the storage options of all calls, as a dict from KEY (see `Address.marker`) to options."""
-    return _known
+    return _options_by_key
 
 
 def options_in(addresses: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Return the part of `known_options` that the markers of these addresses refer to."""
     keys = {parse_address(address).marker.removeprefix(OPTIONS_MARKER) for address in addresses if is_url(address)}
-    return {key: _known[key] for key in keys if key in _known}
+    return {key: _options_by_key[key] for key in keys if key in _options_by_key}
 
 
 def register_options(options: Mapping[str, dict[str, Any]]) -> None:
     """Add the storage options of another process."""
-    _known.update(options)
+    _options_by_key.update(options)
 
 
 def options_of(marker: str, address: str) -> dict[str, Any] | None:
     """Return the storage options for a marker, or None if the marker does not refer to options."""
     if not marker.startswith(OPTIONS_MARKER):
         return None
-    if (options := _known.get(marker.removeprefix(OPTIONS_MARKER))) is None:
+    if (options := _options_by_key.get(marker.removeprefix(OPTIONS_MARKER))) is None:
         remedy = "Open the dataset in this process, or pickle the whole dataset."
         raise InvalidRequest(display_address(address), "storage options of another process", remedy=remedy)
     return options
@@ -193,11 +193,11 @@ def options_of(marker: str, address: str) -> dict[str, Any] | None:
 
 def spawn_environment() -> dict[str, str] | None:
     """Return the environment for a spawned worker, or None to inherit the environment of this process."""
-    if not _known:
+    if not _options_by_key:
         return None
     import json
 
-    return {**os.environ, SPAWN_VARIABLE: json.dumps(_known)}
+    return {**os.environ, SPAWN_VARIABLE: json.dumps(_options_by_key)}
 
 
 def address_with_options(address: str, options: StorageOptions) -> str:
@@ -210,7 +210,7 @@ def address_with_options(address: str, options: StorageOptions) -> str:
         return address
     values = _check_options(parts.scheme, chosen)
     key = blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=8).hexdigest()
-    _known[key] = values
+    _options_by_key[key] = values
     return parts._replace(marker=f"{OPTIONS_MARKER}{key}").text()
 
 

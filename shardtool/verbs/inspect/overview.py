@@ -240,7 +240,7 @@ class DatasetOverview:
         bounds = np.searchsorted(shard_index.codes[order], np.arange(len(shard_index.names) + 1))
         offsets, lengths = shard_index.offsets.view(np.uint64), shard_index.lengths.view(np.uint64)
         crcs = None if shard_index.crcs is None else shard_index.crcs.astype(np.uint64)
-        ends, parents = part_offsets(shard_index.lengths), shard_index.owners()
+        ends, parents = part_offsets(shard_index.lengths), shard_index.sample_of_row()
         self.sample_sizes.add(np.diff(ends[shard_index.first_rows]).astype(np.uint64))
         payloads: dict[str, FieldPayloads] = {}
         free_fields = _MAX_FIELDS - len(self.fields)

@@ -182,9 +182,9 @@ class SourceComparison:
         ours = field_ids(positions, _concat_column(scans, "counts"), codes, names, name_ids)
         mine, source, extra, missing = match_ids(ours, theirs)
         # Report a missing field only if the dataset contains its sample.
-        missing = missing[np.isin(entries.owners(missing), positions)]
+        missing = missing[np.isin(entries.samples_of(missing), positions)]
         problem, expected = "the field is missing in the dataset", "the field, as in the source"
-        keys = (decode_name(entries.keys[int(entries.owners(row))]) for row in missing)
+        keys = (decode_name(entries.keys[int(entries.samples_of(row))]) for row in missing)
         missing_names = (entries.fields[int(code)] for code in entries.rows.code[missing])
         findings = (
             Finding("source-missing", self.subject.name, problem, expected, key=key, field=name)
