@@ -176,7 +176,9 @@ def _decode_above(data: bytes, head: JpegHeader, box: Box, size: int) -> tuple[N
     min_size = -(-head.width * size // wide), -(-head.height * size // high)
     image = decode_jpeg_fast(data, head, min_size=min_size)
     decoded = to_rgb(decode_image(data, min_size=min_size)) if image is None else image
-    return decoded, round(head.width / (decoded.width if isinstance(decoded, Image.Image) else decoded.shape[1]))
+    size_of_scale = {scale: (-(-head.width // scale), -(-head.height // scale)) for scale in (1, 2, 4, 8)}
+    decoded_size = decoded.size if isinstance(decoded, Image.Image) else decoded.shape[1::-1]
+    return decoded, next(scale for scale, scaled_size in size_of_scale.items() if scaled_size == decoded_size)
 
 
 def _pixels_in_box(image: NDArray[np.uint8] | Image.Image, box: Box) -> NDArray[np.uint8]:

@@ -91,6 +91,16 @@ def test_resized(kind: str) -> None:
         assert (found.dtype.name, found.flags.writeable, found.flags.c_contiguous) == ("uint8", True, True)
 
 
+def test_small_crops() -> None:
+    """A crop of a few pixels has the position of its box, even if the scaled size is rounded up."""
+    for width, height, size in itertools.product((33, 57, 89, 97, 105), (41, 73), (3, 8, 12)):
+        across = np.tile(np.linspace(0, 255, width).astype(np.uint8), (height, 1))
+        crop = CenterCrop(size, size)
+        left, top, right, bottom = crop.box(width, height)
+        found = crop(_bytes(Image.fromarray(across), quality=98)).mean()
+        assert abs(found - across[top:bottom, left:right].mean()) < 10
+
+
 def test_less_is_decoded() -> None:
     """Only baseline JPEGs that need no turn are cut; a turned one comes out upright."""
     heads = {kind: read_jpeg_header(data) for kind, data in JPEGS.items()}
