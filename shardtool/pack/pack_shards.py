@@ -157,7 +157,7 @@ class Packing:
         plan, run, work, reads = self._round_plan, self.run, None, self._choose_parallel_reads()
         if self.listed.transform is not None:
             transform, limits = self._make_task_transform(self.listed.transform), plan.limits
-            work = TransformWork(transform, limits.room, limits.max_count, run.options.oversize, self.listed.dots)
+            work = TransformWork(transform, limits.max_bytes, limits.max_count, run.options.oversize, self.listed.dots)
         lines = self._journal.lines_by_shard
         for task_number, shard in enumerate(shards):
             name, folder = self.output.pattern.shard(self._first_number + shard), self.destination.folder

@@ -54,7 +54,7 @@ class ShardPlan(NamedTuple):
         listed, plan = self.listed, self.plan
         identity = listed.transform_identity
         if identity:
-            identity += f" {plan.limits.room} {plan.limits.max_count} {listed.run.options.oversize}"
+            identity += f" {plan.limits.max_bytes} {plan.limits.max_count} {listed.run.options.oversize}"
             identity += " last" if listed.dots == "last" else ""
             # Two source datasets with different content can have the same plan, so add checksums.
             if listed.run.reshard_options is not None:

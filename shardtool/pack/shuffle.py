@@ -142,7 +142,7 @@ def _choose_region_bytes(size: int, share: int) -> int:
 def _cut_buckets(total: NDArray[np.int64], shard_ends: NDArray[np.int64], max_bucket_bytes: int) -> NDArray[np.int64]:
     ends, start = [np.zeros(0, np.int64)], 0
     for end in shard_ends.tolist():
-        runs = ShardRuns(total[start : end + 1], ShardCapacity(planned=max_bucket_bytes))
+        runs = ShardRuns(total[start : end + 1], ShardCapacity(max_planned_bytes=max_bucket_bytes))
         ends.append(start + runs.find_fewest_ends())
         start = end
     return np.concatenate(ends)

@@ -60,7 +60,7 @@ class HashAssignment:
         self._hashes = keys.hashes(b"shardtool place")
         self._max_count = NO_LIMIT if limits.max_count is None else limits.max_count
 
-    def divide(
+    def assign(
         self, requested: RequestedShards | None, seed: int | None
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], tuple[str, ...]]:
         """Return the samples in shard order, the position after the last sample of each shard, and notes.
@@ -86,7 +86,7 @@ class HashAssignment:
             found = f"{empty:,} of {count:,} shards by hash would be empty, with {samples}"
         elif counts.max() > self._max_count:
             found, expected = f"{pluralize(int(counts.max()), 'sample')} {in_one_shard}", f"at most {self._max_count:,}"
-        elif sizes.max() > self._limits.planned:
+        elif sizes.max() > self._limits.max_planned_bytes:
             found = f"{format_size(int(sizes.max()))} {in_one_shard}"
             expected = f"at most {format_size(self._bounds.max_size or 0)}"
         if found:
@@ -120,7 +120,7 @@ class HashAssignment:
         if count > len(self._keys) or count % self._bounds.multiple_of:
             return False
         _, counts, sizes = self._count_per_shard(count)
-        max_bytes, max_samples = self._limits.planned * share, self._max_count * share
+        max_bytes, max_samples = self._limits.max_planned_bytes * share, self._max_count * share
         return bool(counts.min() > 0 and counts.max() <= max_samples and sizes.max() <= max_bytes)
 
     def _first_valid(self, numbers: Iterator[int], share: float) -> int:
@@ -128,7 +128,7 @@ class HashAssignment:
 
     def _counts_upward(self, start: int, share: float) -> Iterator[int]:
         samples, multiple = len(self._keys), self._bounds.multiple_of
-        needed_by_size = int(self._sizes.sum() / (self._limits.planned * share))
+        needed_by_size = int(self._sizes.sum() / (self._limits.max_planned_bytes * share))
         start = max(start, needed_by_size, int(samples / (self._max_count * share)), 1)
         count = -(-start // multiple) * multiple
         while count <= (samples if samples < _MAX_EXHAUSTIVE_SHARDS else samples // 2):
@@ -268,7 +268,7 @@ def make_plan(
     fill_share = 1 if estimate is None or max_bytes == NO_LIMIT else _ESTIMATE_FILL_SHARE
     limits = ShardCapacity(max_bytes, int(max_bytes * fill_share), bounds.max_count)
     if estimate is not None:
-        sizes = np.minimum(estimate, limits.planned)
+        sizes = np.minimum(estimate, limits.max_planned_bytes)
     else:
         sizes = _sample_sizes(entries, stored, shard_format)
         samples, skipped, notes = _apply_oversize(entries, sizes, shard_format, max_bytes, bounds.oversize, samples)
@@ -276,7 +276,7 @@ def make_plan(
     order: NDArray[np.int64] | None = None
     if bounds.by_hash:
         keys = entries.keys if samples is None else entries.keys.take(samples)
-        order, ends, hash_notes = HashAssignment(keys, chosen_sizes, limits, bounds).divide(requested, shuffle_seed)
+        order, ends, hash_notes = HashAssignment(keys, chosen_sizes, limits, bounds).assign(requested, shuffle_seed)
         notes, total = (*notes, *hash_notes), cumulative_sizes(chosen_sizes, order)
     else:
         order = None if shuffle_seed is None else random_permutation(len(chosen_sizes), shuffle_seed)

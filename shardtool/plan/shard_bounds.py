@@ -46,12 +46,12 @@ class ShardCapacity(NamedTuple):
     """The limits of one shard, computed from `ShardBounds`.
 
     Attributes:
-        room: Maximum bytes of a shard's samples, or `NO_LIMIT`.
-        planned: Maximum bytes that a plan puts in a shard. Less than `room` if sample sizes are estimates.
+        max_bytes: Maximum bytes of a shard's samples, or `NO_LIMIT`.
+        max_planned_bytes: Maximum bytes that a plan puts in a shard. Less than `max_bytes` if sizes are estimates.
     """
 
-    room: int = NO_LIMIT
-    planned: int = NO_LIMIT
+    max_bytes: int = NO_LIMIT
+    max_planned_bytes: int = NO_LIMIT
     max_count: int | None = None
 
 
@@ -82,7 +82,7 @@ def cut_shards(
         if runs.fit(ends):
             return ends
     elif len(runs.find_fewest_ends()) <= count:
-        return runs.divide(count)
+        return runs.cut_evenly(count)
     found = f"{pluralize(count, 'shard')} cannot hold {pluralize(samples, 'sample')} within the limits"
     sufficient = option_text("shards", len(_cut_fewest(runs, bounds)))
     remedy = f"Use {sufficient}, or raise {option_text('max_size')} or {option_text('max_count')}."
@@ -102,7 +102,7 @@ def _cut_fewest(runs: ShardRuns, bounds: ShardBounds) -> NDArray[np.int64]:
             step = max(1, count // (64 * multiple)) * multiple
             count = count + step if count == max_shards else min(count + step, max_shards)
     elif count <= samples:
-        return ends if count == len(ends) and multiple == 1 else runs.divide(count)
+        return ends if count == len(ends) and multiple == 1 else runs.cut_evenly(count)
     found = f"{samples:,} samples cannot fill a multiple of {multiple:,} shards within the limits"
     remedy = f"Use a smaller multiple, or raise {option_text('max_size')} or {option_text('max_count')}."
     raise InvalidRequest(option_text("shards_multiple_of"), found, remedy=remedy)
@@ -112,22 +112,22 @@ class ShardRuns:
     """Cuts a sequence of samples into shards within the limits. `total` is `Plan.total`."""
 
     def __init__(self, total: NDArray[np.int64], limits: ShardCapacity) -> None:
-        self.total, self.planned, self.samples = total, limits.planned, len(total) - 1
+        self.total, self.max_planned_bytes, self.samples = total, limits.max_planned_bytes, len(total) - 1
         self.max_count = self.samples if limits.max_count is None else limits.max_count
 
     def _last_end(self, first: int) -> int:
-        end = int(np.searchsorted(self.total, self.total[first] + self.planned, "right")) - 1
+        end = int(np.searchsorted(self.total, self.total[first] + self.max_planned_bytes, "right")) - 1
         return max(first + 1, min(end, first + self.max_count))
 
     def _first_start(self, end: int) -> int:
-        first = int(np.searchsorted(self.total, self.total[end] - self.planned, "left"))
+        first = int(np.searchsorted(self.total, self.total[end] - self.max_planned_bytes, "left"))
         return max(0, min(end - 1, max(first, end - self.max_count)))
 
     def fit(self, ends: NDArray[np.int64]) -> bool:
         """Return whether shards with these ends are within the limits. A shard with one sample always fits."""
         starts = np.concatenate(([0], ends[:-1]))
         counts = ends - starts
-        fits = (self.total[ends] - self.total[starts] <= self.planned) & (counts <= self.max_count)
+        fits = (self.total[ends] - self.total[starts] <= self.max_planned_bytes) & (counts <= self.max_count)
         return bool(np.all(fits | (counts == 1)))
 
     def find_fewest_ends(self) -> NDArray[np.int64]:
@@ -138,7 +138,7 @@ class ShardRuns:
             ends.append(position)
         return np.array(ends, np.int64)
 
-    def divide(self, count: int) -> NDArray[np.int64]:
+    def cut_evenly(self, count: int) -> NDArray[np.int64]:
         """Return the ends of `count` shards whose sizes are as similar as the limits allow.
 
         `count` must be at least the number of shards that `find_fewest_ends` returns.

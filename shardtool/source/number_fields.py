@@ -88,14 +88,14 @@ def find_number_fields(
     for part in parts:
         for name in filter(is_wanted, part.index.names):
             holders.setdefault(name, []).append(part)
-    stored = {name: kind for name, shards in holders.items() if (kind := _stored_kind(name, shards)) is not None}
-    lists = {name: kind for name, kind in stored.items() if _is_list(name, kind, holders[name])}
-    numbers = {name: kind for name, kind in stored.items() if kind != "bytes" and name not in lists}
+    tfrecord_types = {name: kind for name, shards in holders.items() if (kind := _tfrecord_type(name, shards))}
+    lists = {name: kind for name, kind in tfrecord_types.items() if _is_list(name, kind, holders[name])}
+    numbers = {name: kind for name, kind in tfrecord_types.items() if kind != "bytes" and name not in lists}
     kinds = {name: sorted({part.kind(name) for part in shards}) for name, shards in holders.items()}
     if to_format == "tar":
         agreed = {name: first for name, (first, *others) in kinds.items() if first != "bytes" and not others}
         return NumberFields(agreed, _read_fields(parts, numbers, {}, run, salvage=salvage), lists, ())
-    recorded = {name: [kind for kind in kinds[name] if kind != "bytes"] for name in kinds if name not in stored}
+    recorded = {name: [kind for kind in kinds[name] if kind != "bytes"] for name in kinds if name not in tfrecord_types}
     convertible = {name: types[0] for name, types in recorded.items() if len(types) == 1}
     mixed = {name: " and ".join(types) for name, types in recorded.items() if len(types) > 1}
     notes = [f"{name!r} stays text: it represents {types} in different datasets" for name, types in mixed.items()]
@@ -139,13 +139,13 @@ def _is_list(name: str, kind: FeatureType, holders: Sequence[SourceShard]) -> bo
     return True
 
 
-def _stored_kind(name: str, holders: Sequence[SourceShard]) -> FeatureType | None:
-    stored = [part for part in holders if part.format == "tfrecord"]
-    for part in stored:
-        if part.kind(name) != (first := stored[0]).kind(name):
+def _tfrecord_type(name: str, holders: Sequence[SourceShard]) -> FeatureType | None:
+    shards = [part for part in holders if part.format == "tfrecord"]
+    for part in shards:
+        if part.kind(name) != (first := shards[0]).kind(name):
             expected = f"{first.kind(name)}, as in {first.name}"
             raise _kind_conflict(part.describe_value(name), name, part.kind(name), expected)
-    return stored[0].kind(name) if stored else None
+    return shards[0].kind(name) if shards else None
 
 
 def _kind_conflict(where: str, name: str, kind: str, expected: str) -> InvalidRequest:

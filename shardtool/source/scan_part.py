@@ -202,11 +202,11 @@ class FileCollector:
             return None
         return parent + split[0], split[1]
 
-    def add(self, name: tuple[bytes, bytes], size: int, second: int, third: int) -> None:
+    def add(self, name: tuple[bytes, bytes], size: int, version_or_offset: int, changed_ns: int) -> None:
         """Add a file and three numbers, which `in_order` returns. `name` is the key and field from `split`."""
         self._names += b"%b\0%b\0" % name
         self._starts.append(len(self._names))
-        self._numbers.extend((size, second, third))
+        self._numbers.extend((size, version_or_offset, changed_ns))
 
     def in_order(self, where: str) -> NDArray[np.int64]:
         """Sort the added files by key, and add the keys and fields to `part`.

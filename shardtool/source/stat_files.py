@@ -33,13 +33,13 @@ class StatResult(NamedTuple):
 
     Attributes:
         kinds: FILE or LINK for each path.
-        facts: int64[paths, 4]: size in bytes, mtime in nanoseconds, latest ctime of the file and the folders above it
+        states: int64[paths, 4]: size in bytes, mtime in nanoseconds, latest ctime of the file and the folders above it
             in nanoseconds, and problem number (from 1, or 0 for no problem).
         problems: Pairs of reason code and message.
     """
 
     kinds: bytes
-    facts: bytes
+    states: bytes
     problems: list[tuple[SkipCode, str]]
 
 

@@ -38,12 +38,12 @@ class TransformWork(NamedTuple):
     """The transform that a task applies to its samples, and the limits of the shard.
 
     Attributes:
-        room: Maximum bytes of all records in the shard.
+        max_bytes: Maximum bytes of all records in the shard.
         known: An Arrow stream of planned metadata columns that `transform.where` needs, or b"".
     """
 
     transform: Transform
-    room: int
+    max_bytes: int
     max_count: int | None
     oversize: Oversize
     dots: Dots = "first"

@@ -299,11 +299,11 @@ class _TransformPacker(Packer):
         work, sizes = self._work, [sum(map(len, parts)) for parts, _ in encoded]
         size, max_count = sum(sizes), sys.maxsize if work.max_count is None else work.max_count
         over_format = self.task.format == "tfrecord" and max(sizes, default=0) > tfrecord_write.MAX_RECORD_BYTES
-        if len(changed) > max_count or over_format or (size > work.room and work.oversize != "alone"):
+        if len(changed) > max_count or over_format or (size > work.max_bytes and work.oversize != "alone"):
             self._reject_oversize(sample.sample_index, key, size, len(changed))
             return True
         count = len(self._records)
-        if count and (count + len(changed) > max_count or self._records.size + size > work.room):
+        if count and (count + len(changed) > max_count or self._records.size + size > work.max_bytes):
             return False
         if not changed:
             self._dropped += 1

@@ -265,7 +265,7 @@ def _find_unused_object(root: bytes, texts: Texts, packed: Sequence[Texts]) -> s
         part = stat_files(StatTask(root, data, outside=False))
     except StoreFailed:  # the run fails later if it needs the store
         return ""
-    problems = np.frombuffer(part.facts, np.int64).reshape(-1, 4)[:, 3]
+    problems = np.frombuffer(part.states, np.int64).reshape(-1, 4)[:, 3]
     return candidates[0] if not problems.any() else ""
 
 

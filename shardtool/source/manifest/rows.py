@@ -108,11 +108,11 @@ def merge_stat_results(
     The third result is int64[samples, columns]: the number of each file's problem, counted from 1, or 0 for no problem.
     """
     kinds = np.frombuffer(b"".join([part.kinds for part in parts]), np.uint8).reshape(-1, columns)
-    arrays = [np.frombuffer(part.facts, np.int64).reshape(-1, columns, 4) for part in parts]
-    all_facts, problem = np.concatenate(arrays), []
+    arrays = [np.frombuffer(part.states, np.int64).reshape(-1, columns, 4) for part in parts]
+    states, problem = np.concatenate(arrays), []
     problems: list[Problem] = []
     for part, numbers in zip(parts, arrays, strict=True):
         problem.append(np.where(numbers[..., 3] > 0, numbers[..., 3] + len(problems), 0))
         problems += part.problems
-    files = [FieldColumn(kinds[:, column], *all_facts[:, column, :3].T) for column in range(columns)]
+    files = [FieldColumn(kinds[:, column], *states[:, column, :3].T) for column in range(columns)]
     return files, problems, np.concatenate(problem)
