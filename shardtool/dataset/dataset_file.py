@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 FORMAT_VERSION = 1
 RUN_VERIFY = "Run `shardtool verify` to list all damage."
-# One of these marks identifies a dataset file. The other may be damaged.
+# Either mark identifies a dataset file, because the other mark may be damaged.
 _DATASET_FILE_MARKS = (b'  "shardtool": {\n    "format_version": ', b'  "checksum": "crc32c:')
 _WIDS_HEAD = b'{\n  "__kind__": "wids-shard-index'
 _APPENDS_MARK = b'\n    "appends": ['
@@ -101,11 +101,11 @@ class DatasetFile:
         run: A record of the runs that created the dataset and appended samples.
         fingerprint: The content fingerprint, or "" if unknown.
         skipped_crc: CRC-32C of `out.skipped`, or None if this file does not exist.
-        types: Original types of values stored as text. For TFRecord, also the types of numeric fields.
+        types: Value types of fields by name, such as `int64` or `text`. Bytes have no value type.
         appends: For each append, the index in `shards` of the first added shard.
         shards_folder: Subfolder of the shards, such as `train/tars`, or "".
-        part_of: 0 if `shards` lists all shards of the dataset. Otherwise, the number of all shards, and `field_bytes`,
-            `skipped` and `fingerprint` are unknown (0 or "").
+        part_of: 0 if `shards` lists all shards of the dataset, else the total number of shards. `field_bytes`,
+            `skipped` and `fingerprint` are then unknown (0 or "").
     """
 
     name: str
@@ -200,14 +200,14 @@ class DatasetFile:
         return body + b'%08x"\n}\n' % crc32c(body)
 
     def feature_texts(self) -> dict[str, str]:
-        """Return the argument `features` of `tf.io.parse_single_example`, with each value as Python source."""
+        """Return the argument `features` of `tf.io.parse_single_example`, as Python source by feature name."""
         return {name: feature.encode() for name, feature in self.features.items()}
 
 
 def merge_value_types(parts: Sequence[tuple[Mapping[str, ValueType], Collection[str]]]) -> dict[str, ValueType]:
     """Return the common value type of each field across groups of shards.
 
-    `parts` has the value types and field names of each group. An empty list of names means that they are unknown.
+    `parts` has the value types and field names of each group. A group without names is assumed to have every field.
     """
     names = sorted({name for types, _ in parts for name in types}, key=to_bytes)
     common = {
@@ -298,7 +298,7 @@ def has_appends(data: bytes) -> bool:
 
 
 def parse_dataset(data: bytes, name: str) -> DatasetFile:
-    """Parse a dataset file, and check that totals and shard names match the list of shards.
+    """Parse a dataset file. Check its totals, and that the shard names match the shard pattern.
 
     Raises:
         CorruptShard: The file is damaged or invalid, or has a newer format version.

@@ -7,8 +7,8 @@ Keys, labels and numbers are not content. The content of a sample is the first o
 3. its other bytes
 4. its JSON
 
-Two samples are duplicates if the fields of their content have the same digests (16-byte BLAKE2b, RFC 7693), in any
-order. Digests are computed only for samples whose content has equal sizes and CRC-32C.
+Two samples are duplicates if their content fields have the same digests (16-byte BLAKE2b, RFC 7693), in any order.
+Digests are computed only for samples whose content has equal sizes and CRC-32C.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 JSON_RANK, _NO_RANK = 3, 4
 _CONTENT_RANKS = {"image": 0, "audio": 0, "video": 0, "array": 0, "text": 1, "bytes": 2, "pickle": 2, "json": JSON_RANK}
-# The multipliers are odd, so multiplication modulo 2^64 is invertible.
+# Odd multipliers map different numbers to different products modulo 2^64.
 _HASH_MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)
 
 
@@ -48,7 +48,7 @@ class Content(NamedTuple):
     Attributes:
         rows: Row numbers of these fields in a shard's index or in a sample table.
         samples: The sample number of each of `rows`, ascending.
-        ranks: uint8[samples], the `content_rank` of the content. Samples with different ranks are not duplicates.
+        ranks: uint8[samples], the `content_rank` of each sample's content. Duplicates have the same rank.
     """
 
     rows: Rows
@@ -101,7 +101,7 @@ class Content(NamedTuple):
 def find_content(
     fields: Sequence[str], labels: Container[str], codes: NDArray[np.integer], counts: NDArray[np.integer]
 ) -> Content:
-    """Find the fields that are the content of each sample.
+    """Return the fields that form the content of each sample.
 
     Args:
         labels: Fields that contain labels or numbers.
@@ -117,7 +117,7 @@ def find_content(
 
 
 def content_rank(field: str) -> int:
-    """Return the rank of a field. A sample's content consists of its fields with the lowest rank."""
+    """Return a rank: 0 (images) to 3 (JSON), or 4 (numbers). A sample's content is its fields of the lowest rank."""
     return _CONTENT_RANKS.get(content_type(field), _NO_RANK)
 
 

@@ -42,9 +42,9 @@ _RANGE_PATTERN = re.compile(r"[^{}<>,*?%\[\]]*\{\d{1,18}\.\.\d{0,18}\}[^{}<>,*?%
 
 
 def expand_datasets(dataset: DatasetLike) -> list[DatasetLike]:
-    """Return one argument for `find_dataset` for each dataset that `dataset` names.
+    """Return a list of arguments for `find_dataset`, one per dataset. Some datasets may not exist.
 
-    Some datasets may not exist. All shards in a list form one dataset. Shards that another item includes are dropped.
+    The shards in a list form one dataset, without shards that other items of the list (such as a folder) contain.
     """
     if dataset and isinstance(dataset, (str, os.PathLike)):
         datasets = _expand_name(os.fspath(dataset))
@@ -67,7 +67,7 @@ def expand_datasets(dataset: DatasetLike) -> list[DatasetLike]:
 
 
 def splits_in(folder: str, run: RunRecord) -> dict[str, DatasetFile]:
-    """Return the dataset files in a folder that belong to other splits of `run`, by file name."""
+    """Return a dict from file name to dataset file for the other splits of `run` in a folder."""
     names = [name for name in list_folder_names(folder or ".") if name.endswith(DATASET_SUFFIX)] if run.split else []
     return _splits_of_run(run, {name: join(folder, name) for name in names})
 

@@ -19,7 +19,7 @@ _TF_KINDS: Mapping[FeatureType, str] = {"bytes": "tf.string", "int64": "tf.int64
 
 @dataclass(frozen=True, slots=True)
 class TfFeature:
-    """How TensorFlow parses a feature. An optional feature has a default for samples that lack it."""
+    """How TensorFlow parses a feature."""
 
     kind: FeatureType = "bytes"
     is_list: bool = False

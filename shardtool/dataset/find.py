@@ -1,7 +1,7 @@
 """Find the shards of one dataset. A user names a dataset by its dataset file, a pattern, a glob, a folder, or shards.
 
-To find missing shards, a range or glob is also matched with the shard names in a dataset file of the same folder. On
-the web, a range needs an end, because web servers cannot list files.
+A range or glob also matches the names that a dataset file in the same folder lists, to find missing shards. On the
+web, a range needs an end, because web servers cannot list files.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _EXPECTED_WEB = "a dataset file (NAME.json), a shard, or a pattern with its end,
 def open_dataset(dataset: DatasetLike, *, dots: Dots | None = None) -> StoredDataset:
     """Find a dataset and read its dataset file.
 
-    `dots` is used only if there is no dataset file. The default is the result of `recorded_dots`.
+    If there is no dataset file, use `dots`. By default, compute `dots` from the sidecars (see `recorded_dots`).
     """
     stored = find_dataset(dataset).read()
     return stored if stored.file is not None else stored.with_dots(dots or recorded_dots(stored))
@@ -194,7 +194,7 @@ def _from_folder(folder: str) -> StoredDataset:
 def list_shard_folder(folder: str) -> tuple[list[str], list[str]]:
     """Return the names of the dataset files in a folder, and the paths of its shards.
 
-    A file such as `train-00000-of-01024` may be part of a TensorFlow checkpoint, so its first bytes are checked.
+    Files such as `train-00000-of-01024` may be a TensorFlow checkpoint, so check that they start like a shard.
     """
     names = sorted(list_folder(folder), key=natural_key)
     named = [name for name in names if name.endswith(DATASET_SUFFIX)]
@@ -360,7 +360,7 @@ def find_damaged_file(dataset: StoredDataset) -> str | None:
 
 
 def check_not_damaged(dataset: StoredDataset) -> None:
-    """Raise an error if `find_damaged_file` finds a file."""
+    """Raise an error if the file that `find_damaged_file` finds cannot be parsed."""
     if (path := find_damaged_file(dataset)) is not None:
         parse_dataset(files.read_small(path), path)
 

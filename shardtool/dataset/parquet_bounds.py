@@ -22,7 +22,7 @@ _MIN_TWO_BYTES = 128
 _MAX_DEPTH = 12
 _MAX_VALUES = 2**19
 _MAX_CHUNKS = 2**16  # a chunk is one column of one row group; pyarrow needs a kilobyte per chunk
-_MAX_NESTING = 16  # pyarrow recurses into nested columns
+_MAX_NESTING = 16  # limits the recursion in pyarrow
 _SCHEMA, _ROWS, _GROUPS, _KEY_VALUES = 2, 3, 4, 5  # field numbers of the footer
 _TYPE, _WIDTH, _REPEATS, _NAME, _CHILDREN = 1, 2, 3, 4, 5  # field numbers of a schema element
 _REPEATED = 2
@@ -48,7 +48,7 @@ class ParquetLeaf(NamedTuple):
 
     Attributes:
         path: Names from the top-level column `top` to the leaf, joined by dots.
-        width: Bytes in memory per value. For text, the bytes of an Arrow offset.
+        width: Bytes in memory per value. For text, the size of an Arrow offset.
     """
 
     path: str

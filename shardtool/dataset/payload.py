@@ -10,7 +10,7 @@ from shardtool.format.varint import count_varints, encode_varint
 from shardtool.names import IMAGE_ENDINGS
 
 MAX_INSPECTED_IMAGE_BYTES = 2**26
-MAX_JSON_NESTING = 100  # Python's recursion limit is 1000
+MAX_JSON_NESTING = 100  # below Python's recursion limit of 1000
 MAX_TEXT_BYTES = 2**20
 _ENDINGS = {
     "image": IMAGE_ENDINGS,
@@ -199,7 +199,7 @@ def _mp3_seconds(data: bytes, length: int) -> float:
 
 
 def parse_json(data: bytes) -> object | None:
-    """Return parsed JSON, or None if invalid. Raise `RecursionError` if nested too deeply."""
+    """Parse JSON. Return None if it is invalid. Raise `RecursionError` if it is nested too deeply."""
     try:
         document: object = json.loads(data)
     except ValueError:

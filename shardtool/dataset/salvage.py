@@ -1,6 +1,6 @@
 """Read the undamaged samples of a damaged shard.
 
-A tar does not record how many members a sample has. Next to a lost range, a sample therefore counts as complete only if
+A tar does not record how many members a sample has. A sample next to a lost range therefore counts as complete only if
 it has every field that occurs in the shard.
 """
 

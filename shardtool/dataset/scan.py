@@ -113,17 +113,18 @@ class FeatureConflict(NamedTuple):
 class ShardScan:
     """The content of a shard, as columns. See `ShardIndex` for the attributes that are not listed here.
 
+    If `ShardScanTask.checksum` is false, `crcs`, `nonzero_padding` and `text_rows` are empty.
+
     Attributes:
         size: Size of the file in bytes, or -1 for a compressed file, whose offsets count decompressed bytes.
-        crcs: CRC-32C of each field's payload. Empty without checksums.
-        nonzero_padding: Offsets of padding that is not zero. Empty without checksums.
+        nonzero_padding: Offsets of padding that is not zero.
         digest: The content fingerprint, or None if unknown, for example because a TFRecord contains floats.
-        text_rows: Row numbers of TFRecord fields with one integer. Empty without checksums.
-        text_lengths: Length of each of these integers as decimal text.
-        text_crcs: CRC-32C of each of these texts.
+        text_rows: Row numbers of TFRecord fields with one integer.
+        text_lengths: Length of the decimal text of each integer, such as 3 for -12.
+        text_crcs: CRC-32C of each decimal text.
         ambiguous_headers: Offset and problem of each header that tar readers interpret differently.
-        conflicts: For TFRecord, the first `FeatureConflict` of each feature, by code. A conflict of types replaces a
-            conflict in the number of values.
+        conflicts: For TFRecord, the first `FeatureConflict` of each feature, by index in `names`. Type conflicts
+            take precedence.
         list_rows: For TFRecord, row numbers of fields whose payload is a whole list (see `ExampleFeature.is_list`).
         incomplete: With `salvage`, offset, key and problem of each excluded sample.
     """
@@ -165,7 +166,7 @@ class ShardScan:
         return code
 
     def list_features(self) -> Iterator[str]:
-        """Yield the TFRecord features with the same type in all samples, but no value or several values in some."""
+        """Yield the TFRecord features of a single type that have several values or no value in some sample."""
         for code, conflict in self.conflicts.items():
             if conflict.kind == self.kinds[code]:
                 yield decode_name(self.names[code])

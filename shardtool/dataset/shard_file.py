@@ -73,7 +73,7 @@ class ShardFile:
         return self._window[:length]
 
     def _read(self, offset: int, length: int) -> bytes:
-        try:  # a context manager would take as long as the read
+        try:  # not a context manager, which would take as long as the read itself
             return self._file.read(offset, min(length, max(0, self.size - offset)))
         except OSError as error:
             raise self._failed(offset, error) from None
@@ -185,7 +185,7 @@ class CompressedFile:
 
         self.path, self.size = path, -1
         compression = compression or detect_kind(path).compression
-        with ShardFile(path) as shard:  # opening a FIFO this way does not block
+        with ShardFile(path) as shard:  # unlike `open`, does not block on a FIFO
             self.packed_size, self._file = shard.size, shard.stream()
         self._stream: Any
         try:
@@ -262,7 +262,7 @@ class CompressedFile:
         return self._window[position : position + length]
 
     def _decompress(self, length: int) -> bytes:
-        # A failed read loses all its bytes. With a fixed size per read, the lost bytes do not depend on `length`.
+        # A `read` that fails returns no bytes. Use a fixed size, so that `length` does not affect which bytes are lost.
         if self._failed is not None:
             raise self._failed
         parts, size = [], 0

@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 _INT32_LIMIT = 2**31
 _NO_FACTS = ShardFacts("", -1, None, "")
 _ALIGNMENT_BYTES = 8
-# This byte does not occur in UTF-8. It replaces NUL, which keys of other tools may contain.
+# This byte does not occur in UTF-8. It replaces NUL in keys of other tools.
 _NUL_SUBSTITUTE = b"\xff"
-# `keys_of` decodes the range from the first to the last requested key at once, if one key in 8 or more is requested.
+# `keys_of` decodes a whole range of keys at once if it contains fewer than this many keys per requested key.
 _MAX_DECODED_PER_KEY = 8
 _OFFSET_COLUMNS = ("key_offsets", "starts", "sizes", "first_rows", "offsets", "lengths")
 
@@ -61,11 +61,11 @@ class ShardIndex:
     Attributes:
         key_offsets: Start of each key in `keys`, followed by the length of `keys`.
         starts: Offset of each sample's first record in the shard.
-        sizes: Bytes of all records of each sample.
+        sizes: Size in bytes of all records of each sample.
         first_rows: Index of each sample's first field in `codes`, followed by the length of `codes`.
         codes: For each field, the index of its name in `names`.
         offsets: Offset of each field's payload in the shard.
-        lengths: Bytes of each field's payload.
+        lengths: Length in bytes of each field's payload.
         crcs: CRC-32C of each field's payload, or None if unknown.
         kinds: For a scanned TFRecord shard, the type of each field. Otherwise empty.
         metadata: The metadata columns of the sidecar, each in one chunk. Text may be dictionary-encoded.
@@ -210,7 +210,7 @@ class ShardIndex:
         return ShardTally(len(self), first, last, dict(+fields), int(self.lengths.sum()))
 
     def codes_by_name(self) -> tuple[list[bytes], bytes]:
-        """Return the sorted field names, and the index of each field's name in this list as uint16."""
+        """Return the sorted field names, and for each field its index among these names (as uint16)."""
         names = sorted(self.names)
         positions = np.array([names.index(name) for name in self.names], "<u2")
         return [name.encode() for name in names], positions[self.codes].tobytes()
@@ -224,7 +224,7 @@ class ShardIndex:
         return content_digest(self.all_keys(), self.counts.tolist(), names, codes=codes, lengths=lengths, crcs=crcs)
 
     def for_reading(self) -> ShardIndex:
-        """Return a smaller index for reading samples, without metadata and reserved fields."""
+        """Return a smaller index for reading samples, without metadata and fields in `RESERVED_NAMES`."""
         index = self._without_reserved()
         shard_end = int(index.starts[-1] + index.sizes[-1]) if len(index) else 0
         offset_type = np.int32 if max(shard_end, len(index.keys)) < _INT32_LIMIT else np.int64
@@ -346,8 +346,8 @@ def compare_indexes(first: ShardIndex, second: ShardIndex) -> Iterator[IndexDiff
     """Compare two indexes of a shard.
 
     First yield a difference in the number of samples. Then yield the first difference in keys, offsets, sizes or
-    fields. If there is none, yield all differences in checksums. If the scan of `second` stopped early, its last sample
-    is not compared.
+    fields, or else all differences in checksums. If the scan of `second` stopped early, its last sample is not
+    compared.
     """
     samples = min(len(first), len(second))
     if second.error is not None:

@@ -49,13 +49,13 @@ _FIELD_LEAVES = [f"__fields__.list.element.{name}" for name in ("name", "offset"
 _INDEX_LEAVES = ["__key__", "__offset__", "__size__", *_FIELD_LEAVES]
 _FOOTER_READ_BYTES = 2**14
 _MIN_FIELD_BYTES = 2
-# maximum samples, and maximum fields, per byte of sidecar; real sidecars have at most 1
+# limits both the samples and the fields per byte of sidecar; real sidecars have at most 1 of each
 _MAX_SAMPLES_PER_BYTE = 8
 _SAMPLES_SLACK = 2**16
 _INDEX_BYTES_PER_FIELD = 64
 _INDEX_SLACK_BYTES = 2**24
 _METADATA_SLACK_BYTES = 2**25
-_MAX_BYTES_PER_BYTE = 64  # decoded bytes per byte of sidecar; for metadata, per byte of sidecar and shard
+_MAX_BYTES_PER_BYTE = 64  # limits the decoded bytes per byte of sidecar (metadata: of sidecar and shard)
 _VERSION_KEY = f"{METADATA_PREFIX}format_version"
 _ARROW_SCHEMA_KEY = "ARROW:schema"  # this key is rejected, because it changes how pyarrow decodes columns
 _MAX_ERROR_LENGTH = 300
@@ -75,7 +75,7 @@ def load_sidecar(path: str) -> bytes:
 
 
 def parse_sidecar(data: bytes, where: str, size: int | None, *, metadata: bool = True) -> ShardIndex:
-    """Parse a sidecar. `size` is the shard's size, or None if the shard is missing. It limits the decoded bytes.
+    """Parse a sidecar. `size` is the shard's size, which limits the decoded bytes, or None if the shard is missing.
 
     Raises:
         CorruptShard: The sidecar is invalid.
@@ -92,7 +92,7 @@ def parse_sidecar(data: bytes, where: str, size: int | None, *, metadata: bool =
 
 
 def has_small_metadata(data: bytes, metadata: pa.Table, size: int) -> bool:
-    """Return True if readers accept the amount of metadata in a sidecar, or False if this is unknown.
+    """Return True only if readers certainly accept the amount of metadata in a sidecar.
 
     The sidecar is not decoded, so the result is False for dictionary-encoded columns.
     """
@@ -209,7 +209,7 @@ def _check_counts(leaves: Sequence[LeafMemory], own_columns: Sequence[str], rows
     fields = values[_FIELD_LEAVES[0]]
     if any(values[path] != fields for path in _FIELD_LEAVES):
         raise ValueError("columns of unequal length")
-    if rows > limit or fields > limit + rows:  # Parquet counts an empty list as one value
+    if rows > limit or fields > limit + rows:  # `fields` also counts each empty list
         raise ValueError(f"{rows:,} samples with {fields:,} fields, more than the sizes of sidecar and shard allow")
 
 

@@ -38,7 +38,7 @@ def _make_schema(nullable: str = "") -> pa.Schema:
 SIDECAR_SCHEMA = _make_schema()
 SHARD_COLUMN = pa.field("__shard__", pa.string(), nullable=False)
 OWN_COLUMNS = (*SIDECAR_SCHEMA.names, SHARD_COLUMN.name)  # all other columns are metadata
-# All checksums are null if the payloads of the shard were not read.
+# For shards whose payloads were not read: all checksums are null.
 SCHEMA_WITHOUT_CRC = _make_schema("crc32c")
 
 
@@ -49,7 +49,7 @@ class TransformFacts(NamedTuple):
         digest: The content fingerprint of the shard.
         consumed: Number of processed source samples.
         dropped: Number of source samples that `--map` dropped.
-        skipped_rows: The skipped samples, if a later run must not try them again.
+        skipped_rows: The skipped samples, or () if a resumed run must pack the shard again.
     """
 
     digest: int

@@ -131,8 +131,8 @@ def encode_sidecar_table(table: pa.Table, shard: ShardFacts, version: int = FORM
         facts |= {"dropped": f"{transform.dropped}", "skipped": f"{transform.skipped}"}
         if transform.skipped_rows:
             facts["left_out"] = pack_rows(transform.skipped_rows)
-        # `plan` does not determine these facts, so they need a checksum. To verify it, `--resume` encodes the sidecar
-        # again.
+        # Store a checksum, because the facts about the transform do not follow from `plan`. To verify them, `--resume`
+        # encodes the sidecar again.
         facts["check"] = f"{crc32c(' '.join(facts.values()).encode()):08x}"
     metadata_columns = table.column_names[len(SIDECAR_SCHEMA) :]
     if version > 1:

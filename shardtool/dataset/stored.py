@@ -1,4 +1,4 @@
-"""A dataset in storage, and its shards. Each call reads the files again."""
+"""A dataset in storage, and its shards. Methods do not cache file contents."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ class StoredDataset:
         return list(dict.fromkeys(map(folder_of, self.paths)))
 
     def read(self) -> StoredDataset:
-        """Read the dataset file, and return the dataset with its content.
+        """Read the dataset file, and return the dataset with the content of the file.
 
         If the caller named shards, a dataset file that does not list all of them is ignored.
         """
@@ -202,7 +202,7 @@ class StoredDataset:
 def make_dataset(
     paths: Sequence[str], file: str | None, folder: str, *, has_own_file: bool, **attributes: Any
 ) -> StoredDataset:
-    """Return a dataset. If `has_own_file`, all sidecars are in `folder`."""
+    """Create a dataset from shard paths. If `has_own_file`, all sidecars are in `folder`."""
     index_folder = folder if has_own_file else None
     shards = tuple(StoredShard(path, index, index_folder=index_folder) for index, path in enumerate(paths))
     return StoredDataset((), shards, file, folder, has_own_file=has_own_file, **attributes)
