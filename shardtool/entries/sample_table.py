@@ -272,7 +272,7 @@ class SampleTable:
 
 
 def concat_columns(columns: Sequence[NDArray[_Number]]) -> NDArray[_Number]:
-    """Concatenate columns. If all columns are broadcasts of the same scalar, return a broadcast, too."""
+    """Concatenate columns. If all columns are broadcasts of the same scalar, the result is a broadcast, too."""
     filled = [column for column in columns if len(column)]
     if not any(any(column.strides) for column in columns) and len({column[0].item() for column in filled}) == 1:
         return np.broadcast_to(filled[0][0], sum(map(len, columns)))

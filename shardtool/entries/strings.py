@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-_MIN_ARROW_STRINGS = 2**18  # for a column of this size, Arrow gathers strings three times as fast as a loop
-_MAX_SLICED_STRINGS = 2**8  # for so few positions, a loop is faster
+_MIN_ARROW_STRINGS = 2**18  # from this column size, Arrow gathers strings three times as fast as a loop
+_MAX_SLICED_STRINGS = 2**8  # up to this many positions, a loop is faster
 
 
 class StringColumn(Protocol):
