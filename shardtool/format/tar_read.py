@@ -3,8 +3,8 @@
 If GNU tar, bsdtar and `tarfile` read a header differently, this module follows the majority and reports the difference.
 Unlike in `tarfile`, damage or an early end of the file raises `CorruptShard`.
 
-After damage, `next_header` searches for a block with a valid header checksum. If the size in the damaged header leads
-to another header, headers of a tar inside the payload are ignored.
+After damage, `next_header` searches for a block with a valid header checksum. If the size field of the damaged header
+points to another header, headers of a tar nested in the payload are ignored.
 
 Source: POSIX.1-2017, pax; GNU tar manual, "Basic Tar Format"; docs/format.md, "Tar shards".
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _ZERO = bytes(TAR_BLOCK_BYTES)
 _new_tuple = tuple.__new__
 _HALF = 256
-_MAX_EXTENDED_BYTES = 2**20  # longer extended headers are refused, because they may be an attack
+_MAX_EXTENDED_BYTES = 2**20  # longer extended headers may be an attack
 _FILE_TYPES = (b"0", b"\0", b"7")
 _EMPTY_TYPES = (b"1", b"2", b"3", b"4", b"5", b"6")
 _EXTENDED_TYPES = (b"x", b"g", b"L", b"K", b"X")
@@ -390,4 +390,4 @@ def damaged_name(block: bytes) -> bytes:
 
 def may_lack_name(name: bytes) -> bool:
     """Return whether `name` may be a shortened name whose extended header is lost."""
-    return len(name) >= 99 or b"?" in name  # noqa: PLR2004 - the field has 100 bytes; tools replace non-ASCII by ?
+    return len(name) >= 99 or b"?" in name  # noqa: PLR2004 - the field has 100 bytes, and ? for non-ASCII characters

@@ -28,7 +28,7 @@ _WIRE_VARINT, _WIRE_DELIMITED, _WIRE_FIXED_BYTES = 0, 2, {1: 8, 5: 4}
 _FIELD_1_TAG, _FIELD_2_TAG = 0x0A, 0x12
 MAX_HELD_RECORD_BYTES = 2**26
 MAX_FEATURES = 2**16
-_MAX_NAMES_BYTES = 2**24  # more bytes of names are refused, because they may be an attack
+_MAX_NAMES_BYTES = 2**24  # more bytes of names may be an attack
 _TOO_MANY_FEATURES = f"more than {MAX_FEATURES:,} features, or {_MAX_NAMES_BYTES:,} bytes of feature names"
 _DISTANT_BLOCK_BYTES = 2**16
 
@@ -187,7 +187,7 @@ def _parse_any_feature(data: Data, at: int, end: int, start: int, features: list
 
 
 def decode_numbers(data: bytes | memoryview, kind: str) -> list[int] | list[float]:
-    """Return the numbers in an encoded int64_list or float_list, packed or not. Raise `ValueError` if invalid."""
+    """Return the numbers in an encoded int64_list or float_list, packed or not. Raise `ValueError` if it is invalid."""
     try:
         if kind == "float":
             spans = [*_value_spans(data)]
