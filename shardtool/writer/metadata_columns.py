@@ -47,7 +47,7 @@ class MetadataColumns:
         self.schema = pa.schema([])
         self._families: dict[str, str] = {}
         self._types: dict[str, pa.DataType] = {}
-        # The values are "floats" and "whole numbers over 2^53". A column cannot contain both.
+        # Maps columns to "floats" or "whole numbers over 2^53". A column cannot contain both.
         self._number_forms: dict[str, str] = {}
         self._row_types: dict[str, pa.DataType] = {}
 

@@ -1,8 +1,8 @@
 """The dataset of a writer. The writer publishes each full shard immediately, and publishes the dataset file at the end.
 
-Each sidecar records the number of shards in the dataset. A sidecar published with its shard records one shard more than
-exist, so `verify` reports the dataset as incomplete. At the end, the writer corrects this number in all sidecars. If a
-metadata column first appeared in a later shard, the writer also adds this column to the earlier sidecars.
+Each sidecar records a number of shards. At first, this is one more than exist, so `verify` reports the dataset as
+incomplete. At the end, the writer sets the final number in all sidecars. If a metadata column first appeared in a later
+shard, the writer also adds this column to the earlier sidecars.
 """
 
 from __future__ import annotations
