@@ -156,7 +156,7 @@ def calculate(function: Callable[..., Any], *operands: Any) -> Any:
 
 
 def calculate_pair(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
-    """Call `calculate`. Convert an integer constant outside the range of the other operand's type to a float.
+    """Call `calculate`. First convert an integer constant to a float if the other operand's type cannot store it.
 
     Raises:
         OverflowError: As in `calculate`, or one operand is a column with values above 2^63 - 1, and the other operand

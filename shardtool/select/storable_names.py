@@ -89,7 +89,7 @@ def skip_unsafe_names(entries: SampleTable) -> tuple[SampleTable, tuple[Skipped,
 def choose_dots(entries: SampleTable, requested: Dots | None, where: str) -> tuple[Dots, str]:
     """Choose whether the first or the last dot of a tar member's name ends the key. Return the choice and a note.
 
-    By default, choose the last dot only if keys contain dots. Raise an error if a name would be split at a wrong dot.
+    By default, choose the last dot only if keys contain dots. Raise an error if a name would be split at the wrong dot.
     """
     fields = [name for name in entries.used_fields() if "." in name]
     if requested != "last" and not has_dotted_keys(entries.keys):
