@@ -200,7 +200,7 @@ class DatasetFile:
         return body + b'%08x"\n}\n' % crc32c(body)
 
     def feature_texts(self) -> dict[str, str]:
-        """Return the argument `features` of `tf.io.parse_single_example`, as Python source by feature name."""
+        """Return Python source for each item of the argument `features` of `tf.io.parse_single_example`."""
         return {name: feature.encode() for name, feature in self.features.items()}
 
 

@@ -49,7 +49,7 @@ def written_index(
 
     Args:
         columns: The metadata of the planned samples.
-        skipped: Numbers of planned samples that were not written.
+        skipped: Indexes of planned samples that were not written.
         source_paths: The NUL-terminated source path of each field, or b"" to store no paths.
     """
     counts = np.frombuffer(content.counts, np.uint16).astype(np.int64)
