@@ -390,4 +390,4 @@ def damaged_name(block: bytes) -> bytes:
 
 def may_lack_name(name: bytes) -> bool:
     """Return whether `name` may be a shortened name whose extended header is lost."""
-    return len(name) >= 99 or b"?" in name  # noqa: PLR2004 - the field has 100 bytes, and ? for non-ASCII characters
+    return len(name) >= 99 or b"?" in name  # noqa: PLR2004 - the field has 100 bytes; some tools write ? for non-ASCII
