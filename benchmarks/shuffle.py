@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from webdataset.filters import shuffle as buffered
 
-from shardtool.read.epoch_samples import CatalogSamples, parts_window_ranks
+from shardtool.read.epoch_samples import CatalogSamples, choose_parts
 from shardtool.read.order import OrderOptions, epoch_order
 from tests.read.catalogs import made_catalog
 
@@ -67,7 +67,7 @@ def row_of_rank(each: int, size: int, ranks: int) -> str:
     view = CatalogSamples(made_catalog([each] * 200))
     columns = []
     for parts in (64, None):
-        count, window, own_of = parts_window_ranks(view, size, ranks, None, parts, copies=False)
+        count, window, own_of = choose_parts(view, size, ranks, None, parts, copies=False)
         options = OrderOptions(parts=count, window=window, ranks=own_of)
         order = view.order(options)
         columns.append(f"{classes_of_rank(order.numbers(np.arange(0, order.length, ranks)), each):.1f}")

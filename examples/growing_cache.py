@@ -12,13 +12,13 @@ import numpy as np
 
 import shardtool
 
-BOUND, SHARD, EPOCHS = "3MB", "200kB", 4
+MAX_BYTES, MAX_SIZE, EPOCHS = "3MB", "200kB", 4
 
 
 def sample(folder, part):
     """Write random points until the process is killed. The field `side` records on which side of a plane a point is."""
     random = np.random.default_rng(part)
-    with shardtool.Cache(folder, BOUND, "oldest").writer(part, format="tfrecord", max_size=SHARD) as writer:
+    with shardtool.Cache(folder, MAX_BYTES, "oldest").writer(part, format="tfrecord", max_size=MAX_SIZE) as writer:
         for number in range(10**9):
             point = random.standard_normal(256).astype(np.float32)
             writer.write({"__key__": f"{part}/{number}", "point": point.tobytes(), "side": int(point[:8].sum() > 0)})
@@ -27,7 +27,7 @@ def sample(folder, part):
 
 def epochs(name, folder, train):
     """Call `train` once per epoch, and print speed and loss. `train` returns the sample count and the mean loss."""
-    cache = shardtool.Cache(folder, BOUND, "oldest")
+    cache = shardtool.Cache(folder, MAX_BYTES, "oldest")
     for epoch in range(EPOCHS):
         while not cache.refresh():  # wait for the first shard
             time.sleep(0.1)

@@ -206,7 +206,7 @@ class BundleReader:
         make: Function that makes a block or batch from a bundle and its samples.
     """
 
-    span = _MAX_BUNDLES_IN_EPOCH * _MAX_BUNDLES_IN_EPOCH // 2
+    number_limit = _MAX_BUNDLES_IN_EPOCH * _MAX_BUNDLES_IN_EPOCH // 2
 
     def __init__(
         self, reader: AnySampleReader, views: EpochSamples, sizes: Numbers, rule: Callable[[int, Numbers], Pieces],
@@ -355,7 +355,7 @@ def sample_sizes(
     """
     parts = []
     for dataset_reader, view in each_dataset(reader, views):
-        result = np.zeros(view.span, np.int64)
+        result = np.zeros(view.number_limit, np.int64)
         for shard, numbers in view.group_by_shard():
             rows = np.asarray(numbers) - dataset_reader.catalog.first_samples[shard]
             result[numbers] = sizes = shard_sizes(dataset_reader, shard)[rows]

@@ -50,7 +50,7 @@ def window_size(mean_size: int, buffer: int | None, parts: int) -> int:
     return 1 << (room * room).bit_length() // 2  # powers of two are permuted faster
 
 
-def parts_window_ranks(
+def choose_parts(
     source: object, mean_size: int, ranks: int, buffer: int | None, parts: int | None, *, copies: bool
 ) -> tuple[int, int, int]:
     """Choose `parts`, `window` and `ranks` of `OrderOptions`.
@@ -77,7 +77,7 @@ class CatalogSamples:
     chosen: Numbers | None = field(default=None, repr=False)
 
     @property
-    def span(self) -> int:
+    def number_limit(self) -> int:
         """One more than the highest sample number."""
         return len(self.catalog)
 
@@ -183,9 +183,9 @@ class MixedSamples:
         return [sum(source.datasets) if isinstance(source, MixedSamples) else 1 for source in self.sources]
 
     @property
-    def span(self) -> int:
+    def number_limit(self) -> int:
         """One more than the highest sample number."""
-        return sum(source.span for source in self.sources)
+        return sum(source.number_limit for source in self.sources)
 
     def length_in(self, _: OrderOptions) -> int:
         """See `length`."""
@@ -216,7 +216,7 @@ class MixedSamples:
                     seed = derive_state("mixed", options.seed, number)
                     order = orders[number, epoch] = source.order(replace(options, seed=seed, epoch=epoch))
                 numbers[indexes[is_in_epoch]] = first + order.numbers(source_positions[is_in_epoch])
-            first += source.span
+            first += source.number_limit
         return numbers
 
     def turns(self, options: OrderOptions, positions: Numbers) -> tuple[Numbers, Numbers]:

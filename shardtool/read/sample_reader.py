@@ -263,8 +263,8 @@ class MixedReader:
 
     def __init__(self, readers: Sequence[AnySampleReader], source: MixedSamples) -> None:
         self.readers, self._source = readers, source
-        spans = [part.span for part in source.sources]
-        self._ends, self._first_samples = np.cumsum(spans), np.cumsum(spans) - spans
+        limits = [part.number_limit for part in source.sources]
+        self._ends, self._first_samples = np.cumsum(limits), np.cumsum(limits) - limits
         self._datasets = [0, *accumulate(source.datasets)]  # for each source, the index of its first dataset
         sizes = (weight * reader.mean_size for weight, reader in zip(source.weights, readers, strict=True))
         self.mean_size = sum(sizes) // sum(source.weights)

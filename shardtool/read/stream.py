@@ -232,7 +232,7 @@ class Stream(SampleSource[SampleT]):
         return self._last_position(self._pass)
 
     def _last_position(self, current: EpochPass) -> StreamPosition:
-        if current.last_position is None or current.last_position.position != current.positions[current.taken - 1]:
+        if current.last_position is None or current.last_position.position != current.positions[current.yielded - 1]:
             current.last_position = StreamPosition(self, current)
         return current.last_position
 
@@ -250,12 +250,12 @@ class Stream(SampleSource[SampleT]):
         with closing(jobs), closing(reads) as rounds:
             for positions, read in rounds:
                 numbers, batch = read.result()
-                current.positions, current.numbers, current.taken = positions, numbers, 0
-                for current.taken, sample in enumerate(batch, 1):
+                current.positions, current.numbers, current.yielded = positions, numbers, 0
+                for current.yielded, sample in enumerate(batch, 1):
                     if isinstance(sample, dict):
                         yield sample
                     else:
-                        self._skip_or_raise(sample, int(numbers[current.taken - 1]), current)
+                        self._skip_or_raise(sample, int(numbers[current.yielded - 1]), current)
                         if (replacement := self._last_position(current).next_replacement(sample)) is not None:
                             yield replacement
                 del batch, read  # release the samples before waiting for the next ones
@@ -312,8 +312,8 @@ class Stream(SampleSource[SampleT]):
     @property
     def _position(self) -> int:
         current = self._pass
-        taken = current.positions[: current.taken]
-        return self.share.next_position(int(taken[-1])) if len(taken) else current.start
+        yielded = current.positions[: current.yielded]
+        return self.share.next_position(int(yielded[-1])) if len(yielded) else current.start
 
     @property
     def _step(self) -> int | None:
@@ -352,7 +352,7 @@ class Stream(SampleSource[SampleT]):
         try:
             self.reader.skip_or_raise(error, number, self.skipped)
         except ShardError:
-            current.taken -= 1
+            current.yielded -= 1
             raise
 
 
@@ -381,7 +381,8 @@ class StreamPosition:
     """A position of a stream. Reads replacements if the sample at this position is skipped."""
 
     def __init__(self, stream: Stream, current: EpochPass) -> None:
-        self.position, self._number = int(current.positions[current.taken - 1]), int(current.numbers[current.taken - 1])
+        last = current.yielded - 1
+        self.position, self._number = int(current.positions[last]), int(current.numbers[last])
         self._stream, self._current = stream, current
         self._remaining: Iterator[Sample] | None = None
 
@@ -421,7 +422,7 @@ class EpochPass:
 
     Attributes:
         start: First unread position of all ranks, before `positions` were read.
-        taken: How many of the samples at `positions` were yielded.
+        yielded: How many of the samples at `positions` were yielded.
         positions: Positions of the samples that were read together.
     """
 
@@ -429,12 +430,12 @@ class EpochPass:
     empty = dropped = 0
 
     def __init__(self, start: int, options: OrderOptions, share: Share) -> None:
-        self.start, self.taken, self.options, self.share = start, 0, options, share
+        self.start, self.yielded, self.options, self.share = start, 0, options, share
         self.positions = self.numbers = np.zeros(0, np.int64)
         self.last_position: StreamPosition | None = None
 
     def rng(self, stage: int) -> np.random.Generator:
-        last = self.positions[self.taken - 1] if len(self.positions) else self.start - 1
+        last = self.positions[self.yielded - 1] if len(self.positions) else self.start - 1
         return orders.rng_at(self.options, int(last), stage)
 
     def count_empty(self, error: ShardError, skipped: SkippedSamples, *, damaged: bool) -> None:

@@ -107,7 +107,7 @@ class Streamable(SampleSource[SampleT]):
         share = Share(rank, ranks, ends or ("drop" if shuffle else "uneven" if ranks == 1 else "pad")).in_groups(groups)
         own = self.with_on_error(on_error)
         reader, ranks = own.reader, share.world_size
-        parts_window_ranks = epoch_samples.parts_window_ranks(
+        parts_window_ranks = epoch_samples.choose_parts(
             self.source, reader.mean_size, ranks, buffer, parts, copies=reader.copies
         )
         options = OrderOptions(shuffle, seed, epoch, *parts_window_ranks)

@@ -169,7 +169,7 @@ class WriterOutput:
                 self.reader_problems.add_shard(sidecar)
             reused.append(entry)
         if reused:
-            encoder.restore(reused[-1].kinds, inline=reused[-1].inline)
+            encoder.restore(reused[-1].kinds, has_inline=reused[-1].inline)
             self.start_journal(reused)
         return reused[-1] if reused else None
 
@@ -221,7 +221,7 @@ class WriterOutput:
         self.publication.add(staged, data, shard.name)
         rounded, digest = _count_rounded_floats(content), compute_content_fingerprint(content, crcs, ())
         skipped_rows = [[row.key, row.code, row.message] for row in skipped]
-        encoder_state = dict(encoder.kinds), encoder.inline, self.columns.state()
+        encoder_state = dict(encoder.kinds), encoder.has_inline, self.columns.state()
         version = self.folder.version(shard.name)
         entry = JournalEntry(facts.name, size, crc, f"{digest:x}", *encoder_state, rounded, skipped_rows, version)
         self._journal.append(asdict(entry))

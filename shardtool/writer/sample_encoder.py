@@ -268,7 +268,7 @@ class EncodedSample(NamedTuple):
 
     Attributes:
         kinds: The type of each field, from `encode_value`.
-        inline: Whether any value is text, a number, a boolean or JSON.
+        has_inline: Whether any value is text, a number, a boolean or JSON.
         has_dotted_key: For tar, whether the key's last component contains a dot after its first character.
     """
 
@@ -279,7 +279,7 @@ class EncodedSample(NamedTuple):
     size: int
     layout: FieldLayout
     kinds: tuple[str, ...]
-    inline: bool
+    has_inline: bool
     has_dotted_key: bool
 
 
@@ -293,7 +293,7 @@ class SampleEncoder:
     def __init__(self, shard_format: str, dots: values.Dots | None) -> None:
         self._format, self._is_tar, self._dots = shard_format, shard_format == "tar", dots
         self.kinds: dict[str, str] = {}
-        self.inline = self.has_dotted_key = False
+        self.has_inline = self.has_dotted_key = False
         self.dotted_field = ""
         self._key_hashes: set[bytes] = set()
         self._layouts: dict[tuple[str, ...], FieldLayout] = {}
@@ -330,12 +330,12 @@ class SampleEncoder:
         if key_hash in self._key_hashes:
             found, remedy = "a duplicate key", "Give each sample a unique key."
             raise SampleRefused(InvalidRequest(f"key {printable(key)!r}", found, remedy=remedy), "duplicate")
-        fields, kinds, inline = self._encode_fields(key, sample, layout)
+        fields, kinds, has_inline = self._encode_fields(key, sample, layout)
         numbers = {
             raw: STORED_TYPES[kind] for (_, raw), kind in zip(layout.names, kinds, strict=True) if kind in STORED_TYPES
         }
         parts = encode_record(self._format, key, fields, numbers)
-        return EncodedSample(key, key_hash, fields, parts, sum(map(len, parts)), layout, kinds, inline, has_dot)
+        return EncodedSample(key, key_hash, fields, parts, sum(map(len, parts)), layout, kinds, has_inline, has_dot)
 
     def accept(self, sample: EncodedSample) -> None:
         """Remember how `sample` restricts later samples."""
@@ -347,16 +347,16 @@ class SampleEncoder:
             self.dotted_field = self.dotted_field or sample.layout.dotted_field
             for (name, _), kind in zip(sample.layout.names, sample.kinds, strict=True):
                 self.kinds[name] = kind
-        self.inline = self.inline or sample.inline
+        self.has_inline = self.has_inline or sample.has_inline
 
     def add_existing_keys(self, keys: list[bytes]) -> None:
         """Remember the keys of existing samples, to refuse later samples with the same keys."""
         self._key_hashes.update(blake2b(key, digest_size=_KEY_HASH_BYTES).digest() for key in keys)
         self.has_dotted_key = self.has_dotted_key or any(map(names.has_early_dot, keys))
 
-    def restore(self, kinds: Mapping[str, str], *, inline: bool) -> None:
+    def restore(self, kinds: Mapping[str, str], *, has_inline: bool) -> None:
         """Restore the restrictions that existing samples impose on field names and types."""
-        self.kinds, self.inline = dict(kinds), inline
+        self.kinds, self.has_inline = dict(kinds), has_inline
         self.dotted_field = next((name for name in kinds if "." in name), "")
 
     def _make_layout(self, field_names: tuple[str, ...]) -> FieldLayout:
@@ -421,27 +421,27 @@ class SampleEncoder:
     def _encode_fields(
         self, key: bytes, sample: Mapping[str, object], layout: FieldLayout
     ) -> tuple[list[EncodedField], tuple[str, ...], bool]:
-        fields, found_kinds, any_inline, kinds = [], [], False, self.kinds
+        fields, found_kinds, has_inline, kinds = [], [], False, self.kinds
         for name, raw in layout.names:
             value = sample[name]
             if type(value) is bytes:
-                data, kind, inline = value, "", False
+                data, kind, is_inline = value, "", False
             else:
                 try:
                     data, kind = encode_value(value, name)
                 except BadValue as bad:
                     raise make_refusal(_describe_field(key, name), bad.found, expected=bad.expected) from None
-                inline = bool(kind)
-                any_inline = any_inline or inline
+                is_inline = bool(kind)
+                has_inline = has_inline or is_inline
             known_kind = kinds.get(name, kind)
             if kind != known_kind:
                 data, kind = self._convert_to_known_kind(key, name, data, (kind, known_kind))
             stored = data
             if kind in STORED_TYPES and not self._is_tar:
                 stored = self._encode_number(key, name, data, STORED_TYPES[kind])
-            fields.append(EncodedField(raw, len(data), stored, data if inline else b""))
+            fields.append(EncodedField(raw, len(data), stored, data if is_inline else b""))
             found_kinds.append(kind)
-        return fields, tuple(found_kinds), any_inline
+        return fields, tuple(found_kinds), has_inline
 
     def _convert_to_known_kind(self, key: bytes, name: str, data: bytes, kinds: tuple[str, str]) -> tuple[bytes, str]:
         number, known = (STORED_TYPES.get(kind) for kind in kinds)

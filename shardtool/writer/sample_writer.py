@@ -213,7 +213,7 @@ class ShardBuilder:
         if TRAILER_SIZE[self._format]:
             self.file.write(TRAILER)
         staged = self.file.finish()
-        content = _sort_fields(self._records.content(encoder.stored_numbers, texts=encoder.inline))
+        content = _sort_fields(self._records.content(encoder.stored_numbers, texts=encoder.has_inline))
         plan = hash_shard_plan(
             self._format, shard_samples.ShardSamples(content, b"", b"", b"", b"", b"", shard_samples.ShardSpans())
         )

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardtool.errors import InvalidRequest
-from shardtool.read.epoch_samples import CatalogSamples, MixedSamples, parts_window_ranks, window_size
+from shardtool.read.epoch_samples import CatalogSamples, MixedSamples, choose_parts, window_size
 from shardtool.read.order import OrderOptions, Shuffle, epoch_order
 from tests.read.catalogs import made_catalog
 
@@ -122,7 +122,7 @@ def test_samples_of_a_rank_are_mixed(each: int, size: int, ranks: int) -> None:
     A buffer of 5,000 samples has at most 71, 20 and 3 of these (benchmarks/shuffle.py).
     """
     view = CatalogSamples(made_catalog([each] * 200))
-    parts, window, ranks = parts_window_ranks(view, size, ranks, None, None, copies=False)
+    parts, window, ranks = choose_parts(view, size, ranks, None, None, copies=False)
     options = OrderOptions(parts=parts, window=window, ranks=ranks)
     order = view.order(options)
     positions = np.arange(ranks // 2, order.length, ranks)[: 4 * 256]
@@ -147,7 +147,7 @@ def test_samples_of_a_rank_are_mixed_in_a_mix(ranks: int) -> None:
     """A rank has samples of many classes of each dataset, also of a small one."""
     views = [CatalogSamples(made_catalog([500] * 200)), CatalogSamples(made_catalog([20] * 10))]
     mix = MixedSamples.from_weights(views, [1, 1], "all")
-    parts, window, of = parts_window_ranks(mix, 14_000, ranks, None, None, copies=False)
+    parts, window, of = choose_parts(mix, 14_000, ranks, None, None, copies=False)
     numbers = mix.order(OrderOptions(parts=parts, window=window, ranks=of)).numbers(np.arange(mix.length))
     large, small = numbers < 100_000, numbers >= 100_000
     assert _classes_in_a_row((numbers[ranks // 2 :: ranks] // 500)[large[ranks // 2 :: ranks]]) >= 64
@@ -160,7 +160,7 @@ def test_default_parts() -> None:
     """128 parts per rank, fewer if shards are copied; or as given."""
     view = CatalogSamples(made_catalog([500] * 200))
     mix = MixedSamples.from_weights([view, CatalogSamples(made_catalog([7] * 14))], [1, 1], "first")
-    cut = partial(parts_window_ranks, buffer=None, parts=None, copies=False)
+    cut = partial(choose_parts, buffer=None, parts=None, copies=False)
     assert cut(view, 14_000, 8) == (1024, 32, 8)
     assert cut(view, 14_000, 8, copies=True) == (200, 32, 8)
     assert cut(view, 14_000, 1, copies=True)[0] == 64

@@ -127,7 +127,7 @@ class CacheWriter(SampleWriter):
         self.shards += 1
         # an encoder keeps all keys in memory, so use a new one for each shard
         previous, self._encoder = self._encoder, SampleEncoder(self._options.format, None)
-        self._encoder.restore(previous.kinds, inline=previous.inline)
+        self._encoder.restore(previous.kinds, has_inline=previous.has_inline)
 
     _finish = publish
 
