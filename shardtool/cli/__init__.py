@@ -142,7 +142,7 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """Run the command line, and exit."""
-    # Open /dev/null for closed standard streams, so no output file gets the descriptor of such a stream.
+    # Open /dev/null for closed standard streams, so no output file gets descriptor 0, 1 or 2.
     for fd in range(3):
         try:
             os.fstat(fd)

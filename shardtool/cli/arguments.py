@@ -170,7 +170,7 @@ def _is_next_number(name: str, following: str) -> bool:
 def materialize_inputs(names: Sequence[str], *, table: bool = False) -> tuple[str, ...]:
     """Replace `pipe:COMMAND` and `-` (standard input) in `names` by temporary files, deleted at the end of the run.
 
-    If `table` is true, keep `-` unless standard input is an archive, because `create` itself reads tables.
+    If `table` is true, keep `-` unless standard input is an archive: `create` reads a table from standard input itself.
     """
     if [*names, click.get_current_context().params.get("keys_from")].count("-") > 1:
         raise InvalidRequest("-", "standard input is named twice", expected="one use of -")

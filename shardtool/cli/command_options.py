@@ -36,7 +36,7 @@ def _use_config(path: str) -> None:
 
     context = click.get_current_context()
     context.default_map = read_config(path, context)
-    if isinstance(context.obj, list):  # add flags to the typed words, because error output looks for them there
+    if isinstance(context.obj, list):  # error output looks for these flags in the typed words
         context.obj += [word for name, word in _ERROR_OPTIONS.items() if context.default_map.get(name)]
 
 

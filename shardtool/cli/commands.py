@@ -67,7 +67,7 @@ def register_verb(
     `options` is None), and a `run_options` object.
 
     Args:
-        arguments: The click arguments, or the arguments in the usage line, such as `SOURCE... OUTPUT`.
+        arguments: The click arguments, or a text for the usage line, such as `SOURCE... OUTPUT`.
         omitted: Options that the verb does not have on the command line.
     """
     typed = (
@@ -374,7 +374,8 @@ def remove(names: tuple[str, ...], make_options: Callable[[], RemoveOptions], ru
     the removed samples. NAME.skipped keeps a hash of each key, so `create --resume` does not add the samples again.
     Copies and caches are not changed.
 
-    An argument that is neither a file nor the name of a dataset is a KEY. Use --keys for a key that looks like one.
+    An argument that is neither a file nor the name of a dataset is a KEY. Use --keys if a key looks like a file
+    or dataset.
 
     \b
     Examples:
@@ -400,8 +401,8 @@ def index(names: tuple[str, ...], make_options: Callable[[], IndexCommandOptions
     """Create the sidecars and the dataset file for shards of any tool, and indexes for other tools.
 
     DATASET is a dataset file, a folder, a shard pattern, a glob or shards. Only the headers of shards are read, and
-    shards are never changed. Missing sidecars are created; invalid sidecars are replaced only with --overwrite. With
-    --export and a dataset file, only the exports are written, from the sidecars.
+    shards are never changed. Missing sidecars are created; invalid sidecars are replaced only with --overwrite. If
+    DATASET is a dataset file, --export reads only the sidecars, and writes only the indexes for other tools.
 
     \b
       dali-webdataset  out-000000.idx      for fn.readers.webdataset of NVIDIA DALI
@@ -447,7 +448,7 @@ def _index_dataset(
     reads_shards = options.checksum or options.columns_from
     if options.merge or not forms or len(dataset) > 1 or not file.endswith(".json") or reads_shards:
         if options.merge:
-            # Import this module only here, because it starts threads, and `run` below must fork workers before that.
+            # Import this module only for `--merge`, because it starts threads, and `run` must fork workers before that.
             from shardtool.publish.merge_parts import merge
 
             result: IndexResult = merge(dataset[0] if len(dataset) == 1 else dataset, observer=terminal)
@@ -558,8 +559,8 @@ def doctor(names: tuple[str, ...], make_options: Callable[[], DoctorOptions], ru
     can list, read, write, write conditionally and delete. For a web server, doctor tests sizes, ranges and conditional
     requests. For a folder, it tests free space, renaming and locks.
 
-    doctor writes one small file or object with a unique name below PLACE and deletes it, also after Ctrl-C. If you may
-    not delete, doctor reports this first, and writes nothing. Failing requests are retried for five seconds only.
+    doctor writes one small file or object with a unique name below PLACE and deletes it, even after Ctrl-C. Without
+    permission to delete, doctor writes nothing. Failing requests are retried for five seconds only.
 
     Exit code: 0 no problems, 3 problems found.
 

@@ -40,7 +40,7 @@ class _ShellCompletion(ShellComplete):
         return completion_script(self.name)
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        *words, last = split_arg_string(f"{os.environ['COMP_LINE']}\0")  # NUL keeps an empty last word
+        *words, last = split_arg_string(f"{os.environ['COMP_LINE']}\0")  # without NUL, an empty last word would be lost
         return words[1:], last.replace("\0", "")
 
     def complete(self) -> str:
@@ -68,7 +68,7 @@ class _ShellCompletion(ShellComplete):
 
 @add_completion_class
 class _BashCompletion(_ShellCompletion):
-    """Completion for bash. bash splits words at = and :, and inserts completions unchanged."""
+    """Completes, for bash, the escaped text after the last = or :, because bash splits words there."""
 
     name = "bash"
 

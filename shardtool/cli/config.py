@@ -38,7 +38,7 @@ else:
 _MAX_CONFIG_BYTES = 2**20
 _EXAMPLE_NAME = "job.toml"
 _SECRET_KEYS = ("header",)
-# If TOML stores such a text as a number, reading it returns the same text.
+# Texts that can be stored as TOML integers and read back unchanged: `7`, but not `007`.
 _WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")
 
 
@@ -56,7 +56,7 @@ def read_config(path: str, ctx: click.Context) -> dict[str, Any]:
                 params[options[key].name or ""] = _to_option_value(where, value, options[key], path)
         else:
             suggestion = suggest_option(f"--{key}", ctx)
-            # A job file cannot contain -f or --config.
+            # Do not suggest -f or --config, because job files cannot contain them.
             is_key = "--" in suggestion and key.replace("-", "_") not in CONFIG_OPTIONS
             remedy = suggestion.replace("--", "") if is_key else f"`{ctx.command_path} --help` lists all options."
             raise InvalidRequest(where, f"not an option of {ctx.info_name}", remedy=remedy)

@@ -38,7 +38,7 @@ _OPTION_PREFIX = re.compile(r"^Option '[^']*' ")
 CONFIG_OPTIONS = ("config", "save_config")  # not allowed in job files
 _MIN_SIMILARITY = 0.75  # this allows one wrong, missing or swapped letter
 _MEANT_WORDS = re.compile(r"--[a-z][a-z-]*|\b(?:OUTPUT|DEST|DIR|SOURCE|DATASET)\b")
-REVOKED_OPTIONS = "shardtool.taken_back"  # under this key, `Context.meta` stores options that `--no-KEY` turns off
+REVOKED_OPTIONS = "shardtool.taken_back"  # key in `Context.meta` of the options that `--no-KEY` turns off
 
 
 class Topic(NamedTuple):
@@ -121,7 +121,7 @@ def usage_error(error: click.ClickException, verb: str, arguments: Sequence[str]
 
 
 class VerbCommand(click.Command):
-    """A verb with three levels of help and suggestions for unknown options."""
+    """A verb that has three levels of help, and suggests names for unknown options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse arguments. Suggest a name for an unknown option."""
@@ -190,7 +190,7 @@ class VerbCommand(click.Command):
 
 @cache
 def read_synonyms(kind: str) -> list[tuple[list[str], str]]:
-    """Return (names in other tools, shardtool's name or advice) pairs. `kind` is `options`, `verbs` or `help`."""
+    """Return pairs of names in other tools and shardtool's name, or advice. `kind` is `options`, `verbs` or `help`."""
     lines = _read_resource("synonyms.txt").partition(f"[{kind}]\n")[2].partition("\n\n")[0].splitlines()
     return [(names.split(), meaning) for names, _, meaning in (line.partition(": ") for line in lines)]
 
@@ -384,7 +384,7 @@ def _first_sentence(text: str) -> str:
 _MAX_MATCHES = 3
 _MIN_PLURAL_LETTERS = 3
 _MAX_SNIPPET_COLUMNS = 96
-# Count only two hits of a word in a passage, so a title outweighs many hits in a long page.
+# Count at most two hits of a word in a passage, so a title outweighs many hits in a long page.
 _MAX_COUNTED_HITS = 2
 _TITLE_WEIGHT, _OPTION_WEIGHT = 5, 8
 _FENCED_BLOCK = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)

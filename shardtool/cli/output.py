@@ -1,7 +1,7 @@
 """Print results on stdout and messages on stderr, and lay out text for terminals.
 
 All output goes through this module. It escapes control characters, so names and fields cannot control the terminal.
-Import the module at start-up: it must already be loaded to report that the process cannot open more files.
+Import this module at start-up, because a process with too many open files could not import it to report this error.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _colored(text: str, label: str, label_color: str, location: str) -> str:
 
 
 def _retry_totals() -> dict[str, float]:
-    retry = sys.modules.get("shardtool.storage.remote.notices")  # this module is loaded only with a verb
+    retry = sys.modules.get("shardtool.storage.remote.notices")  # not imported until a verb runs
     return {} if retry is None else retry.retry_totals()
 
 

@@ -1,4 +1,4 @@
-"""Format results of verbs as text, except the summary of `inspect`. `verify` reports can also be XML or annotations."""
+"""Format results of verbs as text, except the summary of `inspect`. Format `verify` reports also for CI systems."""
 
 from __future__ import annotations
 

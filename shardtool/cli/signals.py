@@ -2,7 +2,7 @@
 
 The first signal raises `Interrupted`. A library can lose this exception, for example in a destructor. A timer therefore
 raises it again until an `except` or `finally` block handles it. Cleanup is not interrupted, but requests to stores end
-after `_LOCK_RELEASE_S`, and a second signal ends the process within `_CLEANUP_LIMIT_S`.
+after `_LOCK_RELEASE_S`. A second signal ends the process within `_CLEANUP_LIMIT_S`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class SignalHandler:
                 self._start_timer(_RERAISE_SOON_S, _RERAISE_INTERVAL_S)
             return
         self.first = signum
-        if requests := sys.modules.get("shardtool.storage.remote.retry"):  # this module is loaded only with a verb
+        if requests := sys.modules.get("shardtool.storage.remote.retry"):  # not imported until a verb runs
             requests.end_requests(_LOCK_RELEASE_S)
         self._start_timer(_RERAISE_INTERVAL_S, _RERAISE_INTERVAL_S)
         raise Interrupted(signum)

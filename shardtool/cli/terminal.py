@@ -229,7 +229,7 @@ class Terminal(Observer):
             LOG.write("start", samples=samples, bytes=size, shards=shards)
         self._close_bar()
         self._shards = (0, shards)
-        # If the size is unknown, the samples are downloads.
+        # Only the size of downloads is unknown (0).
         self._fetched = None if size or not samples else FetchEstimate(samples, shards)
         if self._fetched is not None:
             self._start_bar("downloading", samples, " samples", leave=True)
@@ -300,12 +300,12 @@ class Terminal(Observer):
             sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - the interpreter flushes it at exit
 
 
-# Under this key, `Context.meta` can contain a function to call once the request is valid.
+# Key in `Context.meta` of a function to call once the request is valid.
 ON_VALID_REQUEST = "shardtool.on_valid_request"
 
 
 def open_progress_display(options: RunOptions) -> closing[Terminal]:
-    """Return a context manager with an observer that shows progress."""
+    """Return a context manager for an observer that shows progress."""
     callback = click.get_current_context().meta.get(ON_VALID_REQUEST)
     return closing(
         Terminal(quiet=options.quiet, verbose=options.verbose, progress=options.progress, on_valid_request=callback)
