@@ -56,11 +56,12 @@ class CreateOptions(SelectingOptions):
         include: Include only files that match: '*.jpg', 'train/*'.
         exclude: Exclude files and folders that match this pattern.
         hidden: Include hidden files (names that start with a dot, Thumbs.db and similar).
-        complete: Require a file of each sample in every source folder. Set `on_error` to skip incomplete samples.
+        complete: Require every sample to have a file in each source folder. Set `on_error` to skip incomplete samples.
         symlinks: Symbolic links to follow: only those inside the source, all, or none.
         dots: End the key at the first dot of the file name (WebDataset), or at the last.
         key_pattern: Regular expression whose first group is the key: '(.+)_mask'. The pattern is matched against the
-            whole path without the extension. The rest of the file name becomes a part of the field name: mask.png.
+            whole path without the extension. The rest of the file name becomes a part of the field name: a_mask.png is
+            the field mask.png of a.
         label_from_folder: Add a field cls with the class number of the top folder.
         split_from_folder: Use the top folder as the split, and take labels from the folders below. The split name
             replaces {split} in the output.
@@ -88,7 +89,7 @@ class CreateOptions(SelectingOptions):
         size_column: Column with file sizes, to plan without reading file metadata.
         stat: Read file sizes and times. If False, plan with the sizes from `size_column`.
         on_duplicate: What to do with a new sample whose key already exists: fail, or skip it.
-        plan: Use the plan in this file instead of listing the source. All parts of a run can share the file.
+        plan: Use the plan in this file instead of listing the source. All runs with `part` can use this file.
         plan_only: Write the plan to this file, but no shards. Pass the file to `plan`.
     """
 

@@ -91,11 +91,11 @@ class IndexOptions(WorkerOptions):
 
     Attributes:
         checksum: Read the payloads, to add checksums and the content fingerprint.
-        output: Output folder. It must contain the shards' folder, unless you only write exports.
+        output: Output folder. The shards must be in or below this folder, unless you only write exports.
         columns_from: Store the values of this field as columns of the sidecars. The field must contain a JSON object, a
             number or a text.
         dots: End the key at the first dot of the member name, or at the last.
-        overwrite: Replace invalid sidecars, dataset files and indexes, and changed columns.
+        overwrite: Replace invalid sidecars, dataset files and indexes, and columns whose values differ.
     """
 
     checksum: bool = option(False, section="indexes", common=True)
@@ -111,7 +111,7 @@ class ExportOptions(WorkerOptions):
 
     Attributes:
         output: Output folder.
-        overwrite: Replace existing files. By default, a file with other bytes is an error.
+        overwrite: Replace existing files. By default, an existing file with other bytes is an error.
     """
 
     output: PathLike | None = option(None, shown="next to the shards")
@@ -145,7 +145,7 @@ class InspectOptions(BaseOptions):
     """Options of `inspect`.
 
     Attributes:
-        full: Read the index of every shard, even above four million samples.
+        full: Read the index of every shard. By default, skip some shards above four million samples.
         looks: Read the payloads of N samples to examine images and labels.
         seed: Seed that selects the samples of `looks`.
     """
@@ -211,7 +211,7 @@ class ExtractOptions(FilterOptions):
 
     Attributes:
         fields: Fields to write (jpg,cls), exclude (-json), or rename (NEW=OLD: jpg=JPEG).
-        by_key: Name files after the keys. By default, files get their original names if `portable` changed the names.
+        by_key: Name files after the keys. By default, files that `portable` renamed get their original names.
         overwrite: Replace existing files whose bytes differ.
     """
 

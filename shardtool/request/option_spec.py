@@ -99,7 +99,7 @@ class Given(Generic[_ValueT]):
     @property
     def name(self) -> str:
         """The name of the option."""
-        # `_option` is a dataclass field in the class body, and a slot elsewhere.
+        # `_option` is a dataclass `Field` in the class body, and a slot descriptor elsewhere.
         return str(getattr(self._option, "name", None) or self._option.__name__)
 
 
@@ -119,19 +119,18 @@ class OptionSpec(NamedTuple):
         old: Former command-line name: accepted, but not shown.
         common: Whether `-h` lists the option, with the first sentence of its text.
         rare: Show the option only in the help of its topic.
-        parent: For an option that is typed inside the value of another option: the name of the other option, and how
-            to type the value. For example, `fields -{}` means `--fields -VALUE`. If only a name such as `fetch` is
-            given, the option `timeout` is typed as `--fetch timeout=VALUE`.
+        parent: The option whose value contains this option on the command line, such as `fetch` for
+            `--fetch timeout=VALUE`. A template can follow: `fields -{}` means `--fields -VALUE`.
         expand: Converts the value to values of other options.
         metavar: Placeholder for the value in the help, or "" for the default of the type.
         shown: Text to show as the default in the help.
-        form: How the value is written and parsed. `sample` is a share above 0.
+        form: How the value is written and parsed. The form `sample` is a share above 0.
         only_for: Kind of source to which the option applies, or "" for any.
         requires: Rules about options that must also be given. To name options that are defined later, pass a function
             that returns the rules.
         recorded: Whether dataset files record the option.
         comma_separated: Whether the option can be repeated, and each value can be a list with commas.
-        word: Whether the option is not repeatable, and its value can be a list with commas.
+        word: Whether the option has a single value, which can be a list with commas.
         off: Help text of the command-line option that turns this flag off.
         group: Name of a group. If one of its options is typed, the job file's values for the group are ignored.
         choices: The accepted values, if the annotation does not list them.

@@ -135,7 +135,7 @@ def parse_share(name: str, text: str | float, *, positive: bool = False) -> Frac
 
 
 def parse_pixels(name: str, size: str | int | tuple[int, int]) -> tuple[int, int]:
-    """Return width and height of `256`, `(640, 480)` or `640x480`."""
+    """Return (width, height) for `256`, `(640, 480)` or `640x480`."""
     text = "x".join(map(str, size)) if isinstance(size, tuple) else str(size)
     width, cross, height = text.lower().partition("x")
     if not _PIXELS.fullmatch(width) or (cross and not _PIXELS.fullmatch(height)):

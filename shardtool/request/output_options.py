@@ -59,9 +59,9 @@ class WorkerOptions(BaseOptions):
 
 
 def noted_readers(targets: Sequence[str], exports: Texts = ()) -> tuple[str, ...]:
-    """Return the readers that compatibility notes cover: `targets`, and the readers that use the indexes in `exports`.
+    """Return the readers to print compatibility notes for.
 
-    If `targets` is empty, the notes cover webdataset instead.
+    These are `targets` (by default, webdataset), and the readers that use the indexes in `exports`.
     """
     exported = {name.partition("-")[0] for name in exports}
     selected = targets or ("webdataset",)
@@ -105,7 +105,7 @@ class OutputOptions(WorkerOptions):
             that must change.
         max_removed: Fail if `resume` would remove more than this share of the samples.
         trust: With `resume`, compare shards by time and checksum, or by size only.
-        part: Write part K of N parallel runs: 3/64. With slurm or kubernetes, shardtool detects the part.
+        part: Write part K of a run with N parts: 3/64. With slurm or kubernetes, shardtool detects the part.
     """
 
     max_size: str | int | None = option(None, section="shards", form="size", shown="1GB", common=True)

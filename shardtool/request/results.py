@@ -93,7 +93,7 @@ class JoinedTable:
     Attributes:
         columns: Metadata columns that the table adds to the sidecars.
         fields: Table column of each field that the option `field` creates.
-        advice: Option that would create fields from the remaining columns, or "".
+        advice: Option to create fields from the remaining columns, or "".
     """
 
     table: str
@@ -112,8 +112,8 @@ class CreateResult(Result):
         skipped: Number of skipped files and samples, listed in `out.skipped`.
         fingerprint: The content fingerprint. It does not depend on order, shards or splits.
         dropped: Number of samples that the function of `map` dropped.
-        features: For TFRecord, the features to pass to `tf.io.parse_single_example`, as Python source by name. The
-            source is, for example, `tf.io.FixedLenFeature(...)`.
+        features: For TFRecord, the dict to pass to `tf.io.parse_single_example`. Its values are Python source, such as
+            `tf.io.FixedLenFeature(...)`.
         urls: Pattern of shards to pass to `webdataset.WebDataset`. Empty for TFRecord, splits, parts and dry runs, and
             if webdataset cannot open the shards.
         appended: The appended shards. All other attributes describe the whole dataset.
@@ -172,7 +172,7 @@ class CopiedDataset:
     Attributes:
         copied: Number of shards that were copied, or whose sidecar was copied.
         kept: Number of shards that already existed with the right bytes.
-        removed: Number of deleted shards that only the replaced dataset had.
+        removed: Number of shards of the replaced dataset that were deleted.
         copied_size: Bytes of the copied shards and sidecars.
         indexes: Number of copied index files of other tools.
     """
@@ -289,8 +289,8 @@ class ExportResult(Result):
     """The result of `export`.
 
     Attributes:
-        files: Names of the index files, first for single shards, then for whole folders.
-        kept: Number of existing files that were not rewritten, because they are equal or users may have edited them.
+        files: Names of the index files: first the files of shards, then the files of folders.
+        kept: Number of existing files that were not replaced: unchanged files, and files that users may have edited.
     """
 
     dataset_file: str

@@ -104,7 +104,7 @@ class RunRecord:
 
     @property
     def dots(self) -> Dots:
-        """The dot at which keys end in tar member names: the first or the last."""
+        """Whether the `first` or the `last` dot of a tar member name ends the key."""
         return "last" if self.options.get("dots") == "last" else "first"
 
     @property
@@ -114,7 +114,7 @@ class RunRecord:
         return tuple(map(RunRecord, runs)) if isinstance(runs, list) else ()
 
     def as_append_to(self, first: RunRecord) -> RunRecord:
-        """Return this record for `first.appended`. Omit `splits`, and omit `split` if it equals `first.split`."""
+        """Return an item for `first.appended`: this record without `splits`, and without an unchanged `split`."""
         skipped = {"splits", "split"} if self.split == first.split else {"splits"}
         return RunRecord({name: value for name, value in self.document.items() if name not in skipped})
 
@@ -125,7 +125,7 @@ class RunRecord:
         return RunRecord({**self.document, **splits, "appended": runs})
 
     def is_update_of(self, first: RunRecord) -> bool:
-        """Return whether this run added only new samples, and had the same source and selecting options as `first`."""
+        """Return whether this run added only new samples, with the verb, source and selecting options of `first`."""
         only_new = self.options.get("on_duplicate") == "first"
         same_selection = (self.source, self.selecting_options) == (first.source, first.selecting_options)
         return only_new and same_selection and self.verb == first.verb and self.verb in ("create", "reshard")

@@ -79,8 +79,8 @@ class SelectingOptions(OutputOptions):
         drop_duplicates: Skip a sample if a sample with an earlier key has the same content. Images, audio, video and
             arrays are compared. If a sample has none of these, its texts are compared.
         resize: Resize images to this many pixels; see `resize_mode`.
-        resize_mode: Resize the shorter side, the longer side, or both (exact, crop or pad). crop fills the size and
-            cuts off the rest. pad fits the image inside the size and adds borders.
+        resize_mode: Resize the shorter side, the longer side, or both (exact, crop or pad). exact may distort the
+            image, crop cuts off edges, and pad adds borders.
         only_larger: Never enlarge images.
         encode: Convert images to this format.
         quality: Quality for jpg and webp.

@@ -39,7 +39,7 @@ class SplitOptions(NamedTuple):
 
     @property
     def required_column(self) -> tuple[str, str] | None:
-        """The first option that names a column, and this column. None if only keys determine the split."""
+        """The first option that names a column, and the column. None if only keys determine the split."""
         columns = {self.option: self.column, "stratify": self.stratify, "group_by": self.group_by}
         return next(((option_text(name), column) for name, column in columns.items() if column is not None), None)
 
