@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def read_taken_keys(run: Run, listing: Listing, outputs: Sequence[Output]) -> PackedStrings:
-    """Return the keys of the existing datasets. If this run resumes the last append, ignore the appended shards."""
+    """Return the keys of the existing datasets. If this run resumes the last append, ignore its shards."""
     keys = []
     for output in outputs:
         if (old := output.destination.old) is not None:
@@ -53,8 +53,8 @@ def read_taken_keys(run: Run, listing: Listing, outputs: Sequence[Output]) -> Pa
 def prepare_append(listed: Listed) -> Listed:
     """Check that the listed samples can be appended to the existing datasets.
 
-    Raise an error if a dataset already contains the key of a new sample, or if its keys end at another dot. If an
-    earlier run has appended the same samples to a dataset, replace `append` of the destination by a `FinishedAppend`.
+    Raise an error if a dataset already contains the key of a new sample, or was created with other `dots`. If an
+    earlier run has appended the same samples to a dataset, set the destination's `append` to a `FinishedAppend`.
     """
     listed = _drop_label_columns(listed)
     new_keys, entries, outputs = list[PackedStrings](), listed.entries, list[Output]()
@@ -85,7 +85,7 @@ def prepare_append(listed: Listed) -> Listed:
 
 
 def _drop_label_columns(listed: Listed) -> Listed:
-    """Drop metadata columns whose values existing samples have only as fields.
+    """Drop metadata columns of labels that an existing dataset stores only as fields.
 
     Queries on such a column would not find existing samples.
     """

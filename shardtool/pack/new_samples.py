@@ -42,7 +42,7 @@ def _describe_samples(mask: NDArray[np.bool_], entries: SampleTable) -> str:
 
 
 def find_new_samples(listed: Listed) -> NDArray[np.bool_]:
-    """Return a mask of the samples that no dataset contains or lists as skipped. Add notes about the other samples."""
+    """Return a mask of the samples that no dataset contains or lists as skipped. Add notes about excluded samples."""
     entries, destinations = listed.entries, [output.destination for output in listed.outputs]
     numbers = {name: number for number, name in enumerate(entries.fields)}
     inline_fields = [numbers[name] for name in entries.values.inline]

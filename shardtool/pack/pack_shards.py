@@ -82,7 +82,7 @@ class Packing:
         self._numbers: dict[str, int] = {}
         self._consumed: dict[int, int] = {}
         self._finished_samples = 0
-        # For each task number: the planned shard, and the index of an existing shard of transformed samples to keep.
+        # For each task number: the planned shard. To keep a shard of transformed samples, also its index.
         self._pending: dict[int, tuple[resume.ShardPlan, shard_index.ShardIndex | None]] = {}
         self._fetch_counts = np.zeros(2, np.int64)
         self._key_problems: dict[str, NameProblem] = {}
@@ -131,7 +131,7 @@ class Packing:
         return PackedOutput(self.output, self.publication, totals, self.kept, self.dropped)
 
     def _pack_shards(self, shards: Iterable[int], *, write: bool = False) -> list[int]:
-        """Pack and publish shards. Return the existing shards that cannot be kept, to `write` them in a second call."""
+        """Pack and publish shards. Return existing shards to replace, for a second call with `write=True`."""
         to_write, tasks = [], self._make_tasks(shards, write=write)
         for task_number, result in self.run.pool.map(pack_shard, tasks, self._advance):
             if result.wrong:
@@ -369,7 +369,7 @@ class Packing:
         return facts, sidecar_write.encode_sidecar_table(table, facts), schema
 
     def _count_known_shards(self, shard: int, consumed: int) -> int:
-        """Return the planned number of shards, plus one if only the first `consumed` samples of `shard` fit in it."""
+        """Return the planned number of shards, plus one if fewer samples (`consumed`) than planned fit in `shard`."""
         before = self._first_number - self.destination.first
         return before + self._round_plan.shards + (consumed < self._round_plan.count(shard))
 

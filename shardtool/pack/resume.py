@@ -5,7 +5,8 @@ hash of the source folder and, in stores, of the object versions. A shard is up 
 source file is newer than the stamp.
 
 The journal of an unfinished run records the stamp, size and checksum of each shard. Without a journal, the stamp is
-the modification time of the shard, so a copy with another time is not trusted. `--trust size` ignores stamps.
+the modification time of the shard, so a copied shard with a new time is compared or rewritten. `--trust size` ignores
+stamps.
 """
 
 from __future__ import annotations

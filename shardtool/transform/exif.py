@@ -27,7 +27,7 @@ def read_exif(data: bytes | memoryview) -> str | None:
 
     `latitude` and `longitude` are in degrees. Long values, and values that are not text or numbers, are skipped.
 
-    Source: EXIF 2.32; Pillow's `ExifTags` for the names.
+    Source: EXIF 2.32 (tags), Pillow's `ExifTags` (names).
     """
     values: dict[str, object] = {}
     try:

@@ -2,8 +2,8 @@
 
 `change_image` returns the same bytes if there is nothing to do. Otherwise:
 
-- Pixels are turned upright. EXIF, XMP and comments are removed. The ICC profile is kept unless the colour kind changes.
-- Values that may be labels or measurements are not blended: modes 1, P, PA, I;16, I and F, GIFs, and fields in `masks`
+- Images are turned upright. EXIF, XMP and comments are removed. The ICC profile is kept unless `colour_kind` changes.
+- Values that may be labels or measurements are not blended. Modes 1, P, PA, I;16, I and F, GIFs, and fields in `masks`
   are resampled with NEAREST, and keep their mode if the format allows. Only `encode` to jpg or webp blends values.
 - Other images are resampled with LANCZOS, weighted by alpha.
 - `encode` to jpg or webp converts to 8 bits per colour. Palettes become colours, white becomes 255 for any bit depth,
@@ -77,7 +77,7 @@ _DEFAULT_QUALITY = 90
 # A JPEG is decoded at 1/2, 1/4 or 1/8 if the result is at least this many times the target size. Compared with LANCZOS
 # on all pixels, the PSNR of eight photographs is at least 43 dB. JPEG quality 90 loses more (29 to 38 dB).
 _DRAFT_GAP = 2.0
-# Before resampling, Pillow averages blocks of pixels, but keeps at least this many times the target size.
+# Before resampling, Pillow averages blocks of pixels, down to at least this many times the target size.
 _REDUCING_GAP = 3.0
 
 
@@ -93,7 +93,7 @@ class ImageOptions:
         resize_mode: `shorter` scales until the image covers `resize`. `longer` scales until the image fits inside.
             `exact` may change the aspect ratio. `crop` scales like `shorter`, then crops the centre. `pad` scales like
             `longer`, then adds borders. Borders are transparent if the written mode has alpha, otherwise black. If a
-            palette contains neither, borders have its first colour.
+            palette lacks this colour, borders have its first colour.
         only_larger: Never enlarge. An image that fits in `resize` is not changed, even by `pad`. With `exact` or
             `crop`, a side that is shorter than its target keeps its length.
         encode: Output format. For `jpg`, CMYK JPEGs are re-encoded as RGB.
@@ -340,7 +340,7 @@ def _encode_image(image: Image.Image, picture: OpenedImage, kind: str, quality: 
 
 
 def _fill_palette(image: Image.Image) -> None:
-    """Extend the palette to all pixel values, because its size determines the bits per pixel of a PNG."""
+    """Extend the palette to all pixel values, because the palette's size determines the bits per pixel of a PNG."""
     palette = image.getpalette() or []
     if image.getextrema()[1] >= len(palette) // 3:  # type: ignore[operator]
         image.putpalette(palette + [0] * (3 * 256 - len(palette)))

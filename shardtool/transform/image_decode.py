@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 DecodingLoss = Literal["grey bits", "colour bits", "pages"]
 
-# Pillow refuses images above this limit (0.7 GB as RGB). Pillow warns above half the limit, but half would exclude an
-# A0 scan at 300 dpi (139 million pixels).
+# Pillow refuses images above this limit (0.7 GB as RGB), and warns above half of it. Refusing above half would exclude
+# an A0 scan at 300 dpi (139 million pixels).
 MAX_PIXELS = 2 * (1024**3 // 4 // 3)
 
 # Importing a reader registers its format. If a format is missing, Pillow imports all readers.

@@ -182,7 +182,7 @@ def make_thumbnail(
     """Return an upright thumbnail of an image. A mask is coloured.
 
     Args:
-        max_bytes: Maximum bytes, or None. Larger thumbnails are made smaller, down to a minimum edge.
+        max_bytes: Maximum bytes, or None. If necessary, `edge` is reduced, down to a minimum.
         has_photo: Whether the sample also has a photograph. If so, an image with few values is a mask.
     """
     _, info = change_image(data, name, ImageOptions(probe=True, max_pixels=MAX_PIXELS))
