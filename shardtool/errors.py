@@ -69,7 +69,7 @@ class PlainError(Exception):
 
             vars(self).update(json.loads(fields[-1]), detail=_EMBEDDED_FIELDS.sub("", where).rstrip())
             return
-        # PyTorch passes the traceback of a `DataLoader` worker, which ends with the message.
+        # For errors in `DataLoader` workers, PyTorch passes only a traceback, as `where`. Its last line is the message.
         if not found:
             where, found, detail = where.strip().partition("\n")[0], where.strip().rpartition("\n")[2], where
         self.where = redact_secrets(printable(where))

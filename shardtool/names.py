@@ -126,7 +126,7 @@ def split_name(name: bytes, dots: Dots) -> tuple[bytes, bytes] | None:
 
 
 def resolve_source_path(path: bytes, folders: Mapping[bytes, bytes]) -> bytes:
-    """If the first component of a path is a key of `folders`, replace `COMPONENT/` by the folder for this key."""
+    """If `folders` contains the first component of a path, replace `COMPONENT/` by the folder."""
     first, _, rest = path.partition(b"/")
     return folders[first] + rest if first in folders else path
 

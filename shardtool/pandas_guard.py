@@ -19,7 +19,7 @@ class _PandasBlocker:
 
 
 def block_pandas() -> None:
-    """Make imports of pandas fail until `allow_pandas`."""
+    """Make imports of pandas fail until `allow_pandas` is called."""
     sys.meta_path.insert(0, _PandasBlocker())
 
 

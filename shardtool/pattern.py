@@ -155,8 +155,8 @@ class ShardPattern:
     def closed_pattern(self, count: int) -> str:
         """Return the pattern of the first `count` shards, for example `out/x-{000000..000041}.tar`.
 
-        Return "" if the names are not numbered consecutively, or if only some numbers have leading zeros, because a
-        shell would add zeros to all numbers.
+        Return "" if the names are not numbered consecutively. Also return "" for numbers such as 08 to 100, because a
+        shell would expand {08..100} to 008, 009 ...
         """
         if count == 1:
             return os.path.join(self.folder, self.shard(0))
@@ -201,7 +201,7 @@ def sidecar_name(shard: str) -> str:
 
 
 def replacement_plan_name(base: str) -> str:
-    """Return the temporary name of the new dataset file while a run replaces shards.
+    """Return the name that the new dataset file has while a run replaces shards.
 
     If the run is interrupted, a later run finishes the replacement.
     """
@@ -209,7 +209,7 @@ def replacement_plan_name(base: str) -> str:
 
 
 def old_list_name(base: str) -> str:
-    """Return the temporary name of the old dataset file while `copy` deletes the old shards."""
+    """Return the name that the old dataset file has while `copy` deletes the old shards."""
     return f".{base}.replaced"
 
 

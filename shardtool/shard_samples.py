@@ -77,8 +77,8 @@ class ShardSpans(NamedTuple):
         file_codes: uint32 per field, index into `files`.
         offsets: int64 per field, in bytes.
         crcs: int64 per field, expected CRC-32C of the payload, or -1 if unknown. Empty if all are unknown.
-        runs: uint32, exclusive end of each run of fields. One call reads a whole run, because the gaps between its
-            payloads are as large as in the new tar shard.
+        runs: uint32, exclusive end of each run of fields. One call reads a whole run, because the distances between its
+            payloads are the same in the source and in the new tar shard.
         regions: int64, start and exclusive end of byte ranges in `files[0]`, ascending. One call reads a whole range.
     """
 
@@ -99,7 +99,7 @@ class ShardSamples:
         kinds: uint8 per field, `FILE`, `LINK`, `INLINE`, `SPAN` or `URL`.
         mtimes: int64 per field, planned modification time in nanoseconds.
         paths: The path or URL of each field, followed by NUL. If `paths` is empty, each path is key + "." + field.
-        folders: The folder of each name that can be the first component of a path (see `resolve_source_path`).
+        folders: Folders that replace the first components of paths (see `resolve_source_path`).
         changed_ns: The latest ctime of the source files and their folders when the source was listed, in nanoseconds.
             Far in the future if ctimes are not reliable.
     """

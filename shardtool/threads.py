@@ -1,7 +1,7 @@
 """Stop the threads of a generator, even if the garbage collector closes the generator.
 
-Python may clear module variables at interpreter exit. Arguments with an underscore therefore keep the needed objects as
-default values.
+Python may clear module variables at interpreter exit. Default values of arguments such as `_get_ident` therefore keep
+the needed objects.
 """
 
 from __future__ import annotations
