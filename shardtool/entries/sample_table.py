@@ -154,7 +154,7 @@ class SampleTable:
         root: The folder to which paths are relative, with a trailing slash.
         first_rows: int64[samples + 1]. Sample i has the rows `first_rows[i]` to `first_rows[i + 1]` (exclusive).
         source_paths: Whether the sidecar must store `rows.paths`, because they cannot be computed from keys and fields.
-        identity: Text that identifies the source if `root` does not.
+        source_identity: Text that identifies the source if `root` does not.
         folders: For a source of several folders, maps the first component of each path to a folder.
     """
 
@@ -167,7 +167,7 @@ class SampleTable:
     spans: FieldSpans | None = None
     metadata: pa.Table | None = None
     source_paths: bool = False
-    identity: str = ""
+    source_identity: str = ""
     folders: Mapping[bytes, bytes] = field(default_factory=dict)
 
     def __len__(self) -> int:

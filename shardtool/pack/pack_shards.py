@@ -180,7 +180,7 @@ class Packing:
                 on_error="skip" if run.fetches else run.options.on_error,
                 mtime_ns=resume.get_shard_stamp(planned, self._run_stamp),
                 action=action,
-                work=work and work._replace(known=encode_known_columns(plan, shard, work.transform.where)),
+                work=work and work._replace(known_columns=encode_known_columns(plan, shard, work.transform.where)),
                 reads=reads,
                 size=None if work else int(plan.sizes[shard]),
             )

@@ -239,5 +239,5 @@ def _fit_line(x: NDArray[np.float64], y: NDArray[np.float64], points: NDArray[np
 def _make_tasks(plan: Plan, transform: Transform) -> Iterator[ShardTask]:
     for shard in range(plan.shards):
         known = encode_known_columns(plan, shard, transform.where)
-        work = TransformWork(transform, 2**62, None, "alone", known=known)
+        work = TransformWork(transform, 2**62, None, "alone", known_columns=known)
         yield ShardTask("", plan.format, open_folder(""), build_shard_samples(plan, shard), "skip", 0, work=work)

@@ -212,7 +212,7 @@ def _has_expected_content(samples: ShardSamples, field_crcs: bytes, *, accept_un
 
 
 def _hash_source(entries: SampleTable) -> int:
-    return _hash_to_nanoseconds((entries.identity or source_identity(entries.root)).encode())
+    return _hash_to_nanoseconds((entries.source_identity or source_identity(entries.root)).encode())
 
 
 def _hash_to_nanoseconds(data: bytes, crc: int = 0) -> int:

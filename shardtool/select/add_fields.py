@@ -138,7 +138,7 @@ def merge_fields(entries: SampleTable, other: SampleTable) -> SampleTable:
         values=entries.values.merge(other.values),
         spans=_merge_spans(entries, other).take_rows(order),
         metadata=columns,
-        identity=f"{entries.identity} {other.identity}",
+        source_identity=f"{entries.source_identity} {other.source_identity}",
     )
 
 

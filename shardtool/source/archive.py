@@ -155,7 +155,7 @@ class ArchiveSource(FolderSource):
         file_numbers, unknown = np.zeros(len(entries), np.uint32), np.broadcast_to(np.int64(-1), len(offsets))
         files = () if self._is_compressed else (SpanFile(os.fsencode(self._path), *stamp, self._form),)
         spans = FieldSpans(files, file_numbers, offsets, unknown)
-        entries = replace(entries, spans=spans, identity=paths.source_identity(os.fsencode(self._path)))
+        entries = replace(entries, spans=spans, source_identity=paths.source_identity(os.fsencode(self._path)))
         skipped.sort(key=lambda row: (to_bytes(row.path), to_bytes(row.key)))
         notes = [*system_file_notes([part]), *self._notes(entries.keys.data)]
         return *self._with_keys(drop_failed_samples(entries, skipped), tuple(skipped), pattern), notes

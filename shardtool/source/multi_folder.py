@@ -129,7 +129,7 @@ class MultiFolderSource(FolderSource):
             first_rows=np.append(0, np.cumsum(np.concatenate([table.counts() for table in trees]))),
             fields=tuple(fields),
             rows=replace(FieldRows.concat(rows, codes), paths=PackedStrings.parse(b"".join(paths))),
-            identity=" ".join(storage_paths.source_identity(tree.root) for tree in self._trees),
+            source_identity=" ".join(storage_paths.source_identity(tree.root) for tree in self._trees),
             folders=dict(zip(self._labels, (tree.root for tree in self._trees), strict=True)),
         )
 

@@ -157,7 +157,7 @@ def read_entries(
         values=values._replace(inline=inline),
         spans=spans,
         metadata=file.read(metadata_names).replace_schema_metadata() if metadata_names else None,
-        identity=request.identity,
+        source_identity=request.source_identity,
         folders=request.folders,
     )
     _check_entries(entries)

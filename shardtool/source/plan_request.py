@@ -39,7 +39,7 @@ class PlanRequest(NamedTuple):
         stamps: Size and modification time of each manifest or archive.
         root: The folder to which paths are relative, with a final slash.
         folders: For several source folders, maps the first component of each path to its folder.
-        identity: The result of `source_identity`, or empty if `root` identifies the source.
+        source_identity: The result of `paths.source_identity`, or empty if `root` identifies the source.
     """
 
     kind: str
@@ -48,7 +48,7 @@ class PlanRequest(NamedTuple):
     root: bytes = b""
     folders: Mapping[bytes, bytes] = {}
     archive: SpanFile | None = None
-    identity: str = ""
+    source_identity: str = ""
     outside: bool = False
     options: Mapping[str, object] = {}
 
@@ -79,13 +79,13 @@ def _describe_source(argument: SourceArgument, options: CreateOptions) -> PlanRe
     if kind == "folders":
         roots, labels = [source_root(path, needed=True) for path in values], name_folders(values)
         folders, identity = dict(zip(labels, roots, strict=True)), " ".join(map(source_identity, roots))
-        return PlanRequest(kind, (*map(printable, labels),), folders=folders, identity=identity, outside=follows)
+        return PlanRequest(kind, (*map(printable, labels),), folders=folders, source_identity=identity, outside=follows)
     if kind == "archive":
         path, inner_folder = value
         stamp, file_path = _file_stamp(path), os.fsencode(path)
         file = SpanFile(file_path, *stamp, "zip" if path.lower().endswith(".zip") else "tar")
         identity = source_identity(file_path)
-        return PlanRequest(kind, (folder_name(path), inner_folder), (stamp,), archive=file, identity=identity)
+        return PlanRequest(kind, (folder_name(path), inner_folder), (stamp,), archive=file, source_identity=identity)
     if value == "-" or not all(isinstance(item, str | os.PathLike) for item in values):
         found, name = "standard input" if value == "-" else "a table in memory", "plan" if options.plan else "plan_only"
         remedy = "Write the table to a file first, because each run must read the same table."

@@ -398,7 +398,7 @@ def _make_entries(parts: list[SourceShard], numbers: NumberFields, examined: Exa
         ),
         values=FieldValues(texts, lists=numbers.lists),
         spans=FieldSpans(files, np.repeat(np.arange(len(parts), dtype=np.uint32), counts), offset, expected, is_list),
-        identity=examined.identity,
+        source_identity=examined.identity,
     )
 
 

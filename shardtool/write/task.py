@@ -39,7 +39,7 @@ class TransformWork(NamedTuple):
 
     Attributes:
         max_bytes: Maximum bytes of all records in the shard.
-        known: An Arrow stream of planned metadata columns that `transform.where` needs, or b"".
+        known_columns: An Arrow stream of planned metadata columns that `transform.where` needs, or b"".
     """
 
     transform: Transform
@@ -47,7 +47,7 @@ class TransformWork(NamedTuple):
     max_count: int | None
     oversize: Oversize
     dots: Dots = "first"
-    known: bytes = b""
+    known_columns: bytes = b""
 
 
 class TransformedSamples(NamedTuple):

@@ -185,8 +185,8 @@ class _TransformPacker(Packer):
         from shardtool.select.query import match_rows
 
         measured_columns, known = self._work.transform.measured_columns, None
-        if self._work.known:
-            known = pa.ipc.open_stream(self._work.known).read_all().slice(samples[0].sample_index, len(samples))
+        if self._work.known_columns:
+            known = pa.ipc.open_stream(self._work.known_columns).read_all().slice(samples[0].sample_index, len(samples))
         measured = [sample.measured or (None,) * len(measured_columns) for sample in samples]
         table: Any = with_measured_columns(known, measured_columns, measured)
         matches = {*match_rows(table, where.query, dict(where.classes)).tolist()}

@@ -135,7 +135,7 @@ def make_source(
         files=tuple(spans),
         file=np.array(of_file, np.uint32),
         expected=columns[4],
-        identity="a test",
+        source_identity="a test",
     )
     return Source(entries, payloads)
 

@@ -66,7 +66,7 @@ def _entries(
         files=_FILES,
         file=(np.arange(len(samples)) % 2).astype(np.uint32),
         expected=np.where(spans, 100 + at, -1),
-        identity="shards",
+        source_identity="shards",
         metadata=columns,
         **more,
     )

@@ -444,15 +444,15 @@ def test_changes_affect_time_or_identity(ours: dict[str, Path], tmp_path: Path) 
         os.utime(path, ns=(later, later))
         listing = listed(dataset).entries
         assert set(listing.rows.changed_ns.tolist()) == {later}
-        assert listing.identity == before.identity
+        assert listing.source_identity == before.source_identity
         os.utime(path, ns=(fact.st_atime_ns, fact.st_mtime_ns))
         data = path.read_bytes()
         path.rename(tmp_path / "old")
         path.write_bytes(data)
-        assert listed(dataset).entries.identity != before.identity
+        assert listed(dataset).entries.source_identity != before.source_identity
         before = listed(dataset).entries
     assert before.root == b""
-    assert len(listed(dataset).entries.identity) < 50
+    assert len(listed(dataset).entries.source_identity) < 50
 
 
 def test_damaged_files_are_named(ending: str, ours: dict[str, Path], tmp_path: Path) -> None:
