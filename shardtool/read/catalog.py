@@ -149,7 +149,7 @@ def open_catalog(dataset: DatasetLike) -> Catalog:
     for opened in datasets:
         if opened.unlisted:
             where, unlisted = redact_secrets(opened.dataset_file or ""), format_list(sorted(opened.unlisted))
-            logger.warning("%s does not list %s: ignored.", where, unlisted)
+            logger.warning("Shards that %s does not list are ignored: %s.", where, unlisted)
     return join_catalogs([_catalog_of(opened) for opened in map(_with_absolute_paths, datasets)])
 
 
@@ -254,7 +254,7 @@ def _scan_shards(shards: list[StoredShard], shared: SharedBlocks) -> tuple[dict[
     started = time.monotonic()
     counts = dict(zip((shard.number for shard in shards), imap_requests(scan, shards, _SCAN_THREADS), strict=True))
     logger.warning(
-        "%s without a valid sidecar, such as %s: scanned in %.1f s. Run `shardtool index` to create sidecars.",
+        "Scanned %s without a valid sidecar, for example %s, in %.1f s. Run `shardtool index` to create sidecars.",
         pluralize(len(shards), "shard"), shards[0].file_name, time.monotonic() - started,
     )  # fmt: skip
     return counts, frozenset(lists)

@@ -274,7 +274,7 @@ class Dataset(Streamable[SampleT]):
         """
         if isinstance(indices, str) or not isinstance(indices, Iterable):
             expected = f"a list of numbers or keys, such as [{indices!r}], or a boolean mask"
-            raise InvalidRequest("select", repr(indices), expected=expected, remedy="fields(...) keeps fields.")
+            raise InvalidRequest("select", repr(indices), expected=expected, remedy="For fields, use fields(...).")
         indices = indices if hasattr(indices, "__len__") else [*indices]
         return self._view_of(self._resolve_many(cast("SampleIndexes", indices)))
 
@@ -296,7 +296,7 @@ class Dataset(Streamable[SampleT]):
         catalog, chosen, assignment = self.reader.catalog, self.source.chosen, self._assignment
         splits = catalog.splits
         if split not in (names := [*splits] if assignment is None else assignment.names):
-            remedy = "select(...) chooses samples by their keys."
+            remedy = "To choose samples by key, use select(...)."
             expected = f"one of {format_list([*names])}"
             raise InvalidRequest("partition", f"no split {split!r:.80}", expected=expected, remedy=remedy)
         if assignment is not None:

@@ -80,11 +80,11 @@ class TokenField(NamedTuple):
         elif value.startswith(head) and not (len(value) - self.header) % self.dtype.itemsize:
             values = np.frombuffer(value, self.dtype, offset=self.header)
         if values is None or len(values) != size or not np.can_cast(values.dtype, self.dtype, "same_kind"):
-            problem = "values of another number, type or shape"
+            problem = "values with a different number, type or shape"
             if values is not None:
                 problem = f"{len(values):,} values of {values.dtype}"
             where = f"sample {sample['__key__']}, field {self.name}"
-            expected = f"{size:,} values of {self.dtype}, as its size or column requires"
+            expected = f"{size:,} values of {self.dtype}, as the field's size in bytes or its `length` column indicates"
             raise SampleFailed(where, problem, expected=expected)
         return values
 
@@ -103,7 +103,8 @@ def token_lengths(
         fields[dataset_reader] = source
         if source.form == "values" and column is None:
             problem = "its size does not determine the number of values"
-            raise InvalidRequest(f"field {source.name}", problem, remedy="Give a column with it: length='...'.")
+            remedy = "Name the column with the number of values: length='COLUMN'."
+            raise InvalidRequest(f"field {source.name}", problem, remedy=remedy)
     if len(kinds := {(field.name, field.form, field.dtype) for field in fields.values()}) > 1:
         found = f"several types: {format_list([*map(str, kinds)])}"
         raise InvalidRequest("field", found, expected="one type of tokens")

@@ -311,16 +311,15 @@ class _BlockRead:
 
     def _check_whole(self) -> None:
         expected, file = self._shard.crc, self._shard.file
+        if is_compressed(file.path):
+            remedy = "Decompress it, or open it without check=True."
+            raise InvalidRequest("check", f"{file.path} is compressed and has no checksums", remedy=remedy)
         if expected < 0:
-            raise InvalidRequest(
-                "check", f"no checksums are known for {file.path}",
-                remedy=f"Create sidecars with checksums: {call_text('index', checksum=True)}.",
-            )  # fmt: skip
-        actual = None if is_compressed(file.path) else file.checksum(self._shard.size)
-        if actual != expected:
-            problem = "no sidecar with checksums" if actual is None else f"the checksum {actual:08x}"
+            remedy = f"Create sidecars with checksums: {call_text('index', checksum=True)}."
+            raise InvalidRequest("check", f"no checksums are known for {file.path}", remedy=remedy)
+        if (actual := file.checksum(self._shard.size)) != expected:
             expected_text = f"{expected:08x}, as in its dataset file"
-            raise CorruptShard(file.path, problem, expected=expected_text, remedy=DAMAGE_FIX)
+            raise CorruptShard(file.path, f"the checksum {actual:08x}", expected=expected_text, remedy=DAMAGE_FIX)
 
 
 def _cut_payloads(blocks: Iterator[bytes], layout: PayloadColumns, firsts: Numbers) -> list[bytes]:

@@ -449,7 +449,7 @@ class EpochPass:
         example = f"such as {error.where}: {error.found}"
         if share.ends == "drop" and share.world_size > 1 and self.dropped * _MIN_POSITIONS_PER_EMPTY > positions:
             found = f"stages drop more than 1 % of the samples of rank {share.rank} of {share.world_size}, {example}"
-            expected = "as many steps on every rank as `len` reports, without repeated samples"
+            expected = "at most 1 %, because every rank must take as many steps as len() reports, without repeats"
             raise InvalidRequest("the stream", found, expected=expected, remedy=f"{_WHERE_FIX}; {_PAD_FIX}.")
         if self.empty * _MIN_POSITIONS_PER_EMPTY > positions and not skipped.has_warned:
             skipped.has_warned = True

@@ -254,14 +254,14 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
             self._drop_last[0] = getattr(caller.get("self"), "drop_last", False)
             if size != self.batch_size:
                 found = f"{self.batch_size} in the StreamDataset, {size} in the DataLoader"
-                raise InvalidRequest("batch_size", found, expected="equal values, which workers and states rely on")
+                raise InvalidRequest("batch_size", found, expected="the same value in both")
 
     def _check_undivided(self, frame: FrameType | None) -> None:
         """Raise InvalidRequest if the caller would divide this rank's samples among the ranks again."""
         caller = frame.f_back.f_locals.get("self") if frame and frame.f_back else None
         names = {base.__name__ for base in type(caller).__mro__} & _DIVIDING_CALLERS
-        if names and self._stream.world_size > 1:
-            found = f"already divided among {self._stream.world_size} ranks, and again by Accelerate's {names.pop()}"
+        if names and (ranks := self._stream.world_size) > 1:
+            found = f"already divided among {ranks} ranks; Accelerate's {names.pop()} would divide it again"
             remedy = "Use StreamDataset(..., rank=0, world_size=1), or do not pass its DataLoader to prepare(...)."
             raise InvalidRequest("StreamDataset", found, remedy=remedy)
 

@@ -57,7 +57,7 @@ class Normalize:
             raise InvalidRequest("dtype", f"{self.dtype!r}", expected="a floating-point dtype")
         mean, std = _levels_as_tensor("mean", self.mean, 0.0), _levels_as_tensor("std", self.std, 1.0)
         if len(mean) != len(std) and 1 not in (len(mean), len(std)):
-            raise InvalidRequest("std", f"{len(std)} values", expected=f"{len(mean)}, the number in mean")
+            raise InvalidRequest("std", f"{len(std)} values", expected=f"{len(mean)} values, as in mean")
         if not bool((std > 0).all()):
             raise InvalidRequest("std", "a value that is not positive", expected="values above 0")
         scale, shift = torch.broadcast_tensors(1 / (_MAX_PIXEL_VALUE * std), -mean / std)

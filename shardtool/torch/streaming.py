@@ -51,7 +51,7 @@ def _add_label(labels: Mapping[str, Any], sample: dict[str, object]) -> dict[str
     try:
         return {**sample, "label": labels[str(key)]}
     except KeyError:
-        raise InvalidRequest("labels", f"no label for sample {key}", expected="one for each key") from None
+        raise InvalidRequest("labels", f"no label for sample {key}", expected="a label for every key") from None
 
 
 def split_pipeline(
@@ -120,7 +120,7 @@ class StreamOptions:
         bare, stages = split_pipeline(self.source, (Streamable, Stream), self.on_error)
         check_minimum("batch_size", self.batch_size)
         if any(isinstance(stage, Batch) for stage in stages.stages):
-            raise InvalidRequest("batch", "among the dataset's stages", expected="only batch_size")
+            raise InvalidRequest("batch", "the dataset is already batched", remedy="Use batch_size, not batch(...).")
         if self.batch_size > 1 and any(isinstance(stage, SizeBatches) for stage in stages.stages):
             raise InvalidRequest("batch_size", f"{self.batch_size} for batches by size", expected="1")
         self._stages = extend_pipeline(stages, self.decode, self.labels, self.transform)

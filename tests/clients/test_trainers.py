@@ -26,7 +26,7 @@ _NEEDS = {
     "dcp": "torch",
     "steps": "torch",
 }
-_CURE = "StreamDataset: already divided among 2 ranks, and again by Accelerate's "
+_CURE = "StreamDataset: already divided among 2 ranks; Accelerate's "
 
 
 @pytest.fixture(scope="module")

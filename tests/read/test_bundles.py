@@ -365,6 +365,6 @@ def test_a_wrong_length_column_is_detected(folder: Path) -> None:
     """If a document's length differs from its column, an error names it, and no tokens are shifted."""
     stream = _open(folder).pack(TOKENS, "npy", length="width").stream()
     with pytest.raises(
-        SampleFailed, match=r"field npy: values of another number, type or shape; expected \d+ values of uint16"
+        SampleFailed, match=r"field npy: values with a different number, type or shape; expected \d+ values of uint16"
     ):
         list(stream)

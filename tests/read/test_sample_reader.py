@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import pickle
@@ -125,12 +126,17 @@ def test_a_shard_truncated_while_open_is_detected(writable: Made) -> None:
 
 
 def test_check_requires_checksums(tmp_path: Path) -> None:
-    """Foreign tar shards have no checksums until they are indexed with them; the error says so."""
+    """Foreign tar shards have no checksums until they are indexed with them, and compressed shards never have any."""
     made = make(tmp_path, "tar")
     for index in (*tmp_path.glob("*.index"), made.path):
         index.unlink()
     reader = SampleReader(open_catalog(str(tmp_path)), ReadOptions(check=True))
     with pytest.raises(InvalidRequest, match="no checksums are known"):
+        read_valid(reader, numbers([1, 2]))
+    packed = tmp_path / "packed.tar.gz"
+    packed.write_bytes(gzip.compress(made.shard(0).read_bytes()))
+    reader = SampleReader(open_catalog(str(packed)), ReadOptions(check=True))
+    with pytest.raises(InvalidRequest, match=r"packed\.tar\.gz is compressed and has no checksums\. Decompress it"):
         read_valid(reader, numbers([1, 2]))
 
 

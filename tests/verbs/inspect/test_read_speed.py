@@ -42,7 +42,7 @@ def test_shards_are_scanned_once(dataset: Path, caplog: pytest.LogCaptureFixture
     for path in [dataset, *dataset.parent.glob("*.index")]:
         path.unlink()
     assert read_speed(str(dataset.parent)).shards == 4
-    assert len([record for record in caplog.records if "scanned in" in record.getMessage()]) == 1
+    assert len([record for record in caplog.records if "without a valid sidecar" in record.getMessage()]) == 1
 
 
 def test_a_speed_is_an_amount_per_second() -> None:
