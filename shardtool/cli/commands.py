@@ -391,7 +391,7 @@ def remove(names: tuple[str, ...], make_options: Callable[[], RemoveOptions], ru
     datasets, keys = split_keys(names)
     options = replace(options, keys=[*options.keys, *keys]) if keys else options
     if len(datasets) > 1 and options.where is None and options.key_list is None:
-        found, expected = "no key: an existing file or the name of a dataset", "DATASET... KEY..., or --where"
+        found, expected = "an existing file or a dataset name, not a key", "DATASET... KEY..., or --where"
         raise InvalidRequest(datasets[-1], found, expected=expected, remedy="To use it as a key, add --keys.")
     run_and_print(partial(run, datasets, options), run_options, remove_text, always=options.dry_run)
 

@@ -145,7 +145,7 @@ def prepare_config(path: str, ctx: click.Context) -> Callable[[], None]:
     """Check that a job file can be written. Return a function that writes it, without secrets and `--dry-run`."""
     check_local_name(path, _EXAMPLE_NAME)
     if not path.endswith(".toml"):  # a mistyped name must not replace another file
-        raise InvalidRequest(path, "not a name of a job file", expected=f"a name such as {_EXAMPLE_NAME}")
+        raise InvalidRequest(path, "does not end in .toml", expected=f"a name such as {_EXAMPLE_NAME}")
     secret, lines = list[str](), [f"# shardtool {ctx.info_name} --config {base_name(path)}"]
     for key, value in _typed_items(ctx, path):
         texts = [] if value is True else [value] if isinstance(value, str) else value

@@ -151,7 +151,7 @@ def _describe_example(plan: Plan, name: str, type_name: str) -> str:
         try:
             column[number].cast(pa.type_for_alias(type_name))
         except (ValueError, TypeError, NotImplementedError):
-            return f", such as {column[number].as_py()!r:.60} in {printable(plan.entries.key(number))!r}"
+            return f", for example {column[number].as_py()!r:.60} in sample {printable(plan.entries.key(number))!r}"
     return ""
 
 

@@ -54,7 +54,7 @@ def list_source(run: Run, source: object) -> Listed:
     run.pool.check(listed.entries.files())
     spans, compressed = listed.entries.spans, listed.listing.compressed
     if run.part is not None and spans is not None and (compressed or not spans.files):
-        problem = "payloads in a table or a compressed archive, which must be unpacked into one file first"
+        problem = "payloads in a table or compressed archive"
         problem = "compressed shards, which can only be read in sequence" if compressed else problem
         expected, remedy = "payloads that each part can read by offset", f"Run without {option_text('part')}."
         raise InvalidRequest(option_text("part", run.options.part), problem, expected=expected, remedy=remedy)

@@ -152,12 +152,12 @@ def _skip_removed(listed: Listed) -> Listed:
         count = pluralize(int(was_removed.sum()), "sample")
         if listed.run.options.overwrite:
             if was_removed.any():
-                notes.add(f"{count} that `remove` removed earlier will be packed again")
+                notes.add(f"{count} deleted earlier with `remove` will be packed again")
             continue
         if was_removed.any():
             outputs[-1] = replace(output, sample_numbers=numbers[~was_removed])
             listing = replace(listing, digest=None)
-            notes.add(f"{count} skipped, removed earlier by `remove`")
+            notes.add(f"{count} skipped, deleted earlier with `remove`")
         hidden_keys = {printable(keys[number]) for number in numbers[was_removed].tolist()}
         hidden_keys |= {printable(row.key) for row in listing.skipped if hash_key(to_bytes(row.key)) in removed_hashes}
         listing = replace(listing, skipped=tuple(drop_keys(listing.skipped, hidden_keys)))

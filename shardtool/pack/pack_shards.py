@@ -111,8 +111,8 @@ class Packing:
             self._unpublished += self._round_plan.shards
             self._check_names()
         if self._finished_samples != samples:
-            counts = f"{self._finished_samples:,} of {samples:,} planned samples"
-            raise Bug(self.output.pattern.text, f"{counts} accounted for; no dataset file was written")
+            found = f"{self._finished_samples:,} of {samples:,} planned samples were processed"
+            raise Bug(self.output.pattern.text, f"{found}; no dataset file was written")
         totals.shards.sort(key=lambda shard: self._numbers[shard.name])
         self._check_shard_counts()
         has_earlier_data = any(destination.old for destination in self.planned.destinations)
@@ -251,7 +251,7 @@ class Packing:
         if self.listed.transform is None:
             return
         counts = [shard.samples for shard in self.totals.shards]
-        remedy = f"Run without that option, with {self._rerun_option}, and even out the shards with `reshard`."
+        remedy = f"Run again with {self._rerun_option}, without that option. Then run `reshard` with that option."
         where = self.output.pattern.text
         if self.run.options.equal_count and max(counts) - min(counts) > 1:
             found = f"shards of {min(counts):,} to {max(counts):,} samples after transforming"
@@ -353,8 +353,8 @@ class Packing:
         index = sidecar_write.written_index(plan.format, content, columns, result.field_crcs, skipped, paths)
         accounted = len(np.unique(sources)) + transformed.dropped if transformed else len(index)
         if consumed != accounted + len(result.skipped):
-            found = f"{accounted:,} of {consumed:,} samples accounted for; no dataset file was written"
-            raise Bug(planned.name, found)
+            found = f"{accounted + len(result.skipped):,} of {consumed:,} samples were processed"
+            raise Bug(planned.name, f"{found}; no dataset file was written")
         return index, facts, *sidecar_write.encode_sidecar(index, facts)
 
     def _describe_kept_shard(
@@ -384,11 +384,11 @@ class Packing:
         for key in keys:
             key_hash, conflict = blake2b(key, digest_size=16).digest(), ""
             if key_hash in self._taken_key_hashes:
-                conflict = "the existing dataset contains"
+                conflict = ", which the existing dataset already contains"
             elif key_hash in self._made_keys:
-                conflict = "two samples have"
+                conflict = " for two samples"
             if conflict:
-                found = f"a key from the function of {option_text('map')} that {conflict}"
+                found = f"the function of {option_text('map')} returned this key{conflict}"
                 raise SampleFailed(to_text(key), found, remedy="Return a unique key for each sample.")
             self._made_keys.add(key_hash)
 

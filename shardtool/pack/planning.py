@@ -166,7 +166,7 @@ def _empty_file_notes(entries: SampleTable) -> Iterator[str]:
     if len(empty):
         key, field = printable(entries.key(int(entries.samples_of(empty[:1])[0]))), entries.fields[rows.code[empty[0]]]
         first = f"first: {printable(field)} of '{key}'"
-        yield f"{pluralize(len(empty), 'file of 0 bytes')} ({first}), as interrupted copies leave"
+        yield f"{pluralize(len(empty), 'file of 0 bytes')} ({first}), perhaps left by an interrupted copy"
 
 
 def _label_notes(listed: Listed) -> Iterator[str]:

@@ -98,7 +98,7 @@ class CreateOptions(SelectingOptions):
         SelectingOptions.classes_from,
         requires=lambda: (
             Needs(
-                "no labels to number",
+                "no field is converted to class numbers",
                 Given(CreateOptions.label_from_folder),
                 Given(CreateOptions.classes),
                 Given(CreateOptions.field),
@@ -275,7 +275,7 @@ class ReshardOptions(SelectingOptions):
     on_duplicate: OnDuplicate = option("error", section="choosing")
     per_class: int | None = option(None, range=COUNT_RANGE)
     of: str | None = option(
-        None, metavar="COLUMN", shown="cls", requires=(Needs("classes are not limited", Given(per_class)),)
+        None, metavar="COLUMN", shown="cls", requires=(Needs("no limit per class", Given(per_class)),)
     )
 
     def __post_init__(self) -> None:

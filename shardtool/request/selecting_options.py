@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def _needs_image_option() -> tuple[Needs, ...]:
     kind = SelectingOptions
     options = (Given(kind.resize), Given(kind.encode), Given(kind.probe), Given(kind.exif))
-    return (Needs("no image option to apply it to", *options),)
+    return (Needs("no option changes or probes images", *options),)
 
 
 def _expand_sort_by(_kind: type, value: str) -> dict[str, object]:
@@ -135,7 +135,7 @@ class SelectingOptions(OutputOptions):
         form="path",
         metavar="FILE",
         recorded=False,
-        requires=(Needs("no labels to number", Given(classes), Given(field)),),
+        requires=(Needs("no field is converted to class numbers", Given(classes), Given(field)),),
     )
     sort_by: str | None = option(
         None,

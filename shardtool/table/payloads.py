@@ -236,7 +236,7 @@ def renumber_columns(
         return
     if not (requested_fields or class_lists.allows_new or any(column in classes for _, column in fields)):
         expected = f"{option_text('classes')} in addition"
-        raise InvalidRequest(option_text("classes_from"), "no labels to number", expected=expected)
+        raise InvalidRequest(option_text("classes_from"), "no field is converted to class numbers", expected=expected)
     for field, column in fields:
         is_requested = class_lists.allows_new or not requested_fields or field in requested_fields
         if column not in classes or not is_requested:

@@ -254,7 +254,7 @@ def test_a_job_is_saved_once_the_request_is_valid(source: Path, tmp_path: Path) 
     before = read_tree(tmp_path / "o")
     run = typed("create", source, f"{tmp_path}/o/y-{{0..}}.tar", "--save-config", f"{tmp_path}/o/y.json")
     assert (run.code, read_tree(tmp_path / "o")) == (2, before)
-    assert run.err == f"shardtool: {tmp_path}/o/y.json: not a name of a job file; expected a name such as job.toml\n"
+    assert run.err == f"shardtool: {tmp_path}/o/y.json: does not end in .toml; expected a name such as job.toml\n"
 
 
 @pytest.mark.slow

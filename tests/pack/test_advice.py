@@ -140,7 +140,7 @@ def test_empty_files_are_counted(ending: str, tmp_path: Path) -> None:
     )
     assert result.samples == len(files)
     assert [note for note in result.notes if "0 bytes" in note] == [
-        "4 files of 0 bytes (first: jpg of 'a/0'), as interrupted copies leave"
+        "4 files of 0 bytes (first: jpg of 'a/0'), perhaps left by an interrupted copy"
     ]
     (tmp_path / "list.csv").write_text("key,path,caption\n1,in/a/2.jpg,\n2,in/b/2.jpg,x\n", encoding="ascii")
     assert not [note for note in _notes(tmp_path / "list.csv", field=("txt=caption",)) if "0 bytes" in note]

@@ -632,7 +632,7 @@ def test_a_column_of_nulls_matches_any_type(tabled: str, tmp_path: Path) -> None
 def test_a_column_with_another_type_is_refused(tabled: str, tmp_path: Path) -> None:
     """A column with another type is refused before anything is written."""
     before = identity(tmp_path / "out")
-    found = r"column width: string in the new samples, such as 'wide' in 'f'; expected int64, .* exclude it with meta\."
+    found = r"column width: string in the new samples, for example 'wide' in sample 'f'; .* exclude it with meta\."
     with pytest.raises(InvalidRequest, match=found):
         _from_table(_table(["e", "f"], width=["3", "wide"]), tabled)
     assert identity(tmp_path / "out") == before
@@ -645,12 +645,12 @@ def test_a_column_from_json_with_another_type_is_refused(tmp_path: Path) -> None
     typed("create", write_tree(source, {"1.json": b'{"w": 1}'}), output, *asked)
     write_tree(source, {"2.json": b'{"w": 2}', "3.json": b'{"w": "three"}'})
     ran = typed("create", source, output, *asked, "--update")
-    assert (ran.code, "such as 'three' in '3'; expected int64" in ran.err) == (2, True), ran.err
+    assert (ran.code, "for example 'three' in sample '3'; expected int64" in ran.err) == (2, True), ran.err
     assert ran.err.endswith("Convert it to that type, or rename it, or remove --columns-from.\n")
     typed("create", write_tree(tmp_path / "one", {"3.json": b'{"w": "three"}'}), tmp_path / "one-{0..}.tar", *asked)
     ran = typed("reshard", tmp_path / "one.json", output, "--append")
     assert ran.err.endswith(
-        "'three' in '3'; expected int64, as in the dataset. Convert it to that type, or rename it.\n"
+        "'three' in sample '3'; expected int64, as in the dataset. Convert it to that type, or rename it.\n"
     )
     assert typed("create", source, output, "--append", "--on-duplicate", "first").code == 0
 
@@ -847,7 +847,7 @@ def test_existing_keys_from_a_function_are_refused(tmp_path: Path) -> None:
     code = b'{"__key__": %r, "txt": b"x"}'
     source = write_tree(tmp_path / "1", {"n.py": code % "m", "o.py": code % "a"})
     before = dataset.read_bytes()
-    with pytest.raises(SampleFailed, match=r"a: a key .* the existing dataset contains"):
+    with pytest.raises(SampleFailed, match=r"a: the function of map returned this key, which the existing dataset"):
         append(source, pattern, map="tests.mapped:evaluated", max_count=1)
     assert dataset.read_bytes() == before
     (source / "o.py").write_bytes(code % "b")

@@ -160,7 +160,7 @@ def test_keys_on_the_command_line(source: Path, tmp_path: Path) -> None:
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat/1").touch()
     ran = typed("remove", dataset, "cat/1", cwd=tmp_path)
-    assert (ran.code, "cat/1: no key: an existing file" in ran.err, "add --keys" in ran.err) == (2, True, True)
+    assert (ran.code, "cat/1: an existing file or a dataset" in ran.err, "add --keys" in ran.err) == (2, True, True)
     for words in (("--where", "key > ''"), ("--keys-from", "keys.txt")):
         assert "used with --" in typed("remove", dataset, "cat/1", *words).err
     assert typed("remove", dataset, "cat/1", "dog/2", "--keys", "cat/0").code == 0

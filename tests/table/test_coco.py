@@ -186,5 +186,5 @@ def test_coco_with_a_class_list(tmp_path: Path) -> None:
     assert verify(tmp_path / "a.json", source=tmp_path / "coco.json", root=tmp_path / "imgs", workers=0).sound
     with pytest.raises(InvalidRequest, match=r"2 labels of 'labels\.json' not in the list: 'cat', 'dog'"):
         create(tmp_path / "coco.json", f"{tmp_path}/b-{{0..}}.tar", classes_from=["car"], **given)
-    with pytest.raises(InvalidRequest, match="no labels to number"):
+    with pytest.raises(InvalidRequest, match="no field is converted to class numbers"):
         create(tmp_path / "coco.json", f"{tmp_path}/b-{{0..}}.tar", classes_from=names, field={"w": "width"}, workers=0)

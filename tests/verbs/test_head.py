@@ -131,5 +131,5 @@ def test_a_balanced_part_of_a_dataset(tmp_path: Path) -> None:
     assert len(_keys(tmp_path / "f.json")) == 2
     with pytest.raises(InvalidRequest, match="no column 'clss'; expected one of cls"):
         reshard(tmp_path / "all.json", tmp_path / "g-{0..}.tar", ReshardOptions(workers=0, per_class=1, of="clss"))
-    with pytest.raises(InvalidRequest, match="classes are not limited"):
+    with pytest.raises(InvalidRequest, match="of: no limit per class; expected per_class, too"):
         ReshardOptions(of="cls")

@@ -277,10 +277,10 @@ def test_classes_from_needs_labels(tmp_path: Path) -> None:
     """The error names the required option."""
     with pytest.raises(InvalidRequest, match="expected label_from_folder, classes or field, too"):
         _options(classes_from=["a"])
-    with pytest.raises(InvalidRequest, match="no labels to number; expected classes or field, too"):
+    with pytest.raises(InvalidRequest, match="no field is converted to class numbers; expected classes or field, too"):
         ReshardOptions(classes_from=["a"])
     ran = typed("create", tmp_path, "o-{0..}.tar", "--classes-from", "x.json")
-    assert (ran.code, "--classes-from: no labels to number" in ran.err) == (2, True)
+    assert (ran.code, "--classes-from: no field is converted to class numbers" in ran.err) == (2, True)
 
 
 @given(st.sets(LABELS, min_size=1), st.lists(LABELS, unique=True))

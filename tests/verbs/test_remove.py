@@ -165,13 +165,13 @@ def test_removed_samples_do_not_come_back(source: Path) -> None:
     again = ("create", source, dataset.parent / "out-{000..}.tar", "--max-count", "7", "--label-from-folder")
     for words in (("--resume",), ("--append", "--on-duplicate", "first")):
         ran = typed(*again, *words)
-        assert (ran.code, "1 sample skipped, removed earlier by `remove`" in ran.err) == (0, True), ran
+        assert (ran.code, "1 sample skipped, deleted earlier with `remove`" in ran.err) == (0, True), ran
         assert _keys(dataset) == [key for key in sorted(_KEYS) if key != deleted]
         assert hash_key(deleted.encode()) in (dataset.parent / "out.skipped").read_text()
         assert verify(dataset, source=source).sound
     assert "were removed before" in "".join(remove(dataset, keys_from=[deleted]).notes)
     ran = typed(*again, "--overwrite")
-    assert (ran.code, deleted in _keys(dataset), "will be packed again" in ran.err) == (0, True, True)
+    assert (ran.code, deleted in _keys(dataset), "deleted earlier with `remove` will be" in ran.err) == (0, True, True)
 
 
 def test_no_list_names_a_removed_sample_again(tmp_path: Path) -> None:
