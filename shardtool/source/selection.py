@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from shardtool.entries.strings import PackedStrings
     from shardtool.execute.pool import Pool
     from shardtool.request.selecting_options import SelectingOptions
-    from shardtool.skipped import Skipped
 
 
 def apply_field_options(listing: Listing, options: SelectingOptions, pool: Pool, to_format: str = "tar") -> Listing:
@@ -68,14 +67,12 @@ def _update_label_columns(
 
 
 def find_listed_samples(
-    keys: PackedStrings, options: SelectingOptions, skipped: Iterable[Skipped] = ()
+    keys: PackedStrings, options: SelectingOptions, is_known: Callable[[bytes], bool] | None
 ) -> tuple[NDArray[np.int64], list[str]]:
     """Find the keys that `keys_from` lists. Return their positions in `keys`, and notes.
 
-    Each listed key must be in `keys` or belong to a skipped sample. With `on_error="skip"`, one found key is enough.
+    For each listed key that is not in `keys`, `is_known` must be true. With `on_error="skip"`, one found key is enough.
     """
-    skipped_keys = {row.key for row in skipped if row.key}
-    is_known = (lambda key: printable(key) in skipped_keys) if skipped_keys else None
     samples, problem = match_keys(keys, options.keys_from, is_known, may_lack=options.on_error == "skip")
     return samples, [f"{option_text('keys_from')}: {problem}"] if problem else []
 
@@ -92,7 +89,9 @@ def join_and_filter(listing: Listing, options: SelectingOptions, *, optional_val
         notes, columns = (*listing.notes, *joined.notes), (*joined.columns,)
         listing = replace(listing, entries=joined.entries, recorded=recorded, notes=notes, joined=columns)
     if options.keys_from is not None:
-        samples, found_notes = find_listed_samples(listing.entries.keys, options, listing.skipped)
+        skipped = {row.key for row in listing.skipped if row.key}
+        is_known = (lambda key: printable(key) in skipped) if skipped else None
+        samples, found_notes = find_listed_samples(listing.entries.keys, options, is_known)
         recorded = {**listing.recorded, "keys_from": key_list_name(options.keys_from)}
         entries, notes = listing.entries.take(samples), (*listing.notes, *found_notes)
         listing = replace(listing, entries=entries, recorded=recorded, notes=notes)

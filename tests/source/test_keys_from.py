@@ -96,6 +96,23 @@ def test_unknown_keys(source: Path, tmp_path: Path) -> None:
     assert (result.samples, [note for note in result.notes if "not found" in note]) == (1, [])
 
 
+@pytest.mark.parametrize("columns", [["key", "path"], ["path"], ["bytes"]])
+def test_keys_that_a_query_excludes(source: Path, tmp_path: Path, columns: list[str]) -> None:
+    """A listed key that `where` excludes is not unknown, wherever a manifest has its keys."""
+    paths = [f"{key}.txt" for key in _KEYS]
+    values: dict[str, list[Any]] = {"key": _KEYS, "path": paths, "bytes": [path.encode() for path in paths]}
+    frame = pd.DataFrame({"n": range(len(_KEYS)), **{name: values[name] for name in columns}})
+    options: dict[str, Any] = {"root": source} if columns != ["bytes"] else {"bytes": {"txt": "bytes"}}
+    keys = [_KEYS[1], _KEYS[2]] if columns != ["bytes"] else ["000000001", "000000002"]
+    result = create(frame, tmp_path / "out.tar", keys_from=keys, where="n != 2", **options)
+    report = verify(result.dataset_file, VerifyOptions(source=frame, root=options.get("root")))
+    assert (result.samples, report.sound) == (1, True)
+    with pytest.raises(InvalidRequest, match="1 key not found: x; "):
+        create(frame, tmp_path / "new.tar", keys_from=[*keys, "x"], where="n != 2", **options)
+    with pytest.raises(InvalidRequest, match="no sample matches n > 4"):
+        create(frame, tmp_path / "new.tar", keys_from=keys, where="n > 4", **options)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [("a.csv", "id\ncat/1\n", "no column 'key' among id"), ("a.csv", "key\n\n", "no key"), ("a.txt", "", "no key"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +24,7 @@ from shardtool.select.field_rows import merge_groups
 from shardtool.select.splits import sample_with_notes
 from shardtool.shard_samples import FILE, INLINE, SPAN, URL
 from shardtool.skipped import SkipCode, Skipped
-from shardtool.source.base import TASK_COUNT, Listing, Source, Writable, check_skipped
+from shardtool.source.base import TASK_COUNT, Listing, Source, Writable, check_skipped, no_match_error
 from shardtool.source.keys_from import key_list_name
 from shardtool.source.manifest import checks
 from shardtool.source.manifest.bytes_columns import BytesColumns, first_ending, written_spans
@@ -56,7 +56,7 @@ from shardtool.table.rows import RowGroups, TableRows, collect_rows, collected_n
 from shardtool.units import pluralize
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -295,23 +295,39 @@ class ManifestSource(Source):
         self._columns |= dict(zip(roles.paths(), columns, strict=True))
         return columns, endings
 
+    def _key_texts(
+        self, columns: Mapping[str, pa.ChunkedArray], endings: PathEndings | None, numbers: NDArray[np.int64] | None
+    ) -> tuple[PackedStrings, NDArray[np.int64]]:
+        if self._roles.key is not None:
+            return keys.gather_keys(keys.iter_key_texts(columns[self._roles.key]))
+        if endings is not None:
+            return keys.gather_keys(endings.stems())
+        numbers = np.arange(self._table.count()) if numbers is None else numbers
+        stems = self._bytes.path_stems()
+        return keys.gather_keys(keys.iter_row_numbers(numbers)) if stems is None else (stems.take(numbers), numbers[:0])
+
+    @cached_property
+    def _keys_before_where(self) -> set[bytes]:
+        name = self._roles.key or next(iter(self._roles.paths()), "")
+        columns = {
+            name: column.drop_null() for name, column in read_columns(self._table, [name], self._roles.texts()).items()
+        }
+        endings = None
+        if name and name != self._roles.key:
+            paths = relative_to_root(columns[name], self._root)
+            endings = PathEndings(self._where, paths, self._options.dots or "first")
+        names, _ = self._key_texts(columns, endings, None)
+        return {key for _, chunk in names.chunks() for key in chunk}
+
     def _find_keys(self, rows: TableRows, endings: PathEndings | None) -> tuple[PackedStrings, RowGroups | None]:
         roles = self._roles
         if roles.key is not None:
             column = self._columns[roles.key]
             problem = f"column {roles.key!r}: a key is not a whole number"
             rows.refuse(keys.inexact_positions(column), problem, expected="text or whole numbers")
-            names, bad = keys.gather_keys(keys.iter_key_texts(column))
-        elif endings is not None:
-            names, bad = keys.gather_keys(endings.stems())
-        else:
-            numbers = np.arange(self._count) if self._numbers is None else self._numbers
-            if (stems := self._bytes.path_stems()) is not None:
-                names, bad = stems.take(numbers), numbers[:0]
-            else:
-                names, bad = keys.gather_keys(keys.iter_row_numbers(numbers))
-            if roles.binary and stems is None:
-                self.notes.append(f"using row numbers as keys (change with {option_text('key', 'COLUMN')})")
+        names, bad = self._key_texts(self._columns, endings, self._numbers)
+        if roles.key is None and endings is None and roles.binary and self._bytes.path_stems() is None:
+            self.notes.append(f"using row numbers as keys (change with {option_text('key', 'COLUMN')})")
         source = roles.key or next(iter(roles.paths()), None)
         checks.check_keys(rows, source, bad)
         if roles.path is None or roles.files or roles.urls or roles.binary or endings is None:
@@ -331,8 +347,11 @@ class ManifestSource(Source):
         keys = names if groups is None else names.take(groups.first)
         samples = np.arange(len(keys))
         if options.keys_from is not None:
-            samples, notes = find_listed_samples(keys, options)
+            is_known = (lambda key: key in self._keys_before_where) if options.where is not None else None
+            samples, notes = find_listed_samples(keys, options, is_known)
             self._recorded["keys_from"] = key_list_name(options.keys_from)
+            if not len(samples):
+                raise no_match_error(options.where)
             keys, self.notes = keys.take(samples), [*self.notes, *notes]
         if options.sample is not None:
             sampled, notes = sample_with_notes(keys, options.sample)
