@@ -591,7 +591,7 @@ def cache(action: str, folder: str, run_options: PrintOptions) -> int:
       clear   delete all shards that no process uses
       verify  read all shards and delete damaged ones; the exit code is 3 if there were any
 
-    Other programs can use the cache meanwhile. Files that do not belong to the cache are listed and never deleted.
+    Other programs can keep using the cache. Files that do not belong to the cache are listed and never deleted.
 
     \b
     Examples:

@@ -105,7 +105,7 @@ def _colored(text: str, label: str, label_color: str, location: str) -> str:
 
 
 def _retry_totals() -> dict[str, float]:
-    retry = sys.modules.get("shardtool.storage.remote.notices")  # not imported until a verb runs
+    retry = sys.modules.get("shardtool.storage.remote.notices")  # imported when a verb is loaded
     return {} if retry is None else retry.retry_totals()
 
 

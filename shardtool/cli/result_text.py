@@ -219,7 +219,7 @@ def _process_text(pids: tuple[int, ...]) -> str:
 
 
 def duplicates_text(duplicates: DuplicateGroups, *, whole: bool) -> str:
-    """List the first duplicate groups or, with `whole`, all."""
+    """List the first duplicate groups, or all if `whole` is true."""
     lines = []
     for group in islice(duplicates.groups, None if whole else _MAX_LISTED):
         splits = len({sample.split for sample in group} - {""}) > 1
@@ -246,7 +246,7 @@ def duplicates_text(duplicates: DuplicateGroups, *, whole: bool) -> str:
 
 
 def diff_text(result: DiffResult, *, whole: bool) -> str:
-    """List the first differences of each kind or, with `whole`, all."""
+    """List the first differences of each kind, or all if `whole` is true."""
     from shardtool.request.results import METADATA_FIELD
 
     counts = [pluralize(count, "sample") for count in result.samples]

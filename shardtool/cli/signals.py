@@ -59,7 +59,7 @@ class SignalHandler:
                 self._start_timer(_RERAISE_SOON_S, _RERAISE_INTERVAL_S)
             return
         self.first = signum
-        if requests := sys.modules.get("shardtool.storage.remote.retry"):  # not imported until a verb runs
+        if requests := sys.modules.get("shardtool.storage.remote.retry"):  # imported when a verb is loaded
             requests.end_requests(_LOCK_RELEASE_S)
         self._start_timer(_RERAISE_INTERVAL_S, _RERAISE_INTERVAL_S)
         raise Interrupted(signum)

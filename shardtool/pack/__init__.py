@@ -1,1 +1,1 @@
-"""Pack a source into a dataset, in the parent process. `shardtool.write` runs in the workers."""
+"""Pack a source into a dataset, in the parent process. Workers run `shardtool.write`."""

@@ -64,7 +64,7 @@ def check_range(name: str, value: object, bounds: tuple[int, int]) -> None:
 
 
 def import_name(function: Callable[..., object]) -> str:
-    """Return the text `module:name` with which workers and later runs import a function."""
+    """Return a function as `module:name`, so workers and later runs can import the function."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     imported: object = sys.modules.get(module or "")
     for part in (name or "").split("."):

@@ -44,7 +44,7 @@ IMAGE_FORMATS = tuple(name.upper() for name in PILLOW_READERS)
 # An A0 scan at 300 dpi needs 0.97 GB. WebP images may have only 53 million pixels, because libwebp keeps four copies.
 MAX_DECODE_BYTES = 2**30
 _WEBP_BYTES_PER_PIXEL = 20
-_COEFFICIENT_BYTES = 2  # bytes per colour and pixel of a progressive JPEG
+_COEFFICIENT_BYTES = 2  # per colour and pixel while a progressive JPEG is decoded
 _PILLOW_BITS = 8  # bits per value in most Pillow modes
 
 # bytes per pixel in Pillow modes; other modes take 4
