@@ -101,7 +101,7 @@ class ShardSamples:
         paths: The path or URL of each field, followed by NUL. If `paths` is empty, each path is key + "." + field.
         folders: Folders that replace the first components of paths (see `resolve_source_path`).
         changed_ns: The latest ctime of the source files and their folders when the source was listed, in nanoseconds.
-            Far in the future if ctimes are not reliable.
+            If ctimes are not reliable, this is a time far in the future.
     """
 
     content: ShardContent

@@ -42,7 +42,7 @@ def _use_config(path: str) -> None:
 
 @options_class
 class PrintOptions(BaseOptions):
-    """Options for printing, and job files.
+    """Options of all verbs: what is printed, and job files.
 
     Attributes:
         as_json: Print the result as one JSON document on stdout.

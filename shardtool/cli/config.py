@@ -142,7 +142,7 @@ def _rebase_name(where: str, name: str, from_folder: str, to_folder: str) -> str
 
 
 def prepare_config(path: str, ctx: click.Context) -> Callable[[], None]:
-    """Check that a job file can be written. Return a function that writes it, without secrets and `--dry-run`."""
+    """Check that a job file can be written. Return a function that writes it without secrets or `--dry-run`."""
     check_local_name(path, _EXAMPLE_NAME)
     if not path.endswith(".toml"):  # a mistyped name must not replace another file
         raise InvalidRequest(path, "does not end in .toml", expected=f"a name such as {_EXAMPLE_NAME}")

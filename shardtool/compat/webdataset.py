@@ -55,7 +55,7 @@ class ShardWriter(Writer):
     Args:
         pattern: Shard names, such as `out-%06d.tar`.
         maxsize: Maximum bytes of a shard. A larger sample gets its own shard.
-        post: Called with the path of each published shard, which it may move.
+        post: Function that is called with the path of each published shard. The function may move the shard.
         fixed: Other arguments of webdataset's `TarWriter`. Only defaults and shardtool's header values are valid.
 
     Raises:

@@ -67,7 +67,7 @@ def expand_datasets(dataset: DatasetLike) -> list[DatasetLike]:
 
 
 def splits_in(folder: str, run: RunRecord) -> dict[str, DatasetFile]:
-    """Return a dict from file name to dataset file for the other splits of `run` in a folder."""
+    """Return the dataset files in a folder, by file name, of the other splits that the same run wrote."""
     names = [name for name in list_folder_names(folder or ".") if name.endswith(DATASET_SUFFIX)] if run.split else []
     return _splits_of_run(run, {name: join(folder, name) for name in names})
 

@@ -210,7 +210,7 @@ class Publication:
 
 
 def finish_replacement(folder: OutputFolder, base: str) -> None:
-    """Finish an interrupted exchange. The caller must hold the lock."""
+    """Finish an interrupted replacement of shards ("exchange"). The caller must hold the lock."""
     plan = replacement_plan_name(base)
     if not folder.find_entries([plan]):
         return
@@ -248,7 +248,7 @@ def _list_files(file: DatasetFile) -> dict[str, tuple[int, int | None]]:
 
 
 def finish_replacements(dataset: object, notes: Notes) -> bool:
-    """Finish interrupted exchanges in the folders of a dataset. Return whether there was any."""
+    """Finish interrupted replacements of shards in the folders of a dataset. Return whether there was any."""
     # Search folders, because an interrupted run may have deleted the dataset file.
     names = list_names("the dataset", dataset, EXPECTED_DATASET)
     writable = [name for name in names if not is_url(name) or parse_address(name).scheme in STORES]

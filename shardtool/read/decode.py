@@ -85,8 +85,8 @@ class Decode:
 
     The decoder `mask` returns the stored values of the upright image, [height, width] or [height, width, channel]. The
     values are palette indices, grey levels as uint8 or uint16 (0 to 15 for 4 bits), int32, float32, or 0 and 1 for a
-    1-bit image. Images whose values Pillow changes are rejected: 16-bit colours, signed bytes, and integers of 2^31 or
-    more.
+    1-bit image. The decoder rejects images if Pillow would change their values: 16-bit colours, signed bytes, and
+    integers of 2^31 or more.
 
     The decoder `audio` returns `Audio` for WAV, FLAC, Ogg, Opus and MP3. Audio is rejected if it may need more than
     `max_bytes`, or is shorter than its header claims. A truncated Ogg or MP3 may not be detected.

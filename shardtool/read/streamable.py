@@ -129,8 +129,8 @@ class Streamable(SampleSource[SampleT]):
         Each block is a dict with these values:
 
         - `tokens`: The tokens, [tokens].
-        - `positions`: The position of each token in its document, or in its piece of a split document, from 0,
-          int32 [tokens].
+        - `positions`: The position of each token, int32 [tokens]. Positions start at 0 in each document. If a
+          document is split, they start at 0 in each piece.
         - `segments`: For each token, the number of its document in the block, from 1, or 0 for padding, int32 [tokens].
         - `__key__`: The keys of the documents.
 

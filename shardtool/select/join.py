@@ -81,7 +81,7 @@ def join_table(
     If the metadata already has a joined column, only samples with a matching row get new values.
 
     Args:
-        on: The key column of the table. By default, the column that the table's format defines, or `key`.
+        on: The key column of the table. The default is the key column of the table's format, or else `key`.
         collect: The columns whose values become one list per key. `all` means all columns. If empty, keys must be
             unique.
     """

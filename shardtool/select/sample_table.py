@@ -49,8 +49,8 @@ def make_sample_table(entries: SampleTable, shards: Sequence[str]) -> pa.Table:
     """Return a table with one row per sample and all columns that queries can use.
 
     The table has the metadata columns, `key`, and `size` (total bytes). For samples in shards, the table also has
-    `shard` (a file name) and `fields` (the number of fields). If `shards` is empty, samples are files: `size` counts
-    only files, and the table also has `path` (of the first file) and `folder` (the key up to its last slash).
+    `shard` (a file name) and `fields` (the number of fields). If `shards` is empty, the samples are in a folder: `size`
+    counts only files, and the table also has `path` (of the first file) and `folder` (the key up to its last slash).
     """
     keys, sizes, is_file = entries.keys, entries.rows.size, entries.rows.kind != INLINE
     properties: dict[str, pa.Array] = {"key": arrow.split_at_nuls(keys.span(0, len(keys)), pa.large_string())}

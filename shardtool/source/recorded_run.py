@@ -56,7 +56,7 @@ _SOURCE_OPTIONS = ("root", "allow_outside", "symlinks", "map", "join")
 def verify_options_in_errors(source: object, join: object, remedy: str) -> Iterator[None]:
     """Change errors about the source, so they mention only options of `verify` and `diff`.
 
-    `remedy` replaces advice that mentions none of these options.
+    If the advice of an error names other options, `remedy` replaces the advice.
     """
     try:
         yield

@@ -46,8 +46,8 @@ class Loader(StreamOptions):
 
     A `transform` in pure Python holds the interpreter lock, so it runs faster in the worker processes of a DataLoader.
 
-    Each iteration reads the current epoch. A complete iteration moves to the next epoch. After `load_state_dict`, one
-    iteration continues from the state.
+    Each pass over the loader reads the current epoch. A complete pass moves to the next epoch. After
+    `load_state_dict`, the first pass continues from the state.
 
     A batch is a dict or a tuple, like its samples. The values of a field determine its type in the batch:
 

@@ -74,10 +74,10 @@ _FORMAT_MODES = {
 _LOSSLESS_TIFF_CODECS = frozenset({"raw", "packbits", "tiff_lzw", "tiff_adobe_deflate", "tiff_deflate"})
 _DEFAULT_QUALITY = 90
 
-# A JPEG is decoded at 1/2, 1/4 or 1/8 if the result is at least this many times the target size. Compared with LANCZOS
-# on all pixels, the PSNR of eight photographs is at least 43 dB. JPEG quality 90 loses more (29 to 38 dB).
+# A JPEG is decoded at 1/2, 1/4 or 1/8 of its size if the decoded image is still twice the target size. Compared with
+# LANCZOS on all pixels, the PSNR of eight photographs is at least 43 dB. JPEG quality 90 loses more (29 to 38 dB).
 _DRAFT_GAP = 2.0
-# Before resampling, Pillow averages blocks of pixels, down to at least this many times the target size.
+# Before resampling, Pillow averages blocks of pixels. The averaged image is at least three times the target size.
 _REDUCING_GAP = 3.0
 
 

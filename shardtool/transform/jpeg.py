@@ -121,7 +121,7 @@ def decode_jpeg_fast(
     scale = min(width // min_size[0], height // min_size[1]) if min_size else 1
     if scale > 1:
         if min(width, height) < _BLOCK_PIXELS:
-            # Several fractions give the same size, and simplejpeg may choose another fraction than Pillow.
+            # Several fractions give the same size. simplejpeg and Pillow may choose different ones, so use Pillow.
             return None
         fraction = next(divisor for divisor in _SCALE_FRACTIONS if scale >= divisor)
         width, height = -(-width // fraction), -(-height // fraction)

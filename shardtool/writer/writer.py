@@ -121,7 +121,7 @@ class ShardWriter(SampleWriter):
 
     @property
     def last_key(self) -> str | None:
-        """Key of the last written sample, or None. With `resume`, continue after this key."""
+        """Key of the last written sample, or None. After a resume, write the samples that follow this key."""
         return self._last_key
 
     @property

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-# SSL_CERT_FILE and SSL_CERT_DIR are not listed, because both TLS libraries read them.
+# Python's ssl and obstore read SSL_CERT_FILE and SSL_CERT_DIR themselves.
 _CA_BUNDLE_VARIABLES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
 _CERTIFICATE_SUFFIXES = (".pem", ".crt", ".cer")
 _DEFAULT_PORTS = {"http": 80, "https": 443}

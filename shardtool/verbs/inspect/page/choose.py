@@ -84,7 +84,7 @@ class UnusualSamples:
             self._extremes[reason] = float(values[row]), number, row, describe(row)
 
     def find(self, shards: Sequence[StoredShard]) -> list[tuple[str, StoredSample]]:
-        """Return (reason, sample) pairs. Ignore sizes or aspect ratios if all are equal."""
+        """Return (reason, sample) pairs. If all images have one size or aspect ratio, omit it."""
         locations = []
         for pair in (("smallest", "largest"), ("widest", "tallest")):
             extremes = [(reason, *self._extremes[reason]) for reason in pair if reason in self._extremes]

@@ -214,7 +214,7 @@ class LogScale:
         self._start, self._end = start, end
 
     def at(self, value: float) -> float:
-        """Return the position of a value in pixels."""
+        """Return the position of a value on the drawing, in pixels."""
         share = (math.log10(value) - self._low) / ((self._high - self._low) or 1)
         return self._start + min(max(share, 0.0), 1.0) * (self._end - self._start)
 
