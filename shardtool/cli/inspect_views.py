@@ -104,20 +104,20 @@ def print_samples(opened: list[StoredDataset], options: InspectViewOptions, run_
             print_text(text)
 
 
-def sample_text(view: SampleView, room: int) -> str:
-    """Format a sample with its fields and metadata in lines of up to `room` columns."""
+def sample_text(view: SampleView, width: int) -> str:
+    """Format a sample with its fields and metadata in lines of up to `width` columns."""
     sample = view.sample
     location = (
         f"sample {sample.number:,}, {sample.size:,} bytes at {sample.offset:,} of {to_output_name(sample.shard.path)}"
     )
-    lines = [printable(sample.key), fit_line(f"  {location}", room)]
+    lines = [printable(sample.key), fit_line(f"  {location}", width)]
     for field in view.fields:
-        lines += _field_lines(field, room)
+        lines += _field_lines(field, width)
     if sample.metadata:
         lines.append("metadata")
         name_width = max(map(display_width, map(printable, sample.metadata)))
         lines += [
-            fit_line(f"  {pad(printable(name), name_width)}  {_flat_text(value)}", room)
+            fit_line(f"  {pad(printable(name), name_width)}  {_flat_text(value)}", width)
             for name, value in sample.metadata.items()
         ]
     return "\n".join(lines)
@@ -133,13 +133,13 @@ def _json_value_text(value: object, indent: int | None = None) -> str:
     return json.dumps(json_value(value), indent=indent, ensure_ascii=False)
 
 
-def _field_lines(field: FieldView, room: int) -> list[str]:
+def _field_lines(field: FieldView, width: int) -> list[str]:
     head = f"{printable(field.name)}  {field.content}, {pluralize(field.length, 'byte')}"
     if field.image is not None:
         head += f", {field.image[0]:,} x {field.image[1]:,}, {printable(field.image[2])}"
-    lines = [fit_line(head, room)]
+    lines = [fit_line(head, width)]
     if field.problem:
-        lines.append(fit_line(f"  problem: {field.problem}", room))
+        lines.append(fit_line(f"  problem: {field.problem}", width))
     if field.content == "json":
         body = _json_value_text(field.value, 2).split("\n")
     elif field.content == "text":
@@ -150,7 +150,7 @@ def _field_lines(field: FieldView, room: int) -> list[str]:
         body = [*map(printable, field.details)]
     else:
         body = [f"{field.head[:16].hex(' ')}  {_ascii_text(field.head[:16])}"] if field.head else []
-    lines += [f"  {fit_line(line, room - 2)}" for line in body[:_MAX_VALUE_LINES]]
+    lines += [f"  {fit_line(line, width - 2)}" for line in body[:_MAX_VALUE_LINES]]
     if len(body) > _MAX_VALUE_LINES:
         lines.append(f"  and {len(body) - _MAX_VALUE_LINES:,} more lines")
     return lines
@@ -160,10 +160,10 @@ def _ascii_text(data: bytes) -> str:
     return "".join(chr(byte) if 32 <= byte < 127 else "." for byte in data)  # noqa: PLR2004 - printable ASCII
 
 
-def sample_line(view: SampleView, room: int) -> str:
-    """Format a sample as one line of up to `room` columns."""
+def sample_line(view: SampleView, width: int) -> str:
+    """Format a sample as one line of up to `width` columns."""
     fields = "  ".join(f"{printable(field.name)}: {_brief_text(field)}" for field in view.fields)
-    return fit_line(f"{view.sample.key}  {fields}", room)
+    return fit_line(f"{view.sample.key}  {fields}", width)
 
 
 def _brief_text(field: FieldView) -> str:

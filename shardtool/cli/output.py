@@ -204,23 +204,23 @@ def display_width(text: str) -> int:
     )
 
 
-def fit_line(text: str, room: int) -> str:
-    """Return one printable line, truncated to `room` columns."""
+def fit_line(text: str, width: int) -> str:
+    """Return one printable line, truncated to `width` columns."""
     text = printable(text)
-    if display_width(text) <= room:
+    if display_width(text) <= width:
         return text
     kept, used = [], 0
     for char in text:
         used += display_width(char)
-        if used > room - 3:
+        if used > width - 3:
             break
         kept.append(char)
     return "".join(kept) + "..."
 
 
-def pad(text: str, room: int, *, right: bool = False) -> str:
-    """Pad a string with spaces to `room` columns. `right` aligns it on the right."""
-    blanks = " " * max(0, room - display_width(text))
+def pad(text: str, width: int, *, right: bool = False) -> str:
+    """Pad a string with spaces to `width` columns. `right` aligns it on the right."""
+    blanks = " " * max(0, width - display_width(text))
     return blanks + text if right else text + blanks
 
 

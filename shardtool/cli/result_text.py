@@ -251,8 +251,8 @@ def diff_text(result: DiffResult, *, whole: bool) -> str:
 
     counts = [pluralize(count, "sample") for count in result.samples]
     sides = [printable(result.a), printable(result.b)]
-    room = max(map(display_width, sides))
-    lines = [f"{pad(name, room)}  {count}" for name, count in zip(sides, counts, strict=True)]
+    width = max(map(display_width, sides))
+    lines = [f"{pad(name, width)}  {count}" for name, count in zip(sides, counts, strict=True)]
     content = len(result.changed) - result.metadata_only
     is_listed = content or any(column.change == "changed" for column in result.metadata.values())
     changed = (f"~ {printable(sample.key)}  {', '.join(map(printable, sample.fields))}" for sample in result.changed)

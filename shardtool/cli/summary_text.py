@@ -32,18 +32,18 @@ _MAX_NAME_COLUMNS = 32
 _WITHOUT_SIDECAR = "without a sidecar (run `shardtool index` to create it)"
 
 
-def summary_text(summary: Summary, room: int | None = None) -> str:
-    """Format a summary in `room` columns, by default the width of the terminal."""
-    room = room or terminal_width()
+def summary_text(summary: Summary, width: int | None = None) -> str:
+    """Format a summary in `width` columns, by default the width of the terminal."""
+    width = width or terminal_width()
     if summary.datasets:
         total = f"{pluralize(len(summary.datasets), 'dataset')}: {_totals_text(summary)}"
-        return "\n\n".join([*(summary_text(dataset, room) for dataset in summary.datasets), total])
+        return "\n\n".join([*(summary_text(dataset, width) for dataset in summary.datasets), total])
     sections = [
-        _head_lines(summary, room),
+        _head_lines(summary, width),
         _shard_lines(summary),
-        *([fit_line(line, room) for line in lines] for lines in (_field_lines(summary), _image_lines(summary))),
-        *(_label_lines(name, label, room) for name, label in summary.labels.items()),
-        *([fit_line(line, room) for line in lines] for lines in (_split_lines(summary), _column_lines(summary))),
+        *([fit_line(line, width) for line in lines] for lines in (_field_lines(summary), _image_lines(summary))),
+        *(_label_lines(name, label, width) for name, label in summary.labels.items()),
+        *([fit_line(line, width) for line in lines] for lines in (_split_lines(summary), _column_lines(summary))),
     ]
     return "\n\n".join("\n".join(section) for section in sections if section)
 
@@ -53,9 +53,10 @@ def _totals_text(summary: Summary) -> str:
     return f"{shards}, {format_size(summary.size)}, {summary.format}"
 
 
-def _head_lines(summary: Summary, room: int) -> list[str]:
-    facts, name, shards = _totals_text(summary), fit_line(summary.dataset, room), summary.shard_sizes.count
-    lines = [f"{name}: {facts}"] if display_width(f"{name}: {facts}") <= room else [name, fit_line(f"  {facts}", room)]
+def _head_lines(summary: Summary, width: int) -> list[str]:
+    facts, name, shards = _totals_text(summary), fit_line(summary.dataset, width), summary.shard_sizes.count
+    head = f"{name}: {facts}"
+    lines = [head] if display_width(head) <= width else [name, fit_line(f"  {facts}", width)]
     scanned = summary.looked
     examined = samples_in_shards(scanned.samples, scanned.shards)
     sampled_text = f"{examined}; the rest of this summary covers only these (--full: all)"
@@ -71,7 +72,7 @@ def _head_lines(summary: Summary, room: int) -> list[str]:
     ]
     for name, value in rows:
         folded = textwrap.wrap(
-            printable(value or ""), max(room - 15, 20), break_long_words=False, break_on_hyphens=False
+            printable(value or ""), max(width - 15, 20), break_long_words=False, break_on_hyphens=False
         )
         lines += [f"  {name if index == 0 else '':11}  {line}" for index, line in enumerate(folded[:_MAX_PROBLEMS])]
     if len(summary.problems) > _MAX_PROBLEMS:
@@ -156,9 +157,9 @@ def _image_lines(summary: Summary) -> list[str]:
     return lines
 
 
-def _label_lines(name: str, label: LabelSummary, room: int) -> list[str]:
+def _label_lines(name: str, label: LabelSummary, width: int) -> list[str]:
     sampled = f"{label.samples:,} opened, " if label.sampled else ""
-    lines = [fit_line(f"{label.source} {name}: {sampled}{pluralize(label.distinct, 'value')}", room)]
+    lines = [fit_line(f"{label.source} {name}: {sampled}{pluralize(label.distinct, 'value')}", width)]
     shown = label.values[:_MAX_LABEL_VALUES]
     names = [
         fit_line(
@@ -171,7 +172,7 @@ def _label_lines(name: str, label: LabelSummary, room: int) -> list[str]:
     digits = max((len(f"{value.samples:,}") for value in shown), default=0)
     max_samples = max((value.samples for value in shown), default=1)
     for text, value in zip(names, shown, strict=True):
-        bar = _bar_text(value.samples / max_samples, max(5, min(30, room - name_width - digits - 14)))
+        bar = _bar_text(value.samples / max_samples, max(5, min(30, width - name_width - digits - 14)))
         share = value.samples / max(1, label.samples)
         lines.append(f"  {pad(text, name_width)}  {value.samples:>{digits},}  {share:6.1%}  {bar}".rstrip())
     if label.distinct > len(shown):
@@ -180,10 +181,10 @@ def _label_lines(name: str, label: LabelSummary, room: int) -> list[str]:
     return lines
 
 
-def _bar_text(share: float, room: int) -> str:
-    eighths = max(1, round(share * room * 8))
+def _bar_text(share: float, width: int) -> str:
+    eighths = max(1, round(share * width * 8))
     bar = "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
-    return bar if escape_unencodable(bar) == bar else "#" * max(1, round(share * room))
+    return bar if escape_unencodable(bar) == bar else "#" * max(1, round(share * width))
 
 
 def _split_lines(summary: Summary) -> list[str]:

@@ -47,15 +47,15 @@ Value = TypeVar("Value")
 
 
 class LruCache(Generic[Key, Value]):
-    """A cache of the most recently used values. Their total size is at most `room`, but one value is always kept.
+    """A cache of the most recently used values. Their total size is at most `max_size`, but one value is always kept.
 
     The cache is safe in threads and after a fork. It calls `on_release` when it removes a value.
     """
 
     def __init__(
-        self, room: int, size: Callable[[Value], int] = lambda _: 1, on_release: Callable[[], None] = lambda: None
+        self, max_size: int, size: Callable[[Value], int] = lambda _: 1, on_release: Callable[[], None] = lambda: None
     ) -> None:
-        self.room, self._size, self._on_release = room, size, on_release
+        self.max_size, self._size, self._on_release = max_size, size, on_release
         self._kept, self._used, self._lock = OrderedDict[Key, Value](), 0, ForkLock()
 
     def get(self, key: Key, make: Callable[[], Value]) -> Value:
@@ -70,7 +70,7 @@ class LruCache(Generic[Key, Value]):
                 self._kept[key] = value
                 self._used += self._size(value)
             kept = self._kept[key]
-            while self._used > self.room and len(self._kept) > 1:
+            while self._used > self.max_size and len(self._kept) > 1:
                 self._used -= self._size(self._kept.popitem(last=False)[1])
                 self._on_release()
         return kept

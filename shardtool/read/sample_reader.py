@@ -174,7 +174,7 @@ class SampleReader:
         return True
 
     def _expect_large(self, groups: Sequence[tuple[int, Numbers, Numbers]], count: int) -> bool:
-        if len(groups) > self._files.room // 2 or not all(self._is_indexed(shard) for shard, *_ in groups):
+        if len(groups) > self._files.max_size // 2 or not all(self._is_indexed(shard) for shard, *_ in groups):
             return False
         size, spans = 0, []
         for shard, rows, _ in groups:

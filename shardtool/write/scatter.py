@@ -38,7 +38,7 @@ class ScatterTask(NamedTuple):
         sizes: int64, bytes of each payload.
         targets: int64, offset of each payload in the spool.
         expected: int64, CRC-32C of each payload, or -1 if unknown.
-        room: Bytes of memory for payloads.
+        memory: Bytes of memory for payloads.
         stop: Whether to stop after a wrong checksum.
     """
 
@@ -49,7 +49,7 @@ class ScatterTask(NamedTuple):
     sizes: bytes
     targets: bytes
     expected: bytes
-    room: int
+    memory: int
     stop: bool
 
 
@@ -86,14 +86,14 @@ def scatter_rows(task: ScatterTask, report: Callable[[int, int], None]) -> Scatt
 class _Scatterer:
     def __init__(self, task: ScatterTask, source: _PlainFile | _UnpackedFile, spool: SpoolFile) -> None:
         self._task, self._source, self._spool = task, source, spool
-        self._arena = get_arena(task.room)
+        self._arena = get_arena(task.memory)
         self._offsets, self._sizes = array("q", task.offsets), array("q", task.sizes)
         self._targets, self._expected = array("q", task.targets), array("q", task.expected)
         self._wrong: list[tuple[int, int]] = []
 
     def run(self, report: Callable[[int, int], None]) -> ScatterResult:
         for first, last in self._batches():
-            if self._sizes[first] > self._task.room:
+            if self._sizes[first] > self._task.memory:
                 self._stream(first)
             else:
                 self._copy(first, last)
@@ -104,10 +104,10 @@ class _Scatterer:
 
     def _batches(self) -> Iterator[tuple[int, int]]:
         first = used = 0
-        room = self._task.room
+        memory = self._task.memory
         for row, size in enumerate(self._sizes):
             counts_as = max(size, MIN_ROW_BYTES)
-            if row > first and used + counts_as > room:
+            if row > first and used + counts_as > memory:
                 yield first, row
                 first, used = row, 0
             used += counts_as
