@@ -95,7 +95,7 @@ class IndexOptions(WorkerOptions):
         columns_from: Store the values of this field as columns of the sidecars. The field must contain a JSON object, a
             number or a text.
         dots: End the key at the first dot of the member name, or at the last.
-        overwrite: Replace invalid sidecars, dataset files and indexes, and columns whose values differ.
+        overwrite: Replace invalid sidecars, dataset files and indexes, and differing columns.
     """
 
     checksum: bool = option(False, section="indexes", common=True)
