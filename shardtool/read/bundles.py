@@ -200,7 +200,7 @@ class BundleReader:
     """Divides the samples of an epoch into bundles, and reads the bundles.
 
     Args:
-        sizes: Size of each sample, indexed by sample number, int64 [samples]. Samples outside the view have size 0.
+        sizes: Size of each sample, indexed by sample number, int64 [samples]. Samples outside `views` have size 0.
         rule: Function that divides a window into bundles; see the module docstring.
         limit: Maximum number of tokens or samples in a bundle.
         make: Function that makes a block or batch from a bundle and its samples.
@@ -447,6 +447,6 @@ def _run_and_collate(stages: Pipeline, lists: ListFields, bundle: Sample, rng: n
 
         kept += stages.run([{**sample, **padding}], skip, rng_of)
     if "__on_skip__" in bundle:  # a batch that replaces a skipped batch has no callback
-        for skipped_sample in skipped[not kept :]:  # if all samples are skipped, the stream already counts the first
+        for skipped_sample in skipped[not kept :]:  # if none is kept, the stream counts the first skipped sample
             cast("Callable[..., None]", bundle["__on_skip__"])(*skipped_sample)
     return collate(kept, lists) if kept else None

@@ -50,7 +50,7 @@ logger = logging.getLogger("shardtool")
 
 @dataclass(frozen=True)
 class Catalog:
-    """The shards of one or several datasets. Unknown attributes are empty.
+    """The shards of one or several datasets. An attribute is empty if its value is unknown.
 
     Attributes:
         first_samples: Number of the first sample of each shard, then the number of samples, int64 [shards + 1].
@@ -191,7 +191,7 @@ def _catalog_of(opened: StoredDataset) -> Catalog:
     if file is None:
         heads = [*map_paths(StoredShard.read_footer, shards, lambda shard: shard.path)]
         if None in heads:
-            # split file names of scanned shards into key and field at the same dot as in the existing sidecars
+            # in scanned shards, split file names into key and field at the same dot as in the existing sidecars
             shards = opened.with_dots(recorded_dots(opened)).shards
         counts_by_shard, lists = _scan_shards(
             [shard for shard, head in zip(shards, heads, strict=True) if head is None], shared
@@ -206,7 +206,7 @@ def _catalog_of(opened: StoredDataset) -> Catalog:
         ]
         attributes: dict[str, Any] = {"can_scan": None in heads, "lists": lists}
     else:
-        # remove the entries to make pickles smaller
+        # remove `entry` to make pickles smaller
         shards = tuple(replace(shard, entry=None) for shard in shards)
         entries = [(shard.samples, shard.size, shard.crc) for shard in file.shards]
         fingerprint_parts = [

@@ -129,8 +129,8 @@ class Decode:
     def __call__(self, sample: Mapping[str, object], rng: NewRng = seeded_rng) -> dict[str, object]:
         """Return the decoded sample.
 
-        Each decoder with a parameter `rng` gets a generator in the same state, so an image and its mask get the same
-        random crop.
+        In a stream, all decoders with a parameter `rng` get generators in the same state, so an image and its mask get
+        the same random crop.
         """
         if not isinstance(sample, dict):
             raise InvalidRequest("decode", f"a {type(sample).__name__}", expected="a dict: call decode first")
@@ -263,7 +263,7 @@ class Audio(NamedTuple):
     """Decoded audio.
 
     Attributes:
-        samples: The samples from -1 to 1, float32 [channels, frames], as in torchaudio.
+        samples: Values from -1 to 1, float32 [channels, frames], as in torchaudio.
         rate: Frames per second.
     """
 

@@ -220,7 +220,7 @@ class MixedSamples:
         return numbers
 
     def turns(self, options: OrderOptions, positions: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the dataset at each position, and the number of its earlier samples, including previous epochs."""
+        """Return the dataset at each position, and how many of its samples came before, including previous epochs."""
         blocks, row = np.unique(positions // _MIX_BLOCK_POSITIONS, return_inverse=True)
         starts, slots = blocks * _MIX_BLOCK_POSITIONS, np.arange(_MIX_BLOCK_POSITIONS)
         sizes = np.minimum(_MIX_BLOCK_POSITIONS, self.length - starts)

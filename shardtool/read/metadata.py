@@ -59,7 +59,7 @@ def metadata_schema(catalog: Catalog) -> pa.Schema:
     """Return the metadata columns of all sidecars, with a common type for each column.
 
     Raises:
-        InvalidRequest: Two sidecars store a column with types that have no common type.
+        InvalidRequest: Two sidecars store a column with incompatible types.
     """
     try:
         return pa.unify_schemas(_metadata_schemas(catalog), promote_options="permissive")

@@ -1,4 +1,4 @@
-"""Keep shards open. Their number depends on the limit of file descriptors of the process.
+"""Keep shards open. The process's file descriptor limit determines how many.
 
 Threads and forked processes share the file position, so reads use explicit offsets. Shards are not memory-mapped,
 because a mapping kills the process if a file is truncated or a disk fails.
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 DAMAGE_FIX = "Run `shardtool verify`, or open with on_error='skip' to skip damaged samples."
 _MAX_SHARD_BYTES = 2**62
 _ADVICE_BYTES = 2**17  # some systems read ahead at most this many bytes per call of posix_fadvise
-_ADVICE_BLOCK_BYTES = 2**20  # skip cached blocks, because posix_fadvise takes 1 us per 64 KB even if cached
+_ADVICE_BLOCK_BYTES = 2**20  # skip blocks in the page cache, because posix_fadvise is slow (1 us per 64 KB)
 _pread = os.pread
 _MAX_OPEN_SHARDS = 256
 _DESCRIPTORS_PER_SHARD = 4  # a dataset uses at most a quarter of the file descriptors

@@ -164,7 +164,7 @@ class ReadableShard:
         """Return the samples in `rows` (ascending), with their `metadata`. For a damaged sample, return its error.
 
         Raises:
-            CorruptShard: The checksum of the whole shard differs.
+            CorruptShard: The checksum of the whole shard differs from the dataset file.
         """
         return _BlockRead(self, rows, options).samples(metadata)
 

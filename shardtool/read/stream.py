@@ -133,7 +133,7 @@ _MAX_SAMPLES_PER_READ = 2**12
 _STEPS_AHEAD = 2
 _CONCURRENT_ROUNDS = 2  # with a shuffle, maximum number of concurrent reads of remote shards
 _ROUNDS_PER_READ = 2  # rounds (`OrderOptions.round_size`) read together from remote shards, to avoid small requests
-_MAX_ROUND_GROWTH = 4  # limits memory after loading a state that more ranks saved, with larger rounds
+_MAX_ROUND_GROWTH = 4  # limits memory if a loaded state has larger rounds, because more ranks saved the state
 _PREFETCH_BYTES = 2**30  # enough to copy a large shard before it is read
 _MAX_PREFETCH_JOBS = 2**8
 
@@ -421,7 +421,7 @@ class EpochPass:
     """The progress of one iteration over a stream.
 
     Attributes:
-        start: First unread position of all ranks, before `positions` were read.
+        start: First position that no rank had read before `positions` were read.
         yielded: How many of the samples at `positions` were yielded.
         positions: Positions of the samples that were read together.
     """

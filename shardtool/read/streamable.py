@@ -82,8 +82,8 @@ class Streamable(SampleSource[SampleT]):
             epoch: First epoch, counted from 0.
             rank: Rank of this process. The default is RANK in the environment, or 0.
             world_size: Number of ranks. The default is WORLD_SIZE in the environment, or 1.
-            buffer: Samples in the shuffle buffers of all ranks together. By default, the buffers hold about 64 MB per
-                rank, or 32 MB in total if `parts` is given.
+            buffer: Samples in the shuffle buffers of all ranks together. By default, the buffers hold at most about
+                64 MB per rank.
             parts: Number of parts of the dataset that are read in parallel. The default is 128 per rank, or fewer with
                 a cache, `pack` or `batch(by=...)`.
             ends: What to do if the number of samples is not a multiple of the number of ranks: `drop` the last samples,
