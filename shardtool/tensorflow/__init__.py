@@ -182,7 +182,7 @@ class BatchSequence:
 
     Keras requests batches from worker threads, so the order must not change during an epoch. To determine shapes,
     Keras also reads batches outside an epoch, and then calls `on_epoch_end`. This call therefore starts the next epoch
-    only if `on_epoch_begin` was called. Old releases lack `on_epoch_begin`, so every call starts the next epoch.
+    only if `on_epoch_begin` was called. Old Keras releases lack `on_epoch_begin`, so every call starts the next epoch.
     """
 
     def __init__(self, samples: SampleSequence, batch_size: int, first: OrderOptions, workers: int) -> None:
@@ -232,7 +232,7 @@ class BatchSequence:
 
 
 def stack_samples(samples: Sequence[Any]) -> Any:
-    """Combine samples into a batch: a dict or tuple of batches, or an array of other values."""
+    """Batch samples: dicts become a dict of batches, tuples a tuple of batches, and other values an array."""
     first = samples[0]
     if isinstance(first, dict):
         names = {name for sample in samples for name in sample}
@@ -343,7 +343,7 @@ def keras_sequence(
         batch_size: Samples per batch. The last batch can be smaller.
         shuffle: Whether to shuffle all samples in each epoch.
         seed: Seed of the shuffle, combined with the epoch.
-        epoch: First epoch, if `fit` continues at an `initial_epoch`.
+        epoch: First epoch. Use the same number as `initial_epoch` of `fit`.
         workers: Number of threads.
 
     Raises:

@@ -50,8 +50,8 @@ class _Crop:
     def move(self, boxes: ArrayLike, place: ArrayLike) -> NDArray[np.float32]:
         """Convert boxes from pixels of the whole image to pixels of the crop, and clip them.
 
-        A box outside the crop has no area. `boxes` are [n, 4] with left, top, right and bottom. `place` is the position
-        of the crop, from the field that `self.place` names.
+        A box outside the crop gets an area of 0. `boxes` are [n, 4] with left, top, right and bottom. `place` is the
+        value of the field named `self.place`.
         """
         left, top, width, height, mirrored = np.asarray(place, np.float32)
         whole = np.asarray(boxes, np.float32).reshape(-1, 4)

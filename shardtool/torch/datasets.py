@@ -80,7 +80,7 @@ def _picklable_errors() -> Iterator[None]:
                 type(error)("")
             except MemoryError:
                 raise
-            except Exception:  # noqa: BLE001 - any failure makes PyTorch raise a RuntimeError instead
+            except Exception:  # noqa: BLE001 - PyTorch raises a RuntimeError if this call fails
                 raise cast("Any", _ErrorFromText.of(type(error)))(str(error)) from error
         raise
 
@@ -160,7 +160,7 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {name: value for name, value in vars(self).items() if name != "targets"}
-        # pickle the stages first, because their error names a function that cannot be pickled
+        # pickle the stages first: `Pipeline.__getstate__` raises an error that names an unpicklable function
         return {"_stages": self._stages, **kept}
 
     @_picklable_errors()

@@ -163,7 +163,7 @@ class StreamOptions:
         return stream
 
     def __getstate__(self) -> dict[str, Any]:
-        # pickle the stages first, because their error names a function that cannot be pickled
+        # pickle the stages first: `Pipeline.__getstate__` raises an error that names an unpicklable function
         return {"_stages": self._stages, **vars(self)}
 
 
