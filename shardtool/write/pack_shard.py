@@ -125,6 +125,6 @@ def _reread_source(task: ShardTask, *, hashes: bool) -> tuple[ShardResult | None
 
 
 def read_fingerprint(task: ShardTask) -> int | None:
-    """Return the content fingerprint of the task's samples, or None if a file cannot be read or changes."""
+    """Return the content fingerprint of the task's samples, or None if a file has changed or cannot be read."""
     result, _ = _reread_source(task, hashes=False)
     return None if result is None else result.digest

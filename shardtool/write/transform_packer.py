@@ -72,7 +72,7 @@ def pack_transformed(task: ShardTask, work: TransformWork, report: Report) -> Sh
 
 
 def measure_samples(task: ShardTask) -> list[int]:
-    """Return the number of bytes of each source sample in the shard after the transform.
+    """Return the size of each source sample's records after the transform, in bytes.
 
     The value is 0 for samples that the user's options exclude, and -1 for failed samples.
     """
