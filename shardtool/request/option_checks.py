@@ -69,7 +69,7 @@ def import_name(function: Callable[..., object]) -> str:
     imported: object = sys.modules.get(module or "")
     for part in (name or "").split("."):
         imported = getattr(imported, part, None)
-    if imported is not function or module == "__main__":
+    if imported is not function or module in ("__main__", "__mp_main__"):
         shown = f"{module}.{name}" if name else repr(function)
         problem = f"{shown} cannot be imported by this name"
         remedy = "Define the function at the top level of a module, and import it from there."

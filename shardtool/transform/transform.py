@@ -81,7 +81,7 @@ class Transform(NamedTuple):
 def find_function(name: str) -> Callable[[dict[str, object]], Any]:
     """Import the user's function `package.module:function`. The current folder is searched, too."""
     module, colon, attribute = name.partition(":")
-    if not (module and colon and attribute):
+    if not (module and colon and attribute) or module.endswith(".py"):
         raise InvalidRequest(option_text("map"), repr(name), expected="package.module:function")
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())

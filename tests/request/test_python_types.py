@@ -61,9 +61,11 @@ def test_a_function_must_be_importable(function: Any) -> None:
         CreateOptions(map=function)
 
 
-def test_a_function_of_the_script_itself_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A function of `__main__` is refused, because workers have another `__main__`."""
-    monkeypatch.setattr(mapped.doubled, "__module__", "__main__")
+@pytest.mark.parametrize("module", ["__main__", "__mp_main__"])
+def test_a_function_of_the_script_itself_is_refused(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function of the script is refused, because workers have another `__main__`."""
+    monkeypatch.setattr(mapped.doubled, "__module__", module)
+    monkeypatch.setitem(sys.modules, module, mapped)
     with pytest.raises(InvalidRequest, match="cannot be imported by this name"):
         CreateOptions(map=mapped.doubled)
 

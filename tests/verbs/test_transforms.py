@@ -893,6 +893,7 @@ MISSING: dict[str, tuple[str, str]] = {
     "of_missing:no_such": ("def change(sample): return sample\n", "no_such"),
     "of_missing:CONSTANT": ("CONSTANT = 5\n", "function"),
     "of_missing": ("def change(sample): return sample\n", "package.module:function"),
+    "of_missing.py:change": ("def change(sample): return sample\n", "package.module:function"),
     ":change": ("", "package.module:function"),
     "of_missing:": ("", "package.module:function"),
     "": ("", "package.module:function"),
