@@ -274,6 +274,10 @@ class DownloadClient:
 
     async def _read_body(self, response: aiohttp.ClientResponse, download: Download, limits: DownloadLimits) -> bytes:
         options, length, body = self._options, response.content_length or 0, bytearray()
+        if (coding := response.headers.get("Transfer-Encoding", "chunked").strip().lower()) != "chunked":
+            raise FetchFailed(
+                "bad-response", f"the body has Transfer-Encoding {coding[:40]!r}, which was not requested"
+            )
         directive = refusing_directive(response.headers.getall("X-Robots-Tag", ()), options.user_agent)
         if options.robots and directive:
             raise FetchFailed("robots-header", f"the server's X-Robots-Tag is {directive}")
@@ -338,6 +342,8 @@ def _parse_url(text: str) -> URL:
 
 
 def _redirect_target(url: URL, location: str) -> URL:
+    if not location:
+        raise FetchFailed("bad-redirect", "a redirect without a Location header")
     try:
         return _parse_url(str(url.join(URL(location, encoded=_QUOTED_URL.fullmatch(location) is not None))))
     except (FetchFailed, ValueError, UnicodeError):

@@ -31,6 +31,7 @@ _HOSTILE = {  # (first bytes, bytes that are repeated, seconds between the repet
     "length": (b"200 OK\r\nContent-Length: " + _DIGITS + b"\r\n\r\n", b"", 0),
     "negative": (b"200 OK\r\nContent-Length: -5\r\n\r\n", b"", 0),
     "chunk": (b"200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\nab\r\n", b"", 0),
+    "coded": (b"200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n", b"", 0),
     "long-chunk": (b"200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + _DIGITS + b"\r\nab\r\n", b"", 0),
     "chunk-name": (b"200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1", 0.02),
 }

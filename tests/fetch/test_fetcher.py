@@ -58,7 +58,8 @@ def test_files_come_in_order(web: WebServer) -> None:
         ("status/404", "http-404"), ("status/403", "http-403"), ("status/500", "http-500"), ("status/204", "http-204"),
         ("cut/a", "cut-short"), ("drop/a", "no-connection"), ("garbage/a", "bad-response"),
         ("broken/a", "bad-response"),
-        ("half/a", "cut-short"), ("brotli/a", "bad-response"), ("loop/0", "bad-redirect"), ("to/", "bad-redirect"),
+        ("half/a", "cut-short"), ("brotli/a", "bad-response"), ("hostile/coded", "bad-response"),
+        ("loop/0", "bad-redirect"), ("to/", "bad-redirect"),
         ("to/ftp:%2F%2F127.0.0.1%2Fa", "bad-redirect"), ("to/http:%2F%2F", "bad-redirect"),
         (f"to/http:%2F%2F{'a' * 64}.localhost%2F", "bad-redirect"), ("to/http:%2F%2F[::1%2F", "bad-redirect"),
         ("to/file:%2F%2F%2Fetc%2Fpasswd", "bad-redirect"), ("robots/noai", "robots-header"),
@@ -70,6 +71,12 @@ def test_responses_become_files_or_reason_codes(web: WebServer, path: str, code:
     """Each response is a file, or a failure with a reason code."""
     result = _one(web.url(path))
     assert result == code if isinstance(code, str) else isinstance(result, bytes) and result
+
+
+def test_a_redirect_without_a_target_is_not_repeated(web: WebServer) -> None:
+    """A redirect without a Location header fails after one request."""
+    assert _one(web.url("to/")) == "bad-redirect"
+    assert web.requests["/to/"] == 1
 
 
 @pytest.mark.parametrize(

@@ -261,7 +261,8 @@ def read_object(address: str, check_size: Callable[[int], object]) -> tuple[byte
     def attempt() -> tuple[bytes, ObjectInfo]:
         with closing(http.request_object(address)) as response:
             length = http.content_length(response)
-            if length is None or "Content-Encoding" in response.headers:
+            is_partial = response.status == HTTPStatus.PARTIAL_CONTENT
+            if length is None or is_partial or "Content-Encoding" in response.headers:
                 return read_whole(RemoteObject(address))
             info = ObjectInfo(length, version_number(response.headers.get("ETag", "")))
             if check_size(length) is False:

@@ -100,6 +100,12 @@ def test_limit_applies_without_content_length(object_at: str, proxy: FaultyProxy
     assert files.read_small(object_at) == _DATA
 
 
+def test_part_of_an_object_is_not_the_object(object_at: str, proxy: FaultyProxy) -> None:
+    """If a server returns only a part that was not requested, the whole object is requested again."""
+    proxy.set(Fault("status", status=206, headers={"Content-Range": f"bytes 0-0/{len(_DATA)}"}, body="x"))
+    assert files.read_small(object_at) == _DATA
+
+
 def test_read_tail_without_suffix_ranges(object_at: str, proxy: FaultyProxy) -> None:
     """If a server does not support suffix ranges, the end is still read without the whole object."""
     proxy.set(Fault("whole"))
