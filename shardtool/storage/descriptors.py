@@ -7,7 +7,7 @@ from contextlib import suppress
 
 
 def processes_with_open_files(folder: str) -> dict[str, list[int]]:
-    """Return the files below a folder that processes have open, as a dict from path to process ids."""
+    """Find the open files below a folder. Return the ids of their processes by path."""
     pids_of: dict[str, list[int]] = {}
     prefix = os.path.join(os.path.realpath(folder), "")
     with suppress(OSError):

@@ -46,7 +46,7 @@ class LocalFile(AbstractContextManager["LocalFile"]):
     """An open local file.
 
     Attributes:
-        max_gap_bytes: If a read starts at most this many bytes after the buffered bytes, `ShardFile` reads ahead.
+        max_gap_bytes: `ShardFile` reads ahead if at most this many bytes are skipped between two reads.
     """
 
     sequential_read_bytes, random_read_bytes, max_gap_bytes = 2**17, 2**12, 2**16
@@ -155,7 +155,7 @@ class LocalFiles:
         try:
             return os.listdir(folder or ".")
         except OSError as error:
-            if not isinstance(error, PermissionError):  # files may be readable in a folder that cannot be listed
+            if not isinstance(error, PermissionError):  # not a machine error: the files may still be readable
                 raise_if_machine_error(error, folder or ".")
             raise
 
@@ -223,7 +223,7 @@ def read_optional(path: str) -> bytes | None:
     """Return the content of a small file, or None if the file cannot be read."""
     try:
         return read_small(path)
-    except (OSError, AccessRefused):  # a store that denies listing also denies access to objects that do not exist
+    except (OSError, AccessRefused):  # if listing is denied, a missing object looks like a denied one
         return None
 
 

@@ -49,7 +49,7 @@ def open_staging_folder(path: str) -> OutputFolder:
 
 
 def check_published(folder: OutputFolder, sizes: Mapping[str, int], remedy: str) -> None:
-    """Raise `OutputFailed` if a store does not list every published file with its size in `sizes`."""
+    """Raise `OutputFailed` if a file in `sizes` is missing in the store, or has another size."""
     if folder.has_staging:  # staged files do not have these names yet
         return
     listed = folder.find_entries(sizes)
@@ -64,8 +64,7 @@ def check_published(folder: OutputFolder, sizes: Mapping[str, int], remedy: str)
 def check_space(folder: OutputFolder, size: int, action: str, *, keeps_old: bool = False) -> None:
     """Raise `OutputFailed` if there is no space for shards of `size` bytes in total, plus their sidecars.
 
-    The message contains `action`, such as `copied`. If `keeps_old`, the message adds that the old dataset is kept until
-    the new one is complete.
+    The message contains `action`, such as `copied`. If `keeps_old`, the message adds that the old dataset is kept.
     """
     need, free = int(size * _INDEX_SPACE_FACTOR), folder.free_bytes()
     if free is not None and need > free:

@@ -70,7 +70,7 @@ def source_root(folder: str, *, needed: bool = False) -> bytes:
 def similar_path(path: str) -> str:
     """Return `Did you mean PATH?` if a path does not exist but a similar path does, else "".
 
-    Hidden files, such as the journal of an unfinished run, are suggested only if the missing name starts with a dot.
+    Hidden files are suggested only if the missing name starts with a dot.
     """
     from difflib import get_close_matches
 

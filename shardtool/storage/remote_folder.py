@@ -1,8 +1,8 @@
 """An output folder in an object store.
 
 A shard is written with one PUT request, and is visible once the request has succeeded. Small files stay in memory until
-they are published. With `has_staging`, each file is first written as the object `.NAME.part`. To publish the file, the
-store copies this object to `NAME`.
+they are published. With `has_staging`, each file is first written as the object `.NAME.part`. To publish the file, this
+object is copied to `NAME`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NS_PER_SECOND = 10**9
 
 @dataclass(frozen=True, slots=True)
 class RemoteFolder:
-    """An output folder in an object store. Has the same methods as `Folder`.
+    """An output folder in an object store. Has most methods of `Folder`.
 
     The process that publishes must hold the dataset's lock.
     """
@@ -83,10 +83,9 @@ class RemoteFolder:
     def write(
         self, name: str, fill: Callable[[Sink], Result], size: int | None, _mtime_ns: int, /
     ) -> tuple[Result, DurableFile]:
-        """Let `fill` write an object of `size` bytes.
+        """Let `fill` write an object of `size` bytes. If the upload fails, `fill` is called again.
 
-        If `size` is None, or `fill` writes fewer bytes, the bytes are first written to a local file. If an upload
-        fails, `fill` is called again.
+        If `size` is None or `fill` writes fewer bytes, let `fill` write a local file, and upload the file.
         """
         if size is not None:
             with suppress(TruncatedUpload):

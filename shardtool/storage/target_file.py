@@ -57,7 +57,7 @@ def create_target(path: str) -> Iterator[TargetFile]:
 
 
 def write_target(path: str, data: bytes) -> None:
-    """Write `data` as a file to a local path or an address."""
+    """Write a file to a local path or an address."""
     with create_target(path) as file:
         file.write(data)
 

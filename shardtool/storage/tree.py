@@ -23,7 +23,7 @@ _CONFLICT_ERRNOS = (errno.ENOTDIR, errno.ELOOP, errno.EEXIST, errno.EISDIR)
 _MAX_NAME_BYTES = 255
 _MAX_PATH_BYTES = 4000
 _MAX_OPEN_PARENTS = 64
-# This pattern matches an empty, `.` or `..` component of a path.
+# an empty, `.` or `..` component of a path
 _UNSAFE_PART = re.compile(rb"(?:^|[/\0])\.{0,2}(?:[/\0]|$)")
 ExistingFile = Literal["error", "overwrite", "keep", "finish"]
 

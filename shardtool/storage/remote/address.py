@@ -93,7 +93,7 @@ def uses_fsspec(text: str) -> bool:
 
 
 def is_source_address(address: str) -> bool:
-    """Return whether `source_address_for` created this address."""
+    """Return whether `source_address_for` added a marker to this address."""
     return parse_address(address).marker.startswith(SOURCE_MARKER)
 
 
@@ -124,7 +124,7 @@ def parse_address(text: str) -> Address:
 
 @functools.cache
 def fsspec_schemes() -> frozenset[str]:
-    """Return the schemes that fsspec reads, or an empty set if it is not installed."""
+    """Return the schemes that are read through fsspec, or an empty set if fsspec is not installed."""
     try:
         from fsspec import available_protocols
     except ImportError:

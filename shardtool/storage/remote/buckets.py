@@ -67,7 +67,8 @@ def list_objects(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
 def _list_below(address: str, store: Any, prefix: str) -> Iterator[BucketEntry]:
     """Yield all objects below a prefix. After a failure, continue after the last non-empty object.
 
-    A listing cannot continue after an empty object, because obstore strips a slash from the end of its key.
+    An empty object may represent a folder. A listing cannot continue after such an object, because its key ends with a
+    slash, which obstore removes.
     """
     attempts, last_key, yielded = RetryState(address), "", set[str]()
     while True:

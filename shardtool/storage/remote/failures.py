@@ -1,4 +1,4 @@
-"""Convert errors from obstore, urllib3 and servers to errors of this package.
+"""Convert errors from obstore, urllib3 and servers to errors of shardtool.
 
 Messages of these libraries are neither shown nor chained, because they can contain signed URLs, keys and passwords
 (docs/decisions/017-remote-stores.md).
@@ -82,7 +82,7 @@ _LIST_ADVICE = "Grant it, or name the dataset file or a closed range of shards, 
 
 @contextmanager
 def obstore_errors(address: str, *, lists: bool = False) -> Iterator[None]:
-    """Convert exceptions from obstore to `FileNotFoundError`, `FileExistsError` or an error of this package."""
+    """Convert exceptions from obstore to `FileNotFoundError`, `FileExistsError` or an error of shardtool."""
     from obstore import exceptions
 
     where = display_address(address)
@@ -181,9 +181,9 @@ def _server_name(url: str) -> str:
 
 @contextmanager
 def urllib3_errors(address: str, url: str = "") -> Iterator[None]:
-    """Convert exceptions from urllib3 to errors of this package.
+    """Convert exceptions from urllib3 to errors of shardtool.
 
-    Errors name the server and proxy of `url`, the requested URL ("" while a response is read).
+    `url` is the requested URL, or "" while a response is read. Errors name its server and proxy.
     """
     from http.client import HTTPException
 

@@ -3,8 +3,8 @@
 Each connection is opened in a separate thread, because name lookups, TLS handshakes and proxies cannot be interrupted.
 
 obstore signs URLs but not headers, so this module signs the headers of S3 requests. It also signs Azure URLs, because
-obstore signs the encoded name of a blob but Azure expects the plain name. The module's Azure signatures
-cover the whole container.
+obstore signs the encoded name of a blob but Azure expects the plain name. These Azure signatures are valid for all
+blobs of the container.
 
 Source: Microsoft, "Create a service SAS", the string to sign for version 2020-12-06 and later.
 """
@@ -126,7 +126,7 @@ def peer_name(connection: HTTPConnection) -> str:
 
 @functools.cache
 def _pool_classes() -> dict[str, type[urllib3.HTTPConnectionPool]]:
-    """Return pool classes by scheme. They are created on first use, because the imports take 50 ms."""
+    """Return a pool class for each scheme. They are created on first use, because the imports take 50 ms."""
     import http.client
 
     from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
@@ -245,7 +245,7 @@ _SAS_PERMISSIONS = {"GET": "r", "PUT": "cwt"}  # r: read; c, w: create and write
 
 
 def azure_signed_url(container: str, key: str, method: str, environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return the signed URL of a blob, or None if there is no account key and no SAS token."""
+    """Return the signed URL of a blob, or None if the account name or a credential (key or SAS token) is missing."""
     account = store_access.first_variable(environment, store_access.AZURE_ACCOUNT_VARIABLES)
     token = store_access.first_variable(environment, store_access.AZURE_TOKEN_VARIABLES)
     secret = store_access.first_variable(environment, store_access.AZURE_KEY_VARIABLES)

@@ -247,7 +247,7 @@ def _acquire(address: str, holder: LockHolder) -> str:
 def check_conditional_writes(address: str, data: bytes, version: str = "") -> None:
     """Raise `InvalidRequest` if the store ignores the condition of a conditional write.
 
-    The condition must be false: the object exists, and `version` is "" or an old version.
+    The store should refuse the write, so the object must exist, and `version` must be "" or an old version.
     """
     try:
         put_object(address, data, version)

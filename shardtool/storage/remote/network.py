@@ -1,6 +1,6 @@
 """Find the proxy, certificates and HTTP headers for a server.
 
-obstore and urllib3 follow the same rules. `NO_PROXY` works as in reqwest, the HTTP library of obstore.
+For urllib3, `NO_PROXY` works as in reqwest, the HTTP library of obstore.
 """
 
 from __future__ import annotations
@@ -95,9 +95,9 @@ def without_user(url: str) -> str:
 
 
 def is_same_server(url: str, other: str) -> bool:
-    """Return whether a request that is redirected from `url` to `other` may send the same headers.
+    """Return whether a request redirected from `url` to `other` may send the same headers.
 
-    Both URLs must have the same server, or `other` must change http to https on the same host.
+    Both URLs must have the same server, or `other` must change http to https on the same host, with default ports.
     """
     first, second = urlsplit(url), urlsplit(other)
     ports = [(part.scheme, part.port or _DEFAULT_PORTS[part.scheme]) for part in (first, second)]

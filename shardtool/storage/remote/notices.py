@@ -46,8 +46,8 @@ class FetchProgress(NamedTuple):
     Attributes:
         share: Fraction of the shard's files that are already packed.
         host: The slowest host, or "" if packing is slower than downloading.
-        done: Number of files that `host` has already sent.
-        files: Number of files that `host` has to send in total.
+        done: Number of files that `host` has sent.
+        files: Number of files from `host` in total.
         seconds_per_file: Average time for a file from `host`.
     """
 
@@ -82,7 +82,7 @@ def warn(text: str) -> None:
 
 
 def set_listener(listener: Callable[[object], None] | None) -> None:
-    """Call `listener` for each later event, and reset the retry counts. None only removes the listener."""
+    """Call `listener` for each later event, and reset the retry counts. If it is None, only remove the old one."""
     _listeners[:] = [] if listener is None else [listener]
     _totals[:] = _totals if listener is None else [0, 0.0]
 

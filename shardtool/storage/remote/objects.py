@@ -189,7 +189,7 @@ class RemoteObject(AbstractContextManager["RemoteObject"]):
         if not self.ranges and not is_whole:
             raise self._no_ranges_error()
         headers = {"Range": f"bytes={offset}-{end - 1}"} if self.ranges else {}
-        has_stable_etag = not is_huggingface(self.address)  # the Hub redirects to servers with other ETags
+        has_stable_etag = not is_huggingface(self.address)  # the Hub redirects to a server that reports another ETag
         if has_stable_etag and self.version and not self.version.startswith("W/"):
             headers["If-Match"] = self.version
         try:
@@ -478,6 +478,6 @@ def iter_objects(folder: str) -> Iterator[BucketEntry]:
 
 
 def list_entries(folder: str, *, below: bool = False) -> Iterator[BucketEntry]:
-    """Yield the entries of a folder. If `below`, yield all objects below the folder."""
+    """Yield the entries of a folder or, if `below`, all objects below the folder."""
     list_below = list_objects if parse_address(folder).scheme in SCHEMES else list_fsspec
     return list_below(folder, below=below)

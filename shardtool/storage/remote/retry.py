@@ -36,11 +36,11 @@ class RetryPolicy(NamedTuple):
 
     Attributes:
         tries: Maximum attempts if the server has never responded, because the endpoint may be wrong. An upload also
-            stops after this many attempts if the last one got no response.
+            stops after this many attempts if the last attempt got no response.
         first_wait_s: Maximum wait before the first retry. This maximum doubles with each further retry.
         max_wait_s: Maximum wait, unless the server requests more.
         max_total_s: No retry starts after this many seconds without progress.
-        first_response_s: Upper limit of `max_total_s` while the server has not responded to any request.
+        first_response_s: Replaces a larger `max_total_s` until the server responds for the first time.
         notice_s: If there is no response after this many seconds, the user gets a notice.
         min_bytes_per_s: Minimum speed, measured over `speed_window_s` seconds of waiting.
     """
@@ -173,7 +173,10 @@ class RetryState:
         self._waited_s, self._counts_waits_only = 0.0, False
 
     def count_waits_only(self, stalled_s: float) -> None:
-        """From now on, count only waits and stalls as time without progress, not the duration of attempts."""
+        """From now on, count only waits and stalls as time without progress, not the duration of attempts.
+
+        `stalled_s` is how long the last attempt stalled.
+        """
         self._waited_s += stalled_s
         self._start_s, self._counts_waits_only = time.monotonic() - self._waited_s, True
 

@@ -85,8 +85,8 @@ def is_anonymous(scheme: str, environment: Mapping[str, str] = os.environ) -> bo
 def source_address_for(address: str, endpoint: str | None) -> str:
     """Return the address of a source, with a marker if the source has its own server or credentials.
 
-    With a marker, the endpoint comes only from `endpoint` and variables with the prefix `SHARDTOOL_SOURCE_`. The
-    credentials come from these variables or, if they contain none, from variables without the prefix.
+    With a marker, the endpoint comes from `endpoint`, variables with the prefix `SHARDTOOL_SOURCE_` or an AWS profile.
+    The credentials come from variables with this prefix or, if there are none, from variables without it.
     """
     prefixed = [name for name, value in os.environ.items() if name.startswith(SOURCE_PREFIX) and value]
     source_variables = {name.removeprefix(SOURCE_PREFIX) for name in prefixed}

@@ -51,7 +51,7 @@ def copy_in_store(source: str, target: str, size: int, crc: int) -> int | None:
     Return the CRC-32C of the copy if the store reports it, else None.
 
     Raises:
-        NotCopied: The store made no copy, or the size or checksum of `source` is not `size` or `crc`.
+        NotCopied: The store made no copy, or `source` has another size (for Google: another checksum).
     """
     min_bytes_per_s, speed_window_s = retry.min_speed()
     speed_window_s = max(speed_window_s, size / _MIN_COPY_BYTES_PER_S)

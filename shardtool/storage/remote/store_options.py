@@ -1,7 +1,7 @@
 """Options for stores and servers: for all calls (`--store-option KEY=VALUE`) or for one call (`storage_options=`).
 
-For Google, options of objects, such as a storage class, are not supported, because they require signed headers, and
-obstore signs only URLs.
+Options of objects, such as a storage class, are not supported for Google: they require signed headers, and obstore
+signs only URLs.
 
 Each process keeps the options of calls in a dict. An address refers to its options with a marker, as in
 `s3://options=KEY@bucket/key`. Messages and results show addresses without markers.

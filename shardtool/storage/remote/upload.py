@@ -57,7 +57,7 @@ class _Response(NamedTuple):
 def upload(address: str, size: int, fill: Callable[[Upload], Result]) -> Result:
     """Let `fill` write an object of at most `MAX_PUT_BYTES`, and return the result of `fill`.
 
-    If the connection is lost, `fill` is called again.
+    After a temporary failure, `fill` is called again.
 
     Raises:
         TruncatedUpload: `fill` wrote too few bytes. The object was not created.
@@ -80,7 +80,7 @@ def upload(address: str, size: int, fill: Callable[[Upload], Result]) -> Result:
 class Upload(AbstractContextManager["Upload"]):
     """An object that is being written, as a context manager. The object is visible only after `finish`.
 
-    Methods raise `TransientError` if the connection is lost, and `AccessRefused` or `StoreFailed` if the store refuses.
+    Methods raise `TransientError` after a temporary failure, and another error if the store refuses the object.
     """
 
     def __init__(self, address: str, size: int) -> None:
