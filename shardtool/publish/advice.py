@@ -26,7 +26,7 @@ _READER_NAMES = {"huggingface": "Hugging Face datasets"}
 def loader_notes(outputs: Sequence[tuple[Destination, int]], sizes: Sequence[int]) -> Iterator[str]:
     """Yield a note for each dataset with fewer shards than a data loader usually has workers.
 
-    `sizes` contains, for each dataset, the total size of its new shards in bytes.
+    `sizes` contains the total bytes of each dataset's new shards.
     """
     for (output, shards), size in zip(outputs, sizes, strict=True):
         total = output.first + shards

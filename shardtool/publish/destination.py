@@ -39,7 +39,7 @@ class Destination:
 
     Attributes:
         existing: The dataset's files when the folder was last listed.
-        expected: A dataset whose shards the new shards must equal, or None.
+        expected: A dataset with the shards that this run must recreate, or None.
         own_names: With `--part`, the files that this part writes.
     """
 
@@ -222,7 +222,7 @@ def _check_dataset_file(destination: Destination) -> None:
         append = choose_text(f"Choose {flag_text('append', 'resume')}", "Add --append")
         overwrite = choose_text("'resume-overwrite'", "--overwrite")
         remedy = f"{append} to continue an append, or {overwrite} to replace the dataset."
-        if destination.part is not None:  # `part` forbids both
+        if destination.part is not None:  # neither is possible with `part`
             remedy = "Delete the dataset first, or use another output."
         raise OutputExists(destination.dataset_file, "appended shards, which this run would delete", remedy=remedy)
 

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from shardtool.storage.folders import OutputFolder
 
 
-# Path, content, `may_replace` (replace a file with other content even without `overwrite`), and `is_lasting` (never
-# replace an existing file).
+# Path, content, `may_replace`, `is_lasting`. If `may_replace`, replace a file with other content even without
+# `overwrite`. If `is_lasting`, never replace an existing file.
 IndexFile = tuple[str, bytes, bool, bool]
 
 
@@ -66,7 +66,7 @@ def _match_listed_shards(dataset: DatasetFile, listed: Collection[str]) -> Datas
 
 
 def check_other_shards(export: ExportFormat, target: OutputFolder, others: Iterable[str]) -> None:
-    """Raise an error if any of `others` exists. These are shards of other datasets that the folder's index lists."""
+    """Raise an error if a shard in `others` exists. The folder's index lists these shards of other datasets."""
     existing_names = {to_output_name(name) for name in target.names()}
     if others := sorted(name for name in others if "/" in name or name in existing_names):
         found = f"an index of other shards: {format_list(others, 3)}"
@@ -284,7 +284,7 @@ class Exporter:
 
 
 def list_index_names(shards: Iterable[str], requested: Mapping[str, ExportFormat], dataset_file: str) -> list[str]:
-    """Return the names of the shards' index files. Raise an error if two names would be equal."""
+    """Return the names of the shards' index files. Raise an error if two files would have the same name."""
     shard_exports = {name: export for name, export in requested.items() if export.suffix}
     for name, export in requested.items():
         if dataset_file and export.folder_file == dataset_file:

@@ -1,7 +1,7 @@
 """Read the index files of other tools, copy valid ones with a dataset, and delete stale ones.
 
-Index files have no checksums, so they are compared with sidecars. Index files are not copied from web servers, because
-web servers cannot list files.
+Index files have no checksums, so they are compared with sidecars. They are not copied from web servers, which cannot
+list files.
 """
 
 from __future__ import annotations
@@ -215,7 +215,10 @@ class StaleIndexes:
             raise OutputExists(self.folder.path or ".", found, expected=expected, remedy=remedy)
 
     def compare(self, shard: str, sidecar: Callable[[], bytes], *, written: bool) -> None:
-        """Mark the shard's and folder's indexes that do not match the shard. `written`: whether this run wrote it."""
+        """Mark the shard's index files and the folder's indexes if they do not match the shard.
+
+        `written`: whether this run wrote the shard.
+        """
         files, counts = self._files.pop(shard, {}), {} if self._appends else self._counts
         for name, export_name in [*files.items()]:
             if written and exports.EXPORTS[export_name].has_hashes:

@@ -51,7 +51,7 @@ class Journal:
         encoded = [_encode(line) for line in (header, *lines)]
         self._folder.publish_bytes(self.name, b"".join(encoded))
         older = [name for name in list_journals(self._base, self._folder.names()) if name != self.name]
-        # Delete old journals last, because a run that is interrupted before needs them.
+        # Delete old journals last, because the next run needs them if this run is interrupted.
         self._folder.remove(older)
         self._lines, self.is_started = len(encoded), True
 

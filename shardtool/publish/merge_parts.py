@@ -271,9 +271,9 @@ def get_part_plan(record: PartRecord) -> _PartPlan:
 
 
 def describe_other_plan(parts: Sequence[_PartPlan]) -> tuple[str, str]:
-    """Describe the most common plan and the parts that have another plan.
+    """Describe the parts that do not have the most common plan (found), and this plan (expected).
 
-    Return what was found (the parts) and what was expected (the most common plan), or "", "" if all plans are equal.
+    Return "", "" if all plans are equal.
     """
     ((plan, count),) = Counter(plan for _, plan, _ in parts).most_common(1)
     others = [part_plan for part_plan in parts if part_plan[1] != plan]

@@ -271,7 +271,7 @@ def old_empty_name(part_pattern: ShardPattern) -> str:
 
 
 def list_writer_part_files(pattern: ShardPattern, tag: str, names: Iterable[str]) -> list[str]:
-    """Return the files of a writer's part that a merge deletes."""
+    """Return the files that a merge deletes for a writer's part."""
     part_pattern, existing = add_tag(pattern, tag), {*names}
     own = [part_record_name(pattern, tag), part_pattern.dataset_file, part_pattern.skipped_file]
     own += [old_empty_name(part_pattern), *list_journals(part_pattern.base, existing)]

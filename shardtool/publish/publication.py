@@ -1,7 +1,8 @@
 """Publish the files of a dataset in a safe order (docs/format.md, "Publication order").
 
 - The dataset file lists only complete files. It is replaced last, or deleted before a listed file changes.
-- Before a shard changes, its index files for other tools are deleted if they no longer match (see `StaleIndexes`).
+- Before a shard changes, its index files for other tools are deleted if they may not match the new shard (see
+  `StaleIndexes`).
 - A shard is published before its sidecar.
 - Only the parent process publishes files, so a worker that outlives the run cannot publish any.
 """
@@ -48,7 +49,7 @@ class Publication:
     - "replace": All files are staged first, so the old dataset stays complete until `finish`. In a store, "replace"
       works like "withdraw", because there is no staging.
     - "exchange": Like "replace", but once all files are staged, a list of them is published. If the run is then
-      interrupted, the next run uses the list to finish the exchange.
+      interrupted, the next run uses the list to finish.
 
     Args:
         stale_indexes: Index files of other tools, or None if no shard changes.
@@ -108,7 +109,7 @@ class Publication:
     ) -> None:
         """Publish a staged shard and sidecar. Pass None for a file that already exists.
 
-        `replaces`: whether an existing file may be replaced.
+        If `replaces` is false, the files are new, and are published immediately.
         """
         shards, others = [[] if file is None else [file] for file in (shard, sidecar)]
         self.stale_indexes.compare(name, read_sidecar, written=shard is not None)
@@ -129,7 +130,7 @@ class Publication:
         return (self.folder.read_staged if self.keeps_staged else self.folder.read)(sidecar_name(shard))
 
     def replace_sidecars(self, sidecars: Mapping[str, bytes]) -> None:
-        """Replace sidecars. `sidecars` contains the new content by shard name."""
+        """Replace the sidecars of shards. `sidecars` maps shard names to the new content."""
         staged = [self.folder.stage_bytes(sidecar_name(shard), data) for shard, data in sidecars.items()]
         if staged and not self.keeps_staged:
             self.withdraw()

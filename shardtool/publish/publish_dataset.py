@@ -103,7 +103,7 @@ def check_append_is_unchanged(
 ) -> None:
     """Raise an error unless shard `number` of the dataset equals `shard`.
 
-    If `shard` is None, raise an error if the dataset has a shard with this number.
+    If `shard` is None, the dataset must not have a shard with this number.
     """
     if [*append.old.shards[number : number + 1]] != ([] if shard is None else [shard]):
         found = "the dataset already contains these keys with other content"
