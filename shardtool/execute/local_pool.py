@@ -1,7 +1,7 @@
 """Run tasks in worker processes on this machine.
 
-A parent with a single thread forks the workers, which takes 5 ms. A parent with several threads starts new Python
-processes, which takes longer. The command line starts workers before imports that start threads, such as NumPy.
+On Linux, a parent with a single thread forks the workers, which takes 5 ms. Other parents start new Python processes,
+which takes longer. The command line starts workers before imports that start threads, such as NumPy.
 docs/decisions/002-own-worker-pool.md explains why this module does not use the standard library's pools.
 """
 

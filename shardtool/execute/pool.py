@@ -1,4 +1,4 @@
-"""The base class of pools. It runs tasks in the calling process."""
+"""The base class of pools."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A pool that runs tasks on a Ray cluster (docs/decisions/018-ray.md).
 
-A slot is one CPU core of the cluster. Tasks are submitted as slots become free. Sample data never passes through this
-process or Ray's object store.
+A slot is one CPU core of the cluster. Tasks are submitted as slots become free, up to eight in advance. Sample data
+never passes through this process or Ray's object store.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Node(NamedTuple):
 def version_probe() -> Callable[[], tuple[str, str, str]]:
     """Return a function that returns the versions of shardtool, Python and Ray on a node.
 
-    The function is self-contained, because nodes may lack this package.
+    The function is self-contained, because nodes may lack shardtool.
     """
 
     def versions() -> tuple[str, str, str]:
@@ -92,7 +92,7 @@ def refuse_nodes(problems: list[tuple[str, str, str]], remedy: str) -> None:
 
 
 def check_reachable(address: str | None) -> None:
-    """Raise InvalidRequest if nothing answers at the cluster's address. Ray itself would wait for a minute."""
+    """Raise `InvalidRequest` if nothing answers at the cluster's address. Ray itself would wait for a minute."""
     cluster_address = address if address not in (None, "auto") else os.environ.get("RAY_ADDRESS", "auto")
     if cluster_address in (None, "", "auto"):
         return

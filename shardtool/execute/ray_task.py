@@ -50,7 +50,7 @@ class TaskEnvironment(NamedTuple):
 
     @classmethod
     def here(cls, function: str = "") -> TaskEnvironment:
-        """Return the state of this process. If `function` is given, include the source code of this function."""
+        """Return the state of this process. If `function` is given, include the source code of its modules."""
         from shardtool.storage.paths import INHERITED_VARIABLES
 
         umask = os.umask(0o077)
