@@ -27,7 +27,7 @@ _SHA256_BYTES = 32
 
 
 class ShardHashTask(NamedTuple):
-    """A shard to hash. `starts` and `stops` contain the int64 offsets of sorted payloads that do not overlap."""
+    """A shard to hash. `starts` and `stops` contain the int64 offsets of the payloads, sorted and without overlap."""
 
     path: str
     size: int
