@@ -241,7 +241,7 @@ def _create_options(
     # Pass the class names. Otherwise, if a class has no extracted samples, `create` would assign other class numbers.
     if "label_from_folder" in create_options:
         create_options["classes_from"] = datasets[0].dataset_file
-    # With `portable`, omit the table: `create` joins tables before it renames keys, so the table would match no key.
+    # With `portable`, omit the table: `create` joins tables before it renames keys, but the table has renamed keys.
     if metadata and "portable" not in create_options:
         create_options |= {"join": metadata, "on": "key"}
     return {**create_options, "exclude": [MANIFEST, METADATA]} if "hidden" in create_options else create_options

@@ -145,7 +145,7 @@ class CacheWriter(SampleWriter):
     def _add(self, sample: EncodedSample, row: Mapping[str, object]) -> None:
         try:
             super()._add(sample, row)
-        except InvalidRequest as error:  # the previous shard cannot be published, because its metadata is incompatible
+        except InvalidRequest as error:  # the full shard has incompatible metadata; keep the writer usable
             raise SampleRefused(error, "bad-value") from None
         self.samples += 1
 
@@ -184,7 +184,7 @@ class Cache:
             shard.
         policy: Which shards to evict first: the least recently used (`least-used`), or those added first (`oldest`).
             With `keep`, no shard is evicted. Shards that do not fit are read from the original location. Use `keep` for
-            whole epochs of a dataset that is larger than the cache.
+            datasets larger than the cache, because other policies evict shards before the next epoch.
         observer: Receives notes about the cache. By default, they are Python warnings.
 
     Raises:
@@ -314,7 +314,7 @@ class Cache:
     ) -> CacheWriter:  # fmt: skip
         """Return a writer that adds shards of new samples to this cache.
 
-        In a forked process, close the leases inherited from the parent, because the writer could wait for them forever.
+        In a forked process, also release inherited leases: they would keep shards in use that the parent has released.
 
         Args:
             part: A number or name that identifies this writer in shard names.

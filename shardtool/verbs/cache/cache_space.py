@@ -41,7 +41,7 @@ class Backoff:
         self.restart()
 
     def restart(self) -> None:
-        """Start the total time again."""
+        """Reset the elapsed time to zero."""
         self._end_s = time.monotonic() + self._max_wait_s
 
     def wait(self) -> bool:
@@ -93,7 +93,10 @@ class CacheSpace(NamedTuple):
         return True
 
     def prepare(self) -> list[str]:
-        """Create the cache if needed, delete unfinished files of exited processes, and return foreign file names."""
+        """Create the cache if needed, and delete unfinished files of exited processes.
+
+        Return the names of files that do not belong to the cache.
+        """
         folder = Folder(self.folder)
         self.is_cache()
         for name in ("", *layout.FOLDERS):
@@ -211,7 +214,7 @@ class CacheSpace(NamedTuple):
         """Return the shards in the policy's order of eviction."""
         if self.policy == "oldest":
             return sorted(shards, key=lambda shard: (shard.added_ns, shard.name))
-        # Evict unread shards last.
+        # Evict unread shards last, because readers still need them.
         return sorted(shards, key=lambda shard: (shard.never_used, shard.used_ns, shard.added_ns, shard.name))
 
     def lock_exclusively(self, path: str) -> FileLock | None:

@@ -190,7 +190,7 @@ def lease_written_shards(space: CacheSpace, max_bytes: int | None) -> CacheShard
         written = [shard for shard in contents.shards if shard.folder == WRITTEN and shard not in reclaimed]
         written.sort(key=lambda shard: (shard.added_ns, shard.name))
         locks = _lease_paths([os.path.join(space.folder, shard.path) for shard in written])
-        # Also record the use of the shards released below, because `_shards_to_reclaim` never evicts unused shards.
+        # Also mark the shards released below as used. Otherwise, `_shards_to_reclaim` would never evict them.
         for lock in locks:
             lock.record_use(time.time_ns())
         size = sum(lock.info.st_size for lock in locks)

@@ -114,14 +114,19 @@ def cache_status(folder: str | os.PathLike[str]) -> CacheStatus:
 
 
 def cache_clear(folder: str | os.PathLike[str]) -> CacheChange:
-    """Delete the shards of a cache, except shards in use. For errors, see `cache_status`."""
+    """Delete the shards of a cache, except shards in use.
+
+    Raises:
+        InvalidRequest: As for `cache_status`.
+        OutputFailed: A shard cannot be deleted.
+    """
     space = _open_space(folder)
     with _locked_contents(space) as contents:
         return _remove_shards(space, contents, dict.fromkeys(contents.shards, ("", None)))
 
 
 def cache_verify(folder: str | os.PathLike[str]) -> CacheChange:
-    """Verify the shards of a cache, and delete damaged shards. For errors, see `cache_status`."""
+    """Verify the shards of a cache, and delete damaged shards. For errors, see `cache_clear`."""
     space = _open_space(folder)
     with _locked_contents(space) as contents:
         pass

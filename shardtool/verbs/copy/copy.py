@@ -205,8 +205,8 @@ class _Transfer:
         original, matches = part
         if matches:
             return None
-        # A server-side copy replaces the existing file before the new bytes are verified. A bad copy could therefore
-        # damage a valid dataset.
+        # A server-side copy replaces the existing file before the new bytes are verified, so a bad copy could damage a
+        # valid dataset.
         use_server_copy = matches is None or not self._only_adds
         try:
             copied = self._copy_inside_store(folder, original, meter) if use_server_copy else None

@@ -155,7 +155,7 @@ class CopyTarget(NamedTuple):
     Attributes:
         shard_folder: The folder of the shards: `folder` or a subfolder.
         existing_files: The existing files by name, in `folder` and in `shard_folder`.
-        data: The bytes of the existing dataset file, or None. An interrupted copy may have renamed the file.
+        data: The bytes of the existing dataset file (after an interrupted copy, of the file `old_list`), or None.
         old: The parsed `data`, or None if missing or damaged.
     """
 
@@ -181,7 +181,7 @@ class CopyTarget(NamedTuple):
         return {*map(_entry_content, self.old.shards)} <= {*map(_entry_content, self.source.file.shards)}
 
     def removed(self) -> tuple[list[str], list[str]]:
-        """Return two lists of names that only the existing dataset has: other files, and shards."""
+        """Return two lists of names that only the existing dataset has: first files other than shards, then shards."""
         if self.old is None:
             return [], []
         same_folder, pairs = self.old.shards_folder == self.source.file.shards_folder, self.source.pairs

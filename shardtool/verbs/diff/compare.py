@@ -191,7 +191,7 @@ class SideComparison:
         self._width = len(self._names) + 1
 
     def result(self) -> DiffResult:
-        """Return the differences. The caller must set `a`, `b`, `notes` and `seconds`."""
+        """Return the differences. The caller must set the result's `a`, `b`, `notes` and `seconds`."""
         a, b = self._a, self._b
         removed, added = self._removed, self._added
         if self._excluded.ignore_added:
@@ -203,7 +203,7 @@ class SideComparison:
         moved = np.flatnonzero((before != "") & (now != "") & (before != now))
         metadata_ids, columns = self._changed_metadata(moved)
         ids = np.sort(np.concatenate((self._changed_fields(), metadata_ids)))
-        ids = ids[np.diff(ids, prepend=-1) > 0]  # this is ten times faster than `np.unique`, which hashes the ids
+        ids = ids[np.diff(ids, prepend=-1) > 0]  # ten times faster than `np.unique`, which hashes the ids
         samples, firsts = np.unique(ids // self._width, return_index=True)
         ends = np.append(firsts[1:], len(ids))
         metadata_only = np.count_nonzero((ends - firsts == 1) & (ids[firsts] % self._width == len(self._names)))
@@ -254,7 +254,7 @@ class SideComparison:
         sides = (a, rows_a), (b, rows_b)
         inline = [inline_checksums(side.entries, rows, as_numbers=as_numbers) for side, rows in sides]
         sizes, sums = zip(*inline, strict=True)
-        # Files from URLs are not compared, because their content may have changed.
+        # Ignore files from URLs, because their content may have changed.
         fetched = b.entries.rows.kind[rows_b] == URL
         differ = np.asarray((sizes[0] != sizes[1]) & ~fetched)
         if fetched.any():

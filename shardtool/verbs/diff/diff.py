@@ -31,8 +31,8 @@ def diff(a: DatasetLike, b: object, options: DiffOptions, observer: Observer) ->
     Args:
         a: A dataset file, shard pattern, glob, folder, or shards. For several datasets, pass a list, or a name with
             `{split}`.
-        b: Other datasets, or the source of `a`: a folder or a manifest. For a source, the result lists what would
-            change if `create` packed it again.
+        b: Other datasets, or the source of `a`: a folder, an archive or a manifest. For a source, the result lists
+            what would change if `create` packed it again.
 
     Raises:
         InvalidRequest: The dataset does not exist, or the source cannot be compared with it.

@@ -149,7 +149,7 @@ class DatasetOverview:
     Attributes:
         counts: Number of samples of each read shard, by shard number.
         scanned: Number of shards without a valid sidecar.
-        interleaved: Scanned shards with repeated keys, each with its number of samples and of distinct keys.
+        interleaved: Shard, sample count and distinct key count of each scanned shard with repeated keys.
         images: Inspected images by field: the sample's key, and either (width, height, mode) or an error message.
         label_texts: Label texts that `labels` has read, by field and content id.
     """

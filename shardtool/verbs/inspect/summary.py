@@ -172,7 +172,7 @@ class ColumnSummary:
     """The statistics of a metadata column.
 
     Attributes:
-        values: The most frequent values. Empty if all values differ.
+        values: The most frequent values. Empty if all values differ or were not counted.
     """
 
     type: str
@@ -279,7 +279,7 @@ COMBINED_FIELDS = ("dataset", "format", "samples", "size", "field_bytes", "skipp
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A missing or damaged file. `where` is its path. Programs can rely on `code`."""
+    """A missing or damaged file. `where` is its path. docs/json.md lists the values of `code`."""
 
     code: str
     where: str
@@ -343,7 +343,7 @@ class Summary(Displayed):
     """The content of a dataset. `--json` prints the attributes under the same names. docs/json.md describes them.
 
     Attributes:
-        field_bytes: Bytes of all payloads, or None if some sidecars were not read and there is no dataset file.
+        field_bytes: Bytes of all payloads, or None if unknown because some sidecars were not read.
         part_of: Number of shards in the whole dataset, if the user named only some.
         datasets: The summaries of several datasets. The combined summary has only sizes, counts, `complete` and
             `problems`.

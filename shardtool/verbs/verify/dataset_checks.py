@@ -35,7 +35,7 @@ _NUMBERED_NAME = re.compile(r"(.*?)(\d{1,18})(\D*)", re.ASCII)
 
 
 def check_numbering(subject: VerifiedDataset) -> Findings:
-    """Find gaps in the numbers of shards, unlisted files, and sidecars without a shard."""
+    """Find gaps in shard numbers and unlisted files, and check the list of skipped samples."""
     findings, file = Findings(), subject.file
     if file is None and subject.dataset.has_own_file:
         findings.unchecked.append("unlisted shards: the dataset file is damaged")
@@ -232,7 +232,7 @@ def _find_duplicate_keys(subject: VerifiedDataset, scans: Mapping[int, ShardScan
 
 
 def sample_at(subject: VerifiedDataset, read: dict[int, ShardScan], index: int) -> tuple[int, str]:
-    """Return the shard number and key of a sample. `index` counts the samples of all shards that were read.
+    """Return the shard number and key of sample `index`, counted over all examined shards.
 
     If `read` lacks the scan of the shard, add it.
     """

@@ -90,7 +90,7 @@ def examine_shard(task: ExamineTask) -> tuple[ShardScan | None, ShardExamination
 
 
 def count_fields(scan: ShardScan) -> Counter[str]:
-    """Return the number of samples with each field. Call this in the main process: workers do not import NumPy."""
+    """Return the number of samples with each field. Call this in the main process, so workers need not import NumPy."""
     import numpy as np
 
     fields, counts = Counter[str](), np.bincount(np.frombuffer(scan.codes, np.uint32), minlength=len(scan.names))
@@ -100,7 +100,7 @@ def count_fields(scan: ShardScan) -> Counter[str]:
 
 
 def content_ids(scan: ShardScan, labels: frozenset[str]) -> bytes:
-    """Return `ShardExamination.content_ids`. Call this in the main process, like `count_fields`."""
+    """Return the samples' content ids for a `ShardExamination`. Call this in the main process, like `count_fields`."""
     import numpy as np
 
     from shardtool.dataset.duplicates import index_content

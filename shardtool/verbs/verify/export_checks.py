@@ -41,7 +41,6 @@ def check_exports(subject: VerifiedDataset, pool: Pool) -> Findings:
     for index, (problems, unknown_names) in pool.map(_compare_exports, iter(tasks.values())):
         findings.add(numbers[index], problems)
         findings.unchecked += [f"{to_output_name(name)}: not a known index format" for name in unknown_names]
-    # Check the index of a whole folder only if all shards were given.
     if subject.file is not None and subject.has_all_shards:
         for export in exports.FOLDER_EXPORTS:
             findings.merge(_check_counts(subject.folder, subject.file, export))

@@ -220,7 +220,8 @@ def _run_shard_checks(findings: Findings, number: int, case: ShardCheck, scan: S
 def sampled_shards(cases: Sequence[ShardCheck], options: VerifyOptions) -> list[int]:
     """Return the numbers of the shards to read: at least one, if shards exist.
 
-    Sort the shards by a hash of their names, and select a range. The next `seed` selects the next range.
+    With `options.sample`, sort the shards by a hash of their names, and select a range. The next `seed` selects the
+    next range.
     """
     existing = [number for number, case in enumerate(cases) if case.size is not None]
     if options.sample is None or not existing:

@@ -106,7 +106,7 @@ def _shapes_of(value: object, image: tuple[int, int]) -> list[tuple[list[_Point]
     rectangles = _rectangles([numbers for numbers, _ in pairs], image, is_corners=is_corners)
     return [
         ([(left, top), (right, top), (right, bottom), (left, bottom)], label)
-        # `rectangles` is empty if most boxes do not fit
+        # `rectangles` is empty if most boxes do not fit into the image
         for (left, top, right, bottom), (_, label) in zip(rectangles, pairs, strict=False)
     ]
 

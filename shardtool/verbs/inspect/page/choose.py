@@ -173,9 +173,9 @@ def choose_samples(
     default_count: int | None = None,
     collectors: Sequence[Collector] = (),
 ) -> ChosenSamples:
-    """Choose up to `max_samples` samples, evenly from all values of a label or, without labels, all shards.
+    """Choose up to `max_samples` samples, spread evenly over label values (or over shards, if there are no labels).
 
-    With `default_count`, choose only this number of samples, but at least one sample per label value. The `collectors`
+    With `default_count`, choose only this number of samples, but at least one per label value. The `collectors`
     receive the index of each shard that is read.
     """
     overview = DatasetOverview(dataset, InspectOptions(seed=seed), Observer())
@@ -248,7 +248,7 @@ def _candidates(
 
 
 def _first_candidates(pool: list[_Candidate], max_samples: int) -> list[_Candidate]:
-    # Sort by rank within the stratum, then by random number. Later samples never improve a rank, so keep `max_samples`.
+    # Sort by rank within the stratum, then by random number. Drop the rest: later shards cannot improve their ranks.
     strata = groupby(sorted(pool, key=_CANDIDATE_ORDER), key=itemgetter(0))
     ranked = [(rank, candidate) for _, members in strata for rank, candidate in enumerate(members)]
     ranked.sort(key=lambda ranked_candidate: (ranked_candidate[0], ranked_candidate[1][1], ranked_candidate[1][0]))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 MAX_LABEL_SETS = 6
 _MAX_FIELDS = 60
-# Without a dataset file, the example program lists up to this many shards. For more shards, it uses a glob.
+# Without a dataset file, the example program lists at most this many shards, or uses a glob.
 _MAX_LISTED_SHARDS = 9
 _MAX_EXAMPLE_FIELDS = 4
 _MAX_AREA_IMAGES = 4  # below this number of images, a dot's area is proportional to the number
@@ -137,7 +137,7 @@ class DatasetView(ChosenSamples):
 
     @cached_property
     def written(self) -> str:
-        """The modification time of the dataset file. Without a dataset file, the time of the last shard."""
+        """The modification time of the dataset file or, if there is none, of the last shard."""
         try:
             time = stat_file(self.dataset.dataset_file or self.dataset.shards[-1].path).st_mtime
             return f"{datetime.fromtimestamp(time, timezone.utc):%Y-%m-%d %H:%M} UTC"
@@ -165,7 +165,7 @@ class DatasetView(ChosenSamples):
 
     @cached_property
     def labels(self) -> list[LabelSet]:
-        """A `LabelSet` for each annotation column that has class names, then one for each likely label."""
+        """A `LabelSet` for each column with lists of class numbers, then one for each likely label."""
         overview, sets = self.overview, []
         for name in overview.classes:
             if counts := self.class_counts.get(name.rpartition(".")[0]):

@@ -111,7 +111,7 @@ def _all_problems(views: Sequence[DatasetView]) -> list[tuple[str, str, str]]:
     return problems
 
 
-@cache  # compiling the templates takes most of the time of a small page
+@cache  # compiling templates takes most of the time of a small page
 def _environment() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -202,7 +202,7 @@ _TICK_CHAR_PIXELS = 6.2
 
 
 def whole_number_text(value: float) -> str:
-    """Return a number rounded and with thousands separators."""
+    """Return a rounded number with thousands separators."""
     return f"{value:,.0f}"
 
 
@@ -249,7 +249,7 @@ class LogScale:
 
 _MAX_SAMPLES = 2000
 _DEFAULT_SAMPLES = 200
-_IMAGE_BYTES = 3_000_000  # limit for all thumbnails of the page together; base64 expands them to 4 MB
+_IMAGE_BYTES = 3_000_000  # limit for all thumbnails; base64 expands them to 4 MB
 _TEXT_BYTES = 600_000
 _OUTLINES = 10_000  # maximum outlines on the page, at about 150 bytes each
 _MEDIA_BYTES = 6_000_000

@@ -51,7 +51,7 @@ class RowTable:
     """Collects the rows of a dataset while its indexes are read.
 
     Attributes:
-        first: Number of rows from `add`, for the dataset's first samples, up to the limits.
+        first: Number of rows that `add` added: the dataset's first samples, up to the limits.
     """
 
     def __init__(self, name: str, max_rows: int = MAX_ROWS, max_bytes: int = MAX_ROW_BYTES) -> None:
@@ -79,7 +79,7 @@ class RowTable:
         table = table if count == len(shard_index) else table.take(number_array(np.arange(count)))
         columns = {name: _convert(table.column(name), class_names_of(overview.classes, name)) for name in names}
         for name, payloads in fields.items():
-            # the field `labels.json` has the values of the column `labels`
+            # for example, the field `labels.json` has the values of the column `labels`
             is_column = name in columns or name.rpartition(".")[0] in columns
             if not is_column and payloads.crcs is not None and overview.is_label(name):
                 ids, is_missing = np.zeros(len(shard_index), np.uint64), np.ones(len(shard_index), np.bool_)
@@ -136,7 +136,6 @@ def _column_of(values: list[object]) -> pa.ChunkedArray:
     try:
         return pa.chunked_array([pa.array(values)])
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
-        # Arrow has no common type for the values
         texts = (None if value is None else _value_text(value, ()) for value in values)
         return pa.chunked_array([pa.array(texts, pa.string())])
 
