@@ -1,10 +1,10 @@
 """Write shardtool datasets with the arguments of webdataset's `ShardWriter`.
 
-Differences from webdataset: `maxsize` limits the finished file. Existing output needs `overwrite=True` or
-`resume=True`. Keys must be unique. After an exception in the `with` block, no dataset file is published. Tar headers
-have the same values as in other shardtool datasets.
+Differences from webdataset: `maxsize` limits the file size, not the payload size. Existing output needs
+`overwrite=True` or `resume=True`. Keys must be unique. After an exception in the `with` block, no dataset file is
+published. Tar headers have the same values as in other shardtool datasets.
 
-Source: webdataset 1.0.2, `webdataset/writer.py`; for the encoders, `make_handlers` and `encode_based_on_extension1`.
+Source: webdataset 1.0.2, `webdataset/writer.py` (encoders: `make_handlers`, `encode_based_on_extension1`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _KEY = "__key__"
 _GZIP_SUFFIX = ".gz"
 _FLOAT_SLACK = 0.001  # as in webdataset, float pixels may be this far below 0 or above 1
-_FIXED_ARGUMENTS: dict[str, tuple[tuple[object, ...], str]] = {  # accepted values, and `expected` for the error
+_FIXED_ARGUMENTS: dict[str, tuple[tuple[object, ...], str]] = {  # accepted values, and the error's `expected` text
     "compress": ((None, False), "no compression, so that samples can be read by offset"),
     "mtime": ((None, 0), "0, so that equal samples give equal bytes"),
     "user": (("bigdata", ""), "no user name in headers"),
@@ -47,16 +47,15 @@ _FIXED_ARGUMENTS: dict[str, tuple[tuple[object, ...], str]] = {  # accepted valu
 
 
 class ShardWriter(Writer):
-    """Writes samples into tar shards. The module docstring lists the differences from webdataset.
+    """Writes samples into tar shards. See the module for differences from webdataset.
 
-    For `encoder` and `keep_meta`, see webdataset's `TarWriter`. For `overwrite` and `resume`, see
-    `shardtool.ShardWriter`.
+    For `encoder` and `keep_meta`, see webdataset's `TarWriter`; for `overwrite` and `resume`, `shardtool.ShardWriter`.
 
     Args:
         pattern: Shard names, such as `out-%06d.tar`.
         maxsize: Maximum bytes of a shard. A larger sample gets its own shard.
-        post: Function that is called with the path of each published shard. The function may move the shard.
-        fixed: Other arguments of webdataset's `TarWriter`. Only defaults and shardtool's header values are valid.
+        post: Function called with the path of each published shard. The function may move the shard.
+        fixed: Other arguments of webdataset's `TarWriter`, each with its default or with shardtool's header value.
 
     Raises:
         InvalidRequest: An argument is not supported.
@@ -122,7 +121,7 @@ class ShardWriter(Writer):
         return os.path.join(self._names.folder, self._names.shard(self._reported_shards))
 
     def write(self, obj: Mapping[str, Any], metadata: Mapping[str, object] | None = None) -> None:
-        """Write a sample and its metadata. `obj` is a dict of `__key__` and fields.
+        """Write a sample and its metadata. `obj` contains `__key__` and the fields.
 
         Raises:
             InvalidRequest: The sample cannot be written.
