@@ -7,7 +7,7 @@ from contextlib import suppress
 
 
 def processes_with_open_files(folder: str) -> dict[str, list[int]]:
-    """Find the open files below a folder. Return the ids of their processes by path."""
+    """Return the ids of the processes for each open file below a folder."""
     pids_of: dict[str, list[int]] = {}
     prefix = os.path.join(os.path.realpath(folder), "")
     with suppress(OSError):

@@ -1,7 +1,7 @@
 """File locks (`flock`), acquired without waiting.
 
 A forked child keeps the shared locks of its parent, because the child may read the locked files. The child closes
-exclusive locks, because only the parent has the threads that use them.
+exclusive locks; otherwise, files would stay locked after the parent releases its locks.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ def _read_certificates(name: str, path: str) -> str:
 
 
 def tls_context() -> ssl.SSLContext:
-    """Return a TLS context to share. Without it, urllib3 would load the certificates for each connection."""
+    """Return a TLS context for all connections. Without it, urllib3 would load the certificates for each connection."""
     from urllib3.util.ssl_ import create_urllib3_context
 
     context = create_urllib3_context()
