@@ -78,7 +78,7 @@ def _check_names(old: DatasetFile, pattern: ShardPattern, where: str) -> None:
 
 
 def list_later_files(pattern: ShardPattern, existing: Collection[str], count: int) -> list[str]:
-    """Return the existing shards and sidecars with shard numbers of at least `count`."""
+    """Return the existing shards and sidecars after the first `count` shards of the pattern."""
     if pattern.names is not None:
         later = {file for name in pattern.names[count:] for file in (name, sidecar_name(name))}
         return sorted(later.intersection(existing))

@@ -171,7 +171,7 @@ class StaleIndexes:
         appends: Whether all existing shards are kept. A folder's index then lacks new shards, but stays valid.
 
     Attributes:
-        removed: The `--export` format of each deleted file, by file name.
+        removed: The `--export` format of each deleted file.
     """
 
     def __init__(

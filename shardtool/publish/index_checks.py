@@ -74,9 +74,9 @@ def missing_shard_error(path: str) -> CorruptShard:
 
 
 def get_subfolder(folder: str, shards: list[str]) -> str:
-    """Return the shards' folder relative to `folder`.
+    """Return the shards' folder relative to `folder`. `shards` contains the folders of all shards.
 
-    Raise an error if `shards` contains several folders, or a folder outside `folder`.
+    Raise an error if there are several, or if one is outside `folder`.
     """
     if len(shards) > 1:
         found = f"shards in {len(shards)} folders: {format_list(shards, 3)}"

@@ -1,4 +1,4 @@
-"""The journal of an unfinished run. A later run of `create`, or a writer, uses the journal to resume.
+"""The journal of an unfinished run, from which `create` and writers resume the run.
 
 The journal of the dataset `NAME` is the file `.NAME.journal` of JSON lines. The first line describes the run. Each
 other line describes a shard. An incomplete line and all lines after it are ignored. A resumed run keeps a

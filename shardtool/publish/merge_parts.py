@@ -1,4 +1,4 @@
-"""Merge the parts of one run, or of several writers, by writing a dataset file that lists all their shards.
+"""Merge the parts of one run, or of several writers, by writing a dataset file for all shards.
 
 Shards are not renamed. Other files of the parts are deleted last, so an interrupted merge can be repeated.
 """
@@ -61,7 +61,7 @@ _SHOWN_DIGITS = 8
 def merge(
     output: OutputNames, *, observer: Observer | None = None, storage_options: StorageOptions | None = None
 ) -> IndexResult:
-    """Create one dataset from the parts that several writers or runs of `create` have written with the same pattern.
+    """Create one dataset from the parts that writers or runs of `create` wrote with the same pattern.
 
     To add parts that finish later, call `merge` again.
 

@@ -1,10 +1,9 @@
 """Publish the files of a dataset in a safe order (docs/format.md, "Publication order").
 
 - The dataset file lists only complete files. It is replaced last, or deleted before a listed file changes.
-- Before a shard changes, its index files for other tools are deleted if they may not match the new shard (see
-  `StaleIndexes`).
+- Before a shard changes, its index files for other tools are deleted if they may not match the new shard.
 - A shard is published before its sidecar.
-- Only the parent process publishes files, so a worker that outlives the run cannot publish any.
+- Only the parent process publishes files, so a worker that outlives the run publishes nothing.
 """
 
 from __future__ import annotations
