@@ -202,11 +202,11 @@ class MixedSamples:
         return Order(self.length, partial(self._numbers_at, options, {}))
 
     def _numbers_at(self, options: OrderOptions, orders: dict[tuple[int, int], Order], positions: Numbers) -> Numbers:
-        which, turns = self.turns(options, positions)
+        which, sample_counts = self.datasets_at(options, positions)
         numbers, first = np.empty_like(positions), 0
         for number, source in enumerate(self.sources):
             (indexes,) = np.nonzero(which == number)
-            epochs, source_positions = np.divmod(turns[indexes], source.length)
+            epochs, source_positions = np.divmod(sample_counts[indexes], source.length)
             for epoch in np.unique(epochs).tolist():
                 is_in_epoch = epochs == epoch
                 if (order := orders.get((number, epoch))) is None:
@@ -219,7 +219,7 @@ class MixedSamples:
             first += source.number_limit
         return numbers
 
-    def turns(self, options: OrderOptions, positions: Numbers) -> tuple[Numbers, Numbers]:
+    def datasets_at(self, options: OrderOptions, positions: Numbers) -> tuple[Numbers, Numbers]:
         """Return the dataset at each position, and how many of its samples came before, including previous epochs."""
         blocks, row = np.unique(positions // _MIX_BLOCK_POSITIONS, return_inverse=True)
         starts, slots = blocks * _MIX_BLOCK_POSITIONS, np.arange(_MIX_BLOCK_POSITIONS)

@@ -398,7 +398,7 @@ class StreamPosition:
 
     def next_replacement(self, error: ShardError, *, damaged: bool = True) -> Sample | None:
         if self._remaining is None:
-            self._current.count_empty(error, self._stream.skipped, damaged=damaged)
+            self._current.count_skipped(error, self._stream.skipped, damaged=damaged)
             is_filled = self._current.share.replaces(damaged=damaged)
             self._remaining = self._replacements(error) if is_filled else iter(())
         return next(self._remaining, None)
@@ -427,7 +427,7 @@ class EpochPass:
     """
 
     order: StreamOrder
-    empty = dropped = 0
+    skipped_count = dropped_count = 0
 
     def __init__(self, start: int, options: OrderOptions, share: Share) -> None:
         self.start, self.yielded, self.options, self.share = start, 0, options, share
@@ -438,26 +438,30 @@ class EpochPass:
         last = self.positions[self.yielded - 1] if len(self.positions) else self.start - 1
         return orders.rng_at(self.options, int(last), stage)
 
-    def count_empty(self, error: ShardError, skipped: SkippedSamples, *, damaged: bool) -> None:
+    def count_skipped(self, error: ShardError, skipped: SkippedSamples, *, damaged: bool) -> None:
         """Count a skipped sample. Warn if more than 1 % of the rank's samples were skipped.
 
         With several ranks and `ends="drop"`, raise InvalidRequest if stages alone dropped more than 1 %.
         """
-        self.empty += 1
-        self.dropped += not damaged
+        self.skipped_count += 1
+        self.dropped_count += not damaged
         share, positions = self.share, -(-self.share.count(self.order.length) // self.share.workers)
         example = f"such as {error.where}: {error.found}"
-        if share.ends == "drop" and share.world_size > 1 and self.dropped * _MIN_POSITIONS_PER_EMPTY > positions:
+        if (
+            share.ends == "drop"
+            and share.world_size > 1
+            and self.dropped_count * _MIN_POSITIONS_PER_SKIPPED > positions
+        ):
             found = f"stages drop more than 1 % of the samples of rank {share.rank} of {share.world_size}, {example}"
             expected = "at most 1 %, because every rank must take as many steps as len() reports, without repeats"
             raise InvalidRequest("the stream", found, expected=expected, remedy=f"{_WHERE_FIX}; {_PAD_FIX}.")
-        if self.empty * _MIN_POSITIONS_PER_EMPTY > positions and not skipped.has_warned:
+        if self.skipped_count * _MIN_POSITIONS_PER_SKIPPED > positions and not skipped.has_warned:
             skipped.has_warned = True
             advice = _VERIFY_FIX if damaged else f"len() counts them too. {_WHERE_FIX}"
             _log.warning("More than 1 %% of the samples of this epoch were skipped, %s. %s.", example, advice)
 
 
-_MIN_POSITIONS_PER_EMPTY = 100
+_MIN_POSITIONS_PER_SKIPPED = 100
 _WHERE_FIX = (
     "Choose samples before you stream them: dataset.where(QUERY) by columns, or run the filter once and keep its keys, "
     "dataset.select([sample['__key__'] for sample in dataset.filter(FUNCTION)])"

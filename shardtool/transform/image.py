@@ -182,8 +182,8 @@ def _change_image(data: bytes | memoryview, field: str, options: ImageOptions) -
     is_photo = kind in _LOSSY_FORMATS
     image = _to_photo_mode(image, kind, picture) if is_photo else _to_format_mode(image, kind, nearest=nearest)
     image = _resample(image, picture, placement, extent, Resampling.NEAREST if nearest else Resampling.LANCZOS)
-    if picture.turn in TRANSPOSES:
-        image = image.transpose(TRANSPOSES[picture.turn])
+    if picture.orientation in TRANSPOSES:
+        image = image.transpose(TRANSPOSES[picture.orientation])
     if image.size != placement.canvas:
         image = _centre(image, placement.canvas)
     if kind == "WEBP" and image.mode == "RGBA" and image.getchannel("A").getextrema() == (255, 255):
@@ -238,7 +238,7 @@ def _check_output(picture: OpenedImage, canvas: tuple[int, int], kind: str, max_
         raise BadImage("image-too-large", found)
     if picture.kind != "JPEG" and getattr(picture.image, "is_animated", False):
         raise BadImage("animated-image", f"several frames or pages ({picture.kind}); a change would keep only one")
-    if picture.deep and kind not in _LOSSY_FORMATS:
+    if picture.has_deep_colours and kind not in _LOSSY_FORMATS:
         found = "16 bits per colour, but Pillow reads only 8"
         raise BadImage("image-depth", f"{found}; encode it as jpg or webp if 8 bits are enough, or exclude the field")
 
@@ -248,12 +248,12 @@ def _draft_goal(picture: OpenedImage, placement: _Placement) -> tuple[int, int] 
         int(_DRAFT_GAP * side * scaled / kept)
         for side, scaled, kept in zip(picture.size, placement.scaled, placement.kept, strict=True)
     ]
-    return (goal[0], goal[1]) if picture.turn < FIRST_SIDEWAYS else (goal[1], goal[0])
+    return (goal[0], goal[1]) if picture.orientation < FIRST_SIDEWAYS else (goal[1], goal[0])
 
 
 def _to_photo_mode(image: Image.Image, kind: str, picture: OpenedImage) -> Image.Image:
     grey = image.mode in GREY_MODES
-    if image.mode in WIDE_MODES or not picture.white:
+    if image.mode in WIDE_MODES or not picture.white_value:
         image = to_eight_bits(image, picture)
     alpha = image.mode in _ALPHA_MODES or "transparency" in image.info
     if alpha and kind == "JPEG":
@@ -282,7 +282,7 @@ def _resample(
     image: Image.Image, picture: OpenedImage, placement: _Placement, extent: tuple[float, float], resampling: Resampling
 ) -> Image.Image:
     size, kept, scaled = picture.size, placement.kept, placement.scaled
-    if picture.turn >= FIRST_SIDEWAYS:
+    if picture.orientation >= FIRST_SIDEWAYS:
         size, kept, scaled = size[::-1], kept[::-1], scaled[::-1]
     if size == scaled == image.size:
         return image

@@ -102,21 +102,21 @@ def decode_image(
     with image_errors(data):
         picture = OpenedImage(data, MAX_PIXELS, max_bytes)
         losses = _decoding_losses(picture) if on_loss else ()
-        is_turned = picture.turn >= FIRST_SIDEWAYS
+        is_turned = picture.orientation >= FIRST_SIDEWAYS
         image, _ = decode_pixels(picture, min_size[::-1] if min_size and is_turned else min_size)
     if exact:
         image = to_stored_values(image, picture)
-    elif image.mode in WIDE_MODES or not picture.white:
+    elif image.mode in WIDE_MODES or not picture.white_value:
         image = to_eight_bits(image, picture)
     for loss in losses:
         cast("Callable[[DecodingLoss], None]", on_loss)(loss)
-    return image.transpose(TRANSPOSES[picture.turn]) if picture.turn in TRANSPOSES else image
+    return image.transpose(TRANSPOSES[picture.orientation]) if picture.orientation in TRANSPOSES else image
 
 
 def _decoding_losses(picture: OpenedImage) -> Sequence[DecodingLoss]:
     losses: list[DecodingLoss] = []
-    if picture.deep or picture.image.mode in WIDE_MODES:
-        losses.append("colour bits" if picture.deep else "grey bits")
+    if picture.has_deep_colours or picture.image.mode in WIDE_MODES:
+        losses.append("colour bits" if picture.has_deep_colours else "grey bits")
     if picture.kind in ("TIFF", "PNG", "WEBP") and getattr(picture.image, "is_animated", False):
         losses.append("pages")
     return losses
@@ -135,9 +135,9 @@ class OpenedImage:
 
     Attributes:
         image: Pillow's image. A PNG whose EXIF may follow the pixels is already decoded.
-        turn: EXIF orientation to apply after decoding. It is 1 for a TIFF, because Pillow itself turns the pixels.
-        deep: Whether Pillow keeps only the upper eight bits of each value.
-        white: The value of white (the largest possible value), or 0 if white is not defined.
+        orientation: EXIF orientation to apply after decoding. It is 1 for a TIFF, because Pillow turns its pixels.
+        has_deep_colours: Whether Pillow keeps only the upper eight bits of each value.
+        white_value: The value of white (the largest possible value), or 0 if white is not defined.
     """
 
     def __init__(self, data: bytes | memoryview, max_pixels: int, max_bytes: int | None = None) -> None:
@@ -152,14 +152,14 @@ class OpenedImage:
             width, height = image.tag_v2[TiffImagePlugin.IMAGEWIDTH], image.tag_v2[TiffImagePlugin.IMAGELENGTH]
         if width * height > max_pixels:
             raise BadImage("image-too-large", f"{width:,} x {height:,} pixels, more than {max_pixels:,}")
-        self.deep, self.white = _has_deep_colours(image), _white_value(image)
+        self.has_deep_colours, self.white_value = _has_deep_colours(image), _white_value(image)
         if self.kind == "PNG":  # check now, because reading the EXIF of a PNG may decode its pixels
             self.check_memory()
         profile = image.info.get("icc_profile")
         self.profile = profile if isinstance(profile, bytes) else None
         orientation = _read_orientation(image, self.stream)
         self.size = (height, width) if orientation >= FIRST_SIDEWAYS else (width, height)
-        self.turn, self.upright = 1 if self.kind == "TIFF" else orientation, orientation == 1
+        self.orientation, self.upright = 1 if self.kind == "TIFF" else orientation, orientation == 1
         self.colours = colour_kind(image.mode)
 
     def check_memory(self, full: tuple[int, int] | None = None, *, turned: bool = False) -> None:
@@ -355,11 +355,11 @@ def to_sixteen_bits(image: Image.Image) -> Image.Image:
 
 def to_eight_bits(image: Image.Image, picture: OpenedImage) -> Image.Image:
     """Convert grey to eight bits. Raise `BadImage` if white is not defined."""
-    if not 0 < picture.white <= _MAX_16_BIT:
+    if not 0 < picture.white_value <= _MAX_16_BIT:
         integers = "integers that are signed, have more than 16 bits, or use 0 as white"
         values = "floats" if image.mode == "F" else integers
         raise BadImage("image-depth", f"{values}: no defined conversion to 8-bit colours")
-    white = _MAX_16_BIT if picture.kind == "PPM" else picture.white  # Pillow scales PPM to 16 bits
+    white = _MAX_16_BIT if picture.kind == "PPM" else picture.white_value  # Pillow scales PPM to 16 bits
     grey = to_sixteen_bits(image).point(_eight_bit_table(white), "L")
     grey.info.pop("transparency", None)  # the transparency refers to a 16-bit value
     return grey
@@ -373,9 +373,9 @@ def _eight_bit_table(white: int) -> Sequence[int]:
 
 def to_stored_values(image: Image.Image, picture: OpenedImage) -> Image.Image:
     """Undo Pillow's scaling, and return the values stored in the file."""
-    if picture.deep:
+    if picture.has_deep_colours:
         raise BadImage("image-depth", "16 bits per colour, but Pillow reads only 8")
-    white = picture.white
+    white = picture.white_value
     if image.mode == "L" and not white:
         raise BadImage("image-depth", "signed 8-bit values, which Pillow reads as unsigned")
     if image.mode == "I" and white > _MAX_16_BIT and image.getextrema()[0] < 0:  # type: ignore[operator]

@@ -60,7 +60,7 @@ def test_each_dataset_runs_through_its_epochs(lengths: list[int], options: Order
 def test_proportions_are_exact(weights: list[int], options: OrderOptions, start: int) -> None:
     """Any range of the order has exact proportions, up to parts of two blocks of 64 at its ends."""
     mix = _mix([10**6] * len(weights), weights, 2 * 10**9)
-    which, _ = mix.turns(options, np.arange(start, start + 3000))
+    which, _ = mix.datasets_at(options, np.arange(start, start + 3000))
     counts = np.bincount(which, minlength=len(weights))
     off = abs(counts - 3000 * np.array(weights) / sum(weights)).max()
     assert off <= 2 * len(weights) + 64
@@ -93,7 +93,7 @@ def test_ends_of_an_epoch(lengths: tuple[int, ...], weights: tuple[int, ...], fi
     for stop, length in (("first", first), ("all", all_seen), (17, 17)):
         mix = _mix(lengths, weights, stop)  # type: ignore[arg-type]
         assert mix.length == length
-        seen = Counter(mix.turns(OrderOptions(), np.arange(mix.length))[0].tolist())
+        seen = Counter(mix.datasets_at(OrderOptions(), np.arange(mix.length))[0].tolist())
         counts[stop] = [seen[at] - of for at, of in enumerate(lengths)]
     assert max(counts["first"]) == 0 == min(counts["all"])
 
@@ -101,7 +101,7 @@ def test_ends_of_an_epoch(lengths: tuple[int, ...], weights: tuple[int, ...], fi
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_each_rank_gets_each_dataset(shuffle: bool) -> None:  # noqa: FBT001 - a parameter of pytest
     """Also if a pattern of the weights matches the number of ranks."""
-    which, _ = _mix([10**6, 10**6], [3, 1], 40_000).turns(OrderOptions(shuffle), np.arange(40_000))
+    which, _ = _mix([10**6, 10**6], [3, 1], 40_000).datasets_at(OrderOptions(shuffle), np.arange(40_000))
     shares = [which[rank::4].mean() for rank in range(4)]
     assert min(shares) > 0.22
     assert max(shares) < 0.28
@@ -110,11 +110,11 @@ def test_each_rank_gets_each_dataset(shuffle: bool) -> None:  # noqa: FBT001 - a
 def test_blocks_are_shuffled() -> None:
     """Datasets have no fixed pattern; each position of a block has each dataset in proportion."""
     mix = _mix([10**6, 10**6], [3, 1], 64_000)
-    which, _ = mix.turns(OrderOptions(), np.arange(64_000))
+    which, _ = mix.datasets_at(OrderOptions(), np.arange(64_000))
     blocks = which.reshape(-1, 64)
     assert (blocks.sum(axis=1) == 16).all()
     assert abs(blocks.sum(axis=0) - 250).max() < 6 * np.sqrt(250 * 0.75)
-    again, _ = mix.turns(OrderOptions(epoch=1), np.arange(64_000))
+    again, _ = mix.datasets_at(OrderOptions(epoch=1), np.arange(64_000))
     assert (again != which).mean() > 0.3
 
 
