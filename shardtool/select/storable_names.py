@@ -221,5 +221,5 @@ def check_case(entries: SampleTable) -> None:
         if files := [printable(path) for path in map(entries.path, clashing_rows) if path]:
             found += f", of {' and '.join(files)}"
         expected = "fields of a sample that differ in more than case"
-        remedy = f"Rename or {option_text('exclude')} one of each."
+        remedy = f"Rename or exclude one of each with {option_text('fields')}."
         raise InvalidRequest(source_label(entries.root), found, expected=expected, remedy=remedy)

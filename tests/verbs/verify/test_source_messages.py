@@ -80,7 +80,11 @@ def test_copy_without_a_destination_is_refused(place: Path) -> None:
 
 
 def test_fields_that_differ_only_in_case_name_both_files(place: Path) -> None:
-    """Two files that would be one field are both named."""
+    """The error names both files, and an option of the verb that removes one of the fields."""
     write_tree(place / "twins", {"c/a.jpg": b"1", "c/a.JPG": b"2"})
-    ran = typed("create", "twins", "t/t-{0..}.tar", "--workers", "0", cwd=place)
-    assert (ran.code, "fields that differ only in case: c/a, of c/a.JPG and c/a.jpg" in ran.err) == (2, True)
+    assert typed("create", "twins", "t/t-{0..}.tfrecord", "--workers", "0", cwd=place).code == 0
+    for words in (("create", "twins", "u/t-{0..}.tar"), ("reshard", "t", "v/t-{0..}.tar")):
+        ran = typed(*words, "--workers", "0", cwd=place)
+        assert (ran.code, "fields that differ only in case: c/a, of c/a.JPG and c/a.jpg" in ran.err) == (2, True)
+        assert "Rename or exclude one of each with --fields." in ran.err
+        assert typed(*words, "--workers", "0", "--fields", "-JPG", cwd=place).code == 0
