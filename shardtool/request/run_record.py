@@ -94,7 +94,7 @@ class RunRecord:
     def selecting_options(self) -> dict[str, object]:
         """The options that select samples and create fields, but do not assign samples to shards."""
         others = {*_SHARD_OPTIONS, "on_duplicate", *(() if "split" in self.options else ("seed",))}
-        return {name: value for name, value in self.options.items() if name not in others}
+        return {"dots": self.dots} | {name: value for name, value in self.options.items() if name not in others}
 
     @property
     def removed(self) -> int:
@@ -156,7 +156,7 @@ def format_command_line(run: RunRecord) -> str:
 
 def describe_differences(then: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
     """Return a text with both values for each option that differs between two runs."""
-    then, now = from_recorded(then), from_recorded(now)
+    then, now = ({"dots": "first", **from_recorded(options)} for options in (then, now))  # `first` is the default
     names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
     labels = {name: name if name == "format" else option_text(name) for name in names}  # `format` is not an option
     values = {name: (_describe_value(name, then.get(name)), _describe_value(name, now.get(name))) for name in names}

@@ -307,6 +307,8 @@ class RecordedSource:
 
     def _open(self, run: RecordedRun) -> Source:
         options = replace(run.options, on_error="skip")
+        if isinstance(options, CreateOptions):
+            options = replace(options, dots=options.dots or "first")  # a run without `dots` used the default
         if run.key_list:
             options = replace(options, keys_from=_stored_keys(self._datasets, old=options.rename_keys is not None))
         source = open_source(identify_source(self._source_argument, options), options, self._outputs)

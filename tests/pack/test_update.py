@@ -332,3 +332,19 @@ def test_empty_source(tmp_path: Path, splits: dict[str, str]) -> None:
     (source / "ant/1.txt").unlink()
     assert _update(source, output, **splits, dry_run=True).samples == 0
     assert _update(source, output, **splits).samples == 1
+
+
+def test_names_with_dots_in_a_source_that_grew(tmp_path: Path) -> None:
+    """`dots="first"` is the default, so an update accepts it, and `verify` follows the rule of the first run."""
+    source, output = _tree(tmp_path / "in", "a", "b"), f"{tmp_path}/out/out-{{0..}}.tar"
+    _update(source, output)
+    _tree(source, "scan.2019.01", "scan.2020.01")
+    report = verify(tmp_path / "out", VerifyOptions(source=source, workers=0))
+    assert {(finding.code, finding.key) for finding in report.findings} == {("source-missing", "scan")}
+    with pytest.raises(InvalidRequest, match="dots in 2 names"):
+        _update(source, output)
+    with pytest.raises(OutputExists, match=r"dots differs: 'first' before, now 'last'"):
+        _update(source, output, dots="last")
+    assert _update(source, output, dots="first").samples == 3
+    report = verify(tmp_path / "out", VerifyOptions(source=source, workers=0))
+    assert (report.sound, [note for note in report.unchecked if "source" in note]) == (True, [])
