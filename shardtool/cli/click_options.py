@@ -69,15 +69,15 @@ def drop_overridden(kind: type[Any], context: click.Context) -> None:
             continue
         merged: dict[str, object] = {}
         for values, names in ((file_values, file_values.keys()), (params, typed)):
-            merged.update(spec.expand(kind, parse_typed_value(kind, name, values)) if name in names else {})
-            merged.update((other, parse_typed_value(kind, other, values)) for other in members if other in names)
+            merged.update(spec.expand(kind, parse_cli_value(kind, name, values)) if name in names else {})
+            merged.update((other, parse_cli_value(kind, other, values)) for other in members if other in names)
         params.update((other, () if isinstance(params[other], tuple) else None) for other in members)
         params[name] = tuple(cli_words(*item)[1] for item in merged.items())
 
 
-def build_options(kind: type[Any], names: Sequence[str], typed_values: Mapping[str, Any]) -> Any:
+def build_options(kind: type[Any], names: Sequence[str], cli_values: Mapping[str, Any]) -> Any:
     """Create an options object of the class `kind` from command-line values."""
-    values = {name: parse_typed_value(kind, name, typed_values) for name in names}
+    values = {name: parse_cli_value(kind, name, cli_values) for name in names}
     try:
         return kind(**{name: value for name, value in values.items() if value is not None})
     except InvalidRequest as error:
@@ -91,9 +91,9 @@ def build_click_option(kind: type[Any], name: str) -> VerbOption:
     """Return the click option for the option `name` of the class `kind`."""
     specs, default = option_specs(kind), kind.__dataclass_fields__[name].default
     spec = specs[name]
-    old = [f"--{spec.old}"] if spec.old else []
-    names, text = [*cli_spellings(kind, name), *old, name], to_cli_text(option_texts(kind)[name])
-    callbacks: Any = {"callback": partial(_apply_option, spec), "is_eager": spec.use is not None}
+    former_names = [f"--{spec.former_name}"] if spec.former_name else []
+    names, text = [*cli_spellings(kind, name), *former_names, name], to_cli_text(option_texts(kind)[name])
+    callbacks: Any = {"callback": partial(_apply_option, spec), "is_eager": spec.apply is not None}
     if default is False:
         option = VerbOption(names, is_flag=True, help=text, **callbacks)
     elif default is True:
@@ -102,21 +102,20 @@ def build_click_option(kind: type[Any], name: str) -> VerbOption:
         choices = option_choices(kind, name)
         text = f"{text} One of: {', '.join(choices)}." if choices and spec.metavar else text
         multiple = spec.repeatable or (
-            not spec.word and (is_list_option(kind, name) or (spec.comma_separated and bool(spec.expand)))
+            not spec.single_value_list and (is_list_option(kind, name) or (spec.comma_separated and bool(spec.expand)))
         )
         text = f"{text} Repeatable." if multiple else text
-        words = _typed_words(spec)
-        shown = spec.shown or (default if default not in (None, ()) else "")
+        shown_default = spec.default_text or ("" if default in (None, ()) else _cli_texts(spec).get(default, default))
         option = VerbOption(
             names,
             type=_click_type(kind, name),
             multiple=multiple,
             metavar=spec.metavar or ("N" if spec.range else "SIZE" if spec.form == "size" else None),
-            help=f"{text} [default: {to_cli_text(str(words.get(shown, shown)))}]" if shown != "" else text,
+            help=f"{text} [default: {to_cli_text(str(shown_default))}]" if shown_default != "" else text,
             shell_complete=complete_value,
             **callbacks,
         )
-    option.hidden, option.parent, option.old = bool(spec.parent), spec.parent, tuple(old)
+    option.hidden, option.parent, option.former_names = bool(spec.parent), spec.parent, tuple(former_names)
     option.common, option.rare = spec.common, spec.rare
     sections = [specs[other].section for other in islice(specs, [*specs].index(name) + 1)]
     option.section = next(filter(None, reversed(sections)))
@@ -124,21 +123,21 @@ def build_click_option(kind: type[Any], name: str) -> VerbOption:
 
 
 def _click_type(kind: type[Any], name: str) -> Any:
-    spec, words = option_specs(kind)[name], _typed_words(option_specs(kind)[name])
-    choices = [words.get(choice, choice) for choice in option_choices(kind, name)]
+    spec, cli_texts = option_specs(kind)[name], _cli_texts(option_specs(kind)[name])
+    choices = [cli_texts.get(choice, choice) for choice in option_choices(kind, name)]
     if choices:
         return CommaChoice(choices) if spec.comma_separated else click.Choice(choices)
     return PATH_TYPE if spec.form == "path" else click.STRING
 
 
-def _typed_words(spec: OptionSpec) -> dict[Any, str]:
-    return {value: word for word, value in spec.typed_choices.items()}
+def _cli_texts(spec: OptionSpec) -> dict[Any, str]:
+    return {value: text for text, value in spec.cli_choices.items()}
 
 
 def _apply_option(spec: OptionSpec, _context: click.Context, param: click.Parameter, value: Any) -> Any:
-    if spec.use is not None and value not in (None, ()):
+    if spec.apply is not None and value not in (None, ()):
         try:
-            spec.use(value)
+            spec.apply(value)
         except InvalidRequest as error:
             if spec.form == "path":  # keep `error.where`, the location in the file
                 raise
@@ -146,14 +145,14 @@ def _apply_option(spec: OptionSpec, _context: click.Context, param: click.Parame
     return value
 
 
-def parse_typed_value(kind: type[Any], name: str, typed_values: Mapping[str, Any]) -> Any:
+def parse_cli_value(kind: type[Any], name: str, cli_values: Mapping[str, Any]) -> Any:
     """Convert a value from the command line to the type that the options class expects."""
-    spec, value = option_specs(kind)[name], typed_values[name]
-    if isinstance(value, str) and value in spec.typed_choices:
-        return spec.typed_choices[value]
+    spec, value = option_specs(kind)[name], cli_values[name]
+    if isinstance(value, str) and value in spec.cli_choices:
+        return spec.cli_choices[value]
     if spec.range is not None and value is not None:
         return parse_whole_number(value)
-    if spec.word:
+    if spec.single_value_list:
         return tuple(value.split(",")) if value else ()
     if spec.comma_separated:
         parts = [part for text in value for part in text.split(",")]

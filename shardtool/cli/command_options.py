@@ -51,9 +51,9 @@ class PrintOptions(BaseOptions):
         save_config: Write the options and arguments to this TOML file once they are valid.
     """
 
-    as_json: bool = option(False, section="output", typed="json")
-    quiet: bool = option(False, typed="quiet/q")
-    config: str | None = option(None, section="jobs", form="path", metavar="FILE", use=_use_config)
+    as_json: bool = option(False, section="output", cli_names="json")
+    quiet: bool = option(False, cli_names="quiet/q")
+    config: str | None = option(None, section="jobs", form="path", metavar="FILE", apply=_use_config)
     save_config: str | None = option(None, form="path", metavar="FILE")
 
 
@@ -73,17 +73,25 @@ class RunOptions(PrintOptions):
     """
 
     progress: Literal["auto", "plain"] = option("auto", section="output")
-    log: Literal["text", "json"] | None = option(None, use=LOG.begin)
-    verbose: bool = option(False, typed="verbose/v")
+    log: Literal["text", "json"] | None = option(None, apply=LOG.begin)
+    verbose: bool = option(False, cli_names="verbose/v")
     endpoint: str | None = option(
-        None, metavar="URL", shown="from the settings of the cloud's tools", section="machines", use=_use_endpoint
+        None,
+        metavar="URL",
+        default_text="from the settings of the cloud's tools",
+        section="machines",
+        apply=_use_endpoint,
     )
-    anonymous: bool = option(False, use=_use_anonymous)
+    anonymous: bool = option(False, apply=_use_anonymous)
     store_option: tuple[str, ...] = option(
-        (), metavar="KEY=VALUE", shown="SHARDTOOL_STORE_OPTIONS", use=use_store_options
+        (), metavar="KEY=VALUE", default_text="SHARDTOOL_STORE_OPTIONS", apply=use_store_options
     )
-    header: tuple[str, ...] = option((), metavar="'NAME: VALUE'", shown="SHARDTOOL_HTTP_HEADERS", use=_use_headers)
-    retry_for: str | None = option(None, metavar="SECONDS", shown="SHARDTOOL_RETRY_FOR, or 300", use=set_retry_for)
+    header: tuple[str, ...] = option(
+        (), metavar="'NAME: VALUE'", default_text="SHARDTOOL_HTTP_HEADERS", apply=_use_headers
+    )
+    retry_for: str | None = option(
+        None, metavar="SECONDS", default_text="SHARDTOOL_RETRY_FOR, or 300", apply=set_retry_for
+    )
 
 
 @options_class
@@ -94,7 +102,9 @@ class ReportOptions(RunOptions):
         report: Format of the report.
     """
 
-    report: Literal["text", "json", "junit", "github"] = option("text", section="output", old="format", common=True)
+    report: Literal["text", "json", "junit", "github"] = option(
+        "text", section="output", former_name="format", common=True
+    )
 
 
 @options_class
@@ -138,7 +148,7 @@ class InspectViewOptions(InspectOptions):
         decode: Decode images and other fields during `read_speed`.
     """
 
-    show: tuple[str, ...] = option((), section="samples", old="sample", metavar="KEY|N", common=True)
+    show: tuple[str, ...] = option((), section="samples", former_name="sample", metavar="KEY|N", common=True)
     head: int | None = option(None, range=(1, 10**15), common=True, conflicts=(Given(show),))
     keys: bool = option(False, common=True, conflicts=(Given(show), Given(head)))
     _samples = (Given(show), Given(head), Given(keys))
@@ -174,7 +184,7 @@ class InspectViewOptions(InspectOptions):
     )
     raw: str | None = option(
         None,
-        old="field",
+        former_name="field",
         metavar="FIELD",
         common=True,
         requires=(Needs("no sample selected", Given(show)),),
@@ -183,7 +193,7 @@ class InspectViewOptions(InspectOptions):
     overwrite: bool = option(
         False,
         section="pages",
-        typed="overwrite/f",
+        cli_names="overwrite/f",
         common=True,
         requires=(Needs("nothing is written", Given(extract), Given(table), Given(html), Given(contact_sheet)),),
     )

@@ -72,15 +72,15 @@ class VerbOption(click.Option):
     common = False
     rare = False
     parent = ""
-    old: tuple[str, ...] = ()  # former names: accepted, but not shown
+    former_names: tuple[str, ...] = ()  # former names: accepted, but not shown
 
     def get_error_hint(self, _ctx: click.Context | None) -> str:
         """Return the names of the option for error messages."""
-        return " / ".join(f"'{name}'" for name in self.opts if name not in self.old)
+        return " / ".join(f"'{name}'" for name in self.opts if name not in self.former_names)
 
     def record(self, ctx: click.Context) -> tuple[str, str]:
         """Return the option's names (without former names) and the help text."""
-        names, self.opts = self.opts, [name for name in self.opts if name not in self.old]
+        names, self.opts = self.opts, [name for name in self.opts if name not in self.former_names]
         record, self.opts = self.get_help_record(ctx), names
         return record or ("", "")
 
@@ -158,7 +158,7 @@ class VerbCommand(click.Command):
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Return completions, except former names of options."""
-        old = {name for param in self.params if isinstance(param, VerbOption) for name in param.old}
+        old = {name for param in self.params if isinstance(param, VerbOption) for name in param.former_names}
         return [item for item in super().shell_complete(ctx, incomplete) if item.value not in old]
 
     def options(self, section: str = "", *, rare: bool = False) -> list[VerbOption]:
@@ -174,7 +174,7 @@ class VerbCommand(click.Command):
 
     def visible_names(self) -> list[str]:
         """Return the names of all visible options."""
-        return [name for option in self.options(rare=True) for name in option.opts if name not in option.old]
+        return [name for option in self.options(rare=True) for name in option.opts if name not in option.former_names]
 
     def find_topic(self, name: str) -> str:
         """Return the topic that has this name or contains this option, or ""."""
@@ -205,7 +205,7 @@ def restore_typed_names(
     typed, renamed = {word.partition("=")[0] for word in arguments}, {}
     for option in command.params:
         names = {*option.opts}
-        if isinstance(option, VerbOption) and (old := typed.intersection(option.old)) and typed & names == old:
+        if isinstance(option, VerbOption) and (old := typed.intersection(option.former_names)) and typed & names == old:
             renamed[option.opts[0]] = min(old)
     replace = partial(_OPTION_WORD.sub, lambda word: renamed.get(word[0], word[0]))
     return {name: replace(str(texts[name])) for name in ("where", "found")} if renamed else {}

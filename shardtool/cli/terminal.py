@@ -37,7 +37,7 @@ class PlainProgress:
     """
 
     def __init__(self) -> None:
-        self.fetched: FetchEstimate | None = None
+        self.fetch_estimate: FetchEstimate | None = None
         self.stall = (-inf, "")
         self._ended = Event()
         self._thread: Thread | None = None
@@ -47,7 +47,7 @@ class PlainProgress:
     def begin(self, label: str, total: int | None, unit: str = "B") -> None:
         """Start a step. `total` is its number of bytes or samples, or None if unknown."""
         self._label, self._total, self._unit, self._done, self._shards = label, total, unit, 0, ""
-        self._begun, self.fetched = time.monotonic(), None
+        self._begun, self.fetch_estimate = time.monotonic(), None
         if self._thread is None:
             self._thread = Thread(target=self._print_periodically, daemon=True)
             self._thread.start()
@@ -90,7 +90,7 @@ class PlainProgress:
         if total is None:
             return f"{self._label}: {done:,} samples{retries}"
         rate = done / max(time.monotonic() - self._begun, 1e-9)
-        left = self.fetched.remaining_text() if self.fetched else ""
+        left = self.fetch_estimate.remaining_text() if self.fetch_estimate else ""
         left = (left or (f", {max(total - done, 0) / rate:,.0f} s left" if rate else "")) + retries
         share = f" ({min(done / total, 1):.0%})" if total else ""
         label, shards = self._label, self._shards
@@ -166,7 +166,7 @@ class Terminal(Observer):
         self._plain = PlainProgress() if (progress == "plain" and not quiet) or LOG.is_enabled else None
         self._bar: Any = None
         self._shards = (0, 0)
-        self._fetched: FetchEstimate | None = None
+        self._fetch_estimate: FetchEstimate | None = None
         self._next_retry_note_s = 0.0
         set_listener(self._receive_event)
 
@@ -193,8 +193,8 @@ class Terminal(Observer):
             LOG.write("retry", **event._asdict())
         elif isinstance(event, RequestRetry):
             self._report_retry(event)
-        elif isinstance(event, FetchProgress) and self._fetched is not None:
-            self._fetched.reports[event.worker] = time.monotonic(), event
+        elif isinstance(event, FetchProgress) and self._fetch_estimate is not None:
+            self._fetch_estimate.reports[event.worker] = time.monotonic(), event
             self.advance(0, 0, 0)
         elif isinstance(event, Stall) and self._plain is not None:
             self._plain.stall = time.monotonic(), event.text
@@ -203,7 +203,7 @@ class Terminal(Observer):
 
     def _report_retry(self, event: RequestRetry) -> None:
         # While files are downloaded, do not report a long wait, because it delays only one host.
-        is_long_wait = event.wait_s >= _REPORTED_WAIT_S and self._fetched is None
+        is_long_wait = event.wait_s >= _REPORTED_WAIT_S and self._fetch_estimate is None
         if self._verbose:
             self.log(f"retry: {event}")
         elif (event.attempts >= _REPORTED_ATTEMPTS or is_long_wait) and time.monotonic() >= self._next_retry_note_s:
@@ -230,8 +230,8 @@ class Terminal(Observer):
         self._close_bar()
         self._shards = (0, shards)
         # Only the size of downloads is unknown (0).
-        self._fetched = None if size or not samples else FetchEstimate(samples, shards)
-        if self._fetched is not None:
+        self._fetch_estimate = None if size or not samples else FetchEstimate(samples, shards)
+        if self._fetch_estimate is not None:
             self._start_bar("downloading", samples, " samples", leave=True)
             return
         self._start_bar(f"{samples:,} samples" if samples else "reading", size, "B", leave=True)
@@ -241,7 +241,7 @@ class Terminal(Observer):
             return
         if self._plain is not None:
             self._plain.begin(label, total, unit)
-            self._bar, self._plain.fetched = self._plain, self._fetched
+            self._bar, self._plain.fetch_estimate = self._plain, self._fetch_estimate
             return
         if not sys.stderr.isatty():
             return
@@ -254,13 +254,13 @@ class Terminal(Observer):
             unit_scale=True,
             leave=leave,
             dynamic_ncols=True,
-            bar_format=_FETCH_BAR_FORMAT if self._fetched else None,
+            bar_format=_FETCH_BAR_FORMAT if self._fetch_estimate else None,
             file=sys.stderr,
         )
 
     def failed(self, samples: int) -> None:
-        if self._fetched is not None:
-            self._fetched.failed += samples
+        if self._fetch_estimate is not None:
+            self._fetch_estimate.failed += samples
 
     def advance(self, samples: int, size: int, shards: int) -> None:
         if self._bar is not None:
@@ -268,11 +268,11 @@ class Terminal(Observer):
             self._shards = (done + shards, total)
             with self._ignoring_closed_stderr():
                 if total:
-                    rate = "" if self._fetched is None else self._fetched.add_finished(samples, size, shards)
-                    if self._fetched is not None and self._bar is not self._plain:
-                        rate += self._fetched.remaining_text()
+                    rate = self._fetch_estimate.add_finished(samples, size, shards) if self._fetch_estimate else ""
+                    if self._fetch_estimate is not None and self._bar is not self._plain:
+                        rate += self._fetch_estimate.remaining_text()
                     self._bar.set_postfix_str(f"shard {done + shards:,}/{total:,}{rate}", refresh=not samples)
-                self._bar.update(size if self._fetched is None else samples)
+                self._bar.update(size if self._fetch_estimate is None else samples)
 
     def close(self) -> None:
         set_listener(None)
@@ -313,17 +313,17 @@ def open_progress_display(options: RunOptions) -> closing[Terminal]:
 
 
 def run_and_print(
-    work: Callable[..., Any], run_options: RunOptions, text: Callable[[Any], str], *, always: bool = False
+    work: Callable[..., Any], run_options: RunOptions, format_text: Callable[[Any], str], *, always: bool = False
 ) -> Any:
     """Run a verb with progress. Print and return its result. `always` overrides `--quiet`."""
     with open_progress_display(run_options) as terminal:
         result = work(observer=terminal)
-    print_result(run_options, result.to_json, partial(text, result), always=always)
+    print_result(run_options, result.to_json, partial(format_text, result), always=always)
     return result
 
 
 def print_result(
-    print_options: PrintOptions, document: Callable[[], object], text: Callable[[], str], *, always: bool = False
+    print_options: PrintOptions, document: Callable[[], object], format_text: Callable[[], str], *, always: bool = False
 ) -> None:
     """Print a result as JSON or text. `always` overrides `--quiet`."""
     if LOG.is_enabled and isinstance(result := document(), dict):
@@ -331,4 +331,4 @@ def print_result(
     if print_options.as_json:
         print_json(document())
     elif always or not print_options.quiet:
-        print_text(text())
+        print_text(format_text())

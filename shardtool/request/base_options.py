@@ -126,7 +126,7 @@ class BaseOptions:
         elif form == "delimiter" and isinstance(value, str):
             text = option_values.parse_delimiter(name, value)
         elif is_list and isinstance(value, str):
-            text = tuple(value.split(",")) if spec.comma_separated or spec.word else (value,)
+            text = tuple(value.split(",")) if spec.comma_separated or spec.single_value_list else (value,)
         elif is_list and isinstance(value, os.PathLike):
             text = (os.fspath(value),)
         elif is_list and isinstance(value, Iterable) and not isinstance(value, tuple | Mapping):

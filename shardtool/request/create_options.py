@@ -110,7 +110,7 @@ class CreateOptions(SelectingOptions):
     hidden: bool = option(False, only_for="folder")
     complete: bool = option(False, only_for="folder")
     symlinks: Symlinks = option("inside")
-    dots: Dots | None = option(None, shown="first, or an error if that seems wrong")
+    dots: Dots | None = option(None, default_text="first, or an error if that seems wrong")
     key_pattern: str | None = option(None, metavar="REGEX", only_for="folder")
     label_from_folder: bool = option(False, only_for="folder", common=True)
     split_from_folder: bool = option(
@@ -120,9 +120,9 @@ class CreateOptions(SelectingOptions):
         conflicts=(Given(OutputOptions.split), Given(OutputOptions.split_column)),
     )
     key: str | None = option(
-        None, section="tables", metavar="COLUMN", shown="a column named key, id ...", only_for="manifest"
+        None, section="tables", metavar="COLUMN", default_text="a column named key, id ...", only_for="manifest"
     )
-    path: str | None = option(None, metavar="COLUMN", shown="a column named path, file ...", only_for="manifest")
+    path: str | None = option(None, metavar="COLUMN", default_text="a column named path, file ...", only_for="manifest")
     file: Pairs = option((), form="pairs", metavar="FIELD=COLUMN", only_for="manifest")
     bytes: Pairs = option((), form="pairs", metavar="FIELD=COLUMN", only_for="manifest")
     url: Pairs = option(
@@ -146,11 +146,11 @@ class CreateOptions(SelectingOptions):
     per_host: int = _fetch_option(16, range=(1, 10**6))
     timeout: int = _fetch_option(10, range=(1, 3600))
     max_time: int = _fetch_option(60, range=(1, 86400))
-    max_file_size: str | int = _fetch_option(100000000, form="size", shown="100MB", recorded=True)
+    max_file_size: str | int = _fetch_option(100000000, form="size", default_text="100MB", recorded=True)
     retries: int = _fetch_option(2, range=(0, 20))
     allow_private: bool = _fetch_option(False)  # noqa: FBT003 - the default
     robots: Literal["obey", "ignore"] = _fetch_option("obey", recorded=True)
-    user_agent: str | None = _fetch_option(None, metavar="TEXT", shown="shardtool/VERSION")
+    user_agent: str | None = _fetch_option(None, metavar="TEXT", default_text="shardtool/VERSION")
     require: Literal["image"] | None = _fetch_option(None, recorded=True)
     max_failed: str | float = _fetch_option("90%", form="share", metavar="SHARE")
     retry_failed: bool = _fetch_option(
@@ -160,15 +160,15 @@ class CreateOptions(SelectingOptions):
             Needs("nothing to resume", Given(OutputOptions.resume), Given(OutputOptions.update)),
         ),
     )
-    meta: str | None = option(None, section="tables", metavar="COLUMNS", shown="all", only_for="manifest")
+    meta: str | None = option(None, section="tables", metavar="COLUMNS", default_text="all", only_for="manifest")
     root: PathLike | None = option(
-        None, form="path", metavar="FOLDER", shown="manifest folder", only_for="manifest", recorded=False
+        None, form="path", metavar="FOLDER", default_text="manifest folder", only_for="manifest", recorded=False
     )
     allow_outside: bool = option(False, only_for="manifest", recorded=False)
-    size_column: str | None = option(None, old="size", metavar="COLUMN", only_for="manifest", rare=True)
+    size_column: str | None = option(None, former_name="size", metavar="COLUMN", only_for="manifest", rare=True)
     stat: bool = option(
         True,
-        typed="no-stat",
+        cli_names="no-stat",
         off="Do not read file sizes and times; plan with the sizes from `size_column`.",
         rare=True,
         only_for="manifest",
@@ -263,7 +263,9 @@ class ReshardOptions(SelectingOptions):
 
     method: ReadMethod = option("auto", section="machines", recorded=False)
     memory: str | int = option("2GB", form="size", recorded=False)
-    temp_dir: PathLike | None = option(None, form="path", metavar="FOLDER", shown="next to the output", recorded=False)
+    temp_dir: PathLike | None = option(
+        None, form="path", metavar="FOLDER", default_text="next to the output", recorded=False
+    )
     add: Texts = option(
         (),
         section="fields",
@@ -275,7 +277,7 @@ class ReshardOptions(SelectingOptions):
     on_duplicate: OnDuplicate = option("error", section="choosing")
     per_class: int | None = option(None, range=COUNT_RANGE)
     of: str | None = option(
-        None, metavar="COLUMN", shown="cls", requires=(Needs("no limit per class", Given(per_class)),)
+        None, metavar="COLUMN", default_text="cls", requires=(Needs("no limit per class", Given(per_class)),)
     )
 
     def __post_init__(self) -> None:

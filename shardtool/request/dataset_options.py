@@ -42,8 +42,8 @@ class VerifyOptions(WorkerOptions):
         (),
         section="checks",
         common=True,
-        typed="for",
-        old="target",
+        cli_names="for",
+        former_name="target",
         metavar="READERS",
         comma_separated=True,
         conflicts=(Given(quick),),
@@ -55,7 +55,9 @@ class VerifyOptions(WorkerOptions):
         metavar="SHARE",
         conflicts=(Given(quick), Given(source, "which compares all shards")),
     )
-    seed: int | None = option(None, range=SEED_RANGE, shown="0", requires=(Needs("nothing is sampled", Given(sample)),))
+    seed: int | None = option(
+        None, range=SEED_RANGE, default_text="0", requires=(Needs("nothing is sampled", Given(sample)),)
+    )
     repair: bool = option(
         False, section="source", common=True, conflicts=(Given(quick), Given(sample, "which reads only a part"))
     )
@@ -69,19 +71,21 @@ class VerifyOptions(WorkerOptions):
         None,
         form="path",
         metavar="TABLE",
-        shown="a file with the recorded name in the current folder, in the source, or next to the source or dataset",
+        default_text="a file with the recorded name in the current or source folder, or next to the source or dataset",
         requires=(Needs("no source to compare", Given(source)),),
     )
     root: PathLike | None = option(
         None,
         form="path",
         metavar="FOLDER",
-        shown="manifest folder",
+        default_text="manifest folder",
         requires=(Needs("no source to compare", Given(source)),),
     )
     allow_outside: bool = option(False, requires=(Needs("no source to compare", Given(source)),))
     symlinks: Symlinks | None = option(
-        None, shown="as recorded, but follow must be repeated", requires=(Needs("no source to compare", Given(source)),)
+        None,
+        default_text="as recorded, but follow must be repeated",
+        requires=(Needs("no source to compare", Given(source)),),
     )
 
 
@@ -100,9 +104,9 @@ class IndexOptions(WorkerOptions):
 
     checksum: bool = option(False, section="indexes", common=True)
     columns_from: Texts = option((), metavar="FIELD", common=True)
-    output: PathLike | None = option(None, form="path", metavar="DIR", shown="next to the shards", common=True)
-    dots: Dots | None = option(None, shown="as recorded in the dataset file, or first")
-    overwrite: bool = option(False, typed="overwrite/f", common=True)
+    output: PathLike | None = option(None, form="path", metavar="DIR", default_text="next to the shards", common=True)
+    dots: Dots | None = option(None, default_text="as recorded in the dataset file, or first")
+    overwrite: bool = option(False, cli_names="overwrite/f", common=True)
 
 
 @options_class
@@ -114,7 +118,7 @@ class ExportOptions(WorkerOptions):
         overwrite: Replace existing files. By default, an existing file with other bytes is an error.
     """
 
-    output: PathLike | None = option(None, shown="next to the shards")
+    output: PathLike | None = option(None, default_text="next to the shards")
     overwrite: bool = option(False)
 
 
@@ -132,12 +136,12 @@ class CopyOptions(BaseOptions):
         source_endpoint: Server of an s3:// DATASET, if DEST is on a different server.
     """
 
-    overwrite: bool = option(False, section="copying", typed="overwrite/f", common=True)
-    dry_run: bool = option(False, typed="dry-run/n", common=True)
-    workers: int | None = option(None, typed="workers/j", range=WORKERS_RANGE, shown="4 to 16", common=True)
+    overwrite: bool = option(False, section="copying", cli_names="overwrite/f", common=True)
+    dry_run: bool = option(False, cli_names="dry-run/n", common=True)
+    workers: int | None = option(None, cli_names="workers/j", range=WORKERS_RANGE, default_text="4 to 16", common=True)
     trust: Trust | None = option(None, common=True)
     limit: str | int | None = option(None, form="rate", metavar="RATE")
-    source_endpoint: str | None = option(None, metavar="URL", shown="SHARDTOOL_SOURCE_ENDPOINT")
+    source_endpoint: str | None = option(None, metavar="URL", default_text="SHARDTOOL_SOURCE_ENDPOINT")
 
 
 @options_class
@@ -197,7 +201,7 @@ class FilterOptions(WorkerOptions):
     keys_from: object = option.like(
         SelectingOptions.keys_from, section="", conflicts=(Given(where), Given(keys)), common=True
     )
-    dry_run: bool = option(False, section="output", typed="dry-run/n", common=True)
+    dry_run: bool = option(False, section="output", cli_names="dry-run/n", common=True)
 
     @property
     def key_list(self) -> object:
@@ -219,12 +223,12 @@ class ExtractOptions(FilterOptions):
         (),
         section="files",
         metavar="FIELDS",
-        word=True,
+        single_value_list=True,
         common=True,
-        shown="all, except a cls from `label_from_folder`",
+        default_text="all, except a cls from `label_from_folder`",
     )
     by_key: bool = option(False)
-    overwrite: bool = option(False, typed="overwrite/f", common=True)
+    overwrite: bool = option(False, cli_names="overwrite/f", common=True)
 
 
 @options_class

@@ -115,22 +115,22 @@ class OptionSpec(NamedTuple):
 
     Attributes:
         section: Section of `--help`, or "" for the section of the previous option.
-        typed: Command-line names separated by slashes, or "" for the field name.
-        old: Former command-line name: accepted, but not shown.
+        cli_names: Command-line names separated by slashes, or "" for the field name.
+        former_name: Former command-line name: accepted, but not shown.
         common: Whether `-h` lists the option, with the first sentence of its text.
         rare: Show the option only in the help of its topic.
         parent: The option whose value contains this option on the command line, such as `fetch` for
             `--fetch timeout=VALUE`. A template can follow: `fields -{}` means `--fields -VALUE`.
         expand: Converts the value to values of other options.
         metavar: Placeholder for the value in the help, or "" for the default of the type.
-        shown: Text to show as the default in the help.
+        default_text: Text to show as the default in the help.
         form: How the value is written and parsed. The form `sample` is a share above 0.
         only_for: Kind of source to which the option applies, or "" for any.
         requires: Rules about options that must also be given. To name options that are defined later, pass a function
             that returns the rules.
         recorded: Whether dataset files record the option.
         comma_separated: Whether the option can be repeated, and each value can be a list with commas.
-        word: Whether the option has a single value, which can be a list with commas.
+        single_value_list: Whether the option has a single value, which can be a list with commas.
         off: Help text of the command-line option that turns this flag off.
         group: Name of a group. If one of its options is typed, the job file's values for the group are ignored.
         choices: The accepted values, if the annotation does not list them.
@@ -138,14 +138,14 @@ class OptionSpec(NamedTuple):
     """
 
     section: str = ""
-    typed: str = ""
-    old: str = ""
+    cli_names: str = ""
+    former_name: str = ""
     common: bool = False
     rare: bool = False
     parent: str = ""
     expand: Callable[[type, Any], Mapping[str, object]] | None = None
     metavar: str = ""
-    shown: str = ""
+    default_text: str = ""
     form: ValueForm = ""
     example: str = ""
     range: tuple[int, int] | None = None
@@ -154,13 +154,13 @@ class OptionSpec(NamedTuple):
     conflicts: tuple[Given[Any], ...] = ()
     recorded: bool = True
     comma_separated: bool = False
-    word: bool = False
+    single_value_list: bool = False
     repeatable: bool = False
     off: str = ""
     group: str = ""
-    typed_choices: Mapping[str, str] = MappingProxyType({})
+    cli_choices: Mapping[str, str] = MappingProxyType({})
     choices: tuple[str, ...] = ()
-    use: Callable[[Any], object] | None = None
+    apply: Callable[[Any], object] | None = None
     origin: type | None = None
 
     def needs(self) -> tuple[Needs, ...]:
@@ -223,9 +223,9 @@ def options_class(kind: type[OptionsT]) -> type[OptionsT]:
     head = cleandoc(kind.__doc__ or "").partition("\nAttributes:\n")[0]
     kind.__doc__ = "\n".join([f"{head.rstrip()}\n\nAttributes:", *doc_lines(kind)])
     for name, spec in specs.items():
-        if spec.typed:
-            CLI_NAMES[name] = f"--{spec.typed.split('/')[0]}"
-        if spec.word:
+        if spec.cli_names:
+            CLI_NAMES[name] = f"--{spec.cli_names.split('/')[0]}"
+        if spec.single_value_list:
             COMMA_OPTIONS.add(name)
         if spec.parent:
             key = name.replace("_", "-") + ("" if kind.__dataclass_fields__[name].default is False else "={}")  # type: ignore[attr-defined]
@@ -242,7 +242,7 @@ def option_specs(options: type) -> dict[str, OptionSpec]:
 
 def cli_spellings(options: type, name: str) -> list[str]:
     """Return the command-line names of an option, the preferred one first."""
-    words = (option_specs(options)[name].typed or name.replace("_", "-")).split("/")
+    words = (option_specs(options)[name].cli_names or name.replace("_", "-")).split("/")
     return [f"{'--' if word[1:] else '-'}{word}" for word in words]
 
 

@@ -41,9 +41,9 @@ class WorkerOptions(BaseOptions):
     workers: int | None = option(
         None,
         section="machines",
-        typed="workers/j",
+        cli_names="workers/j",
         range=WORKERS_RANGE,
-        shown="number of cores",
+        default_text="number of cores",
         common=True,
         recorded=False,
     )
@@ -52,13 +52,13 @@ class WorkerOptions(BaseOptions):
     address: str | None = option(
         None,
         metavar="ADDRESS",
-        shown="RAY_ADDRESS, or the cluster of this machine",
+        default_text="RAY_ADDRESS, or the cluster of this machine",
         requires=(Needs("no cluster to use", Given(executor).as_value("ray")),),
         recorded=False,
     )
 
 
-def noted_readers(targets: Sequence[str], exports: Texts = ()) -> tuple[str, ...]:
+def readers_for_notes(targets: Sequence[str], exports: Texts = ()) -> tuple[str, ...]:
     """Return the readers to print compatibility notes for.
 
     These are `targets` (by default, webdataset), and the readers that use the indexes in `exports`.
@@ -108,7 +108,7 @@ class OutputOptions(WorkerOptions):
         part: Write part K of a run with N parts: 3/64. With slurm or kubernetes, shardtool detects the part.
     """
 
-    max_size: str | int | None = option(None, section="shards", form="size", shown="1GB", common=True)
+    max_size: str | int | None = option(None, section="shards", form="size", default_text="1GB", common=True)
     max_count: int | None = option(None, range=COUNT_RANGE)
     shards: int | None = option(None, range=COUNT_RANGE, common=True)
     equal_count: bool = option(False)
@@ -134,23 +134,23 @@ class OutputOptions(WorkerOptions):
     target: Target | tuple[Target, ...] | list[Target] = option(
         (),
         section="output",
-        typed="for",
-        old="target",
+        cli_names="for",
+        former_name="target",
         metavar="READERS",
-        shown="webdataset, and the readers of exports",
+        default_text="webdataset, and the readers of exports",
         comma_separated=True,
         recorded=False,
     )
-    dry_run: bool = option(False, section="output", typed="dry-run/n", common=True, recorded=False)
+    dry_run: bool = option(False, section="output", cli_names="dry-run/n", common=True, recorded=False)
     export: Texts = option((), choices=EXPORT_NAMES, section="output", metavar="TOOL", recorded=False)
-    on_error: OnError = option("raise", section="rerun", recorded=False, common=True, typed_choices={"stop": "raise"})
+    on_error: OnError = option("raise", section="rerun", recorded=False, common=True, cli_choices={"stop": "raise"})
     update: bool = option(False, recorded=False, common=True, group="existing")
     append: bool = option(False, recorded=False, common=True, group="existing")
     resume: bool = option(False, recorded=False, common=True, group="existing")
     overwrite: bool = option(
         False,
         recorded=False,
-        typed="overwrite/f",
+        cli_names="overwrite/f",
         common=True,
         group="existing",
         conflicts=(Given(update, "which keeps the dataset"), Given(append, "which keeps the dataset")),
@@ -200,7 +200,7 @@ class OutputOptions(WorkerOptions):
     @property
     def readers(self) -> tuple[str, ...]:
         """The readers to print compatibility notes for."""
-        return noted_readers(self.target, self.export)
+        return readers_for_notes(self.target, self.export)
 
     def recorded(self) -> dict[str, object]:
         """Return the options to record in the dataset file."""

@@ -103,11 +103,11 @@ class SelectingOptions(OutputOptions):
         common=True,
         expand=_expand_fields,
     )
-    select_fields: Texts = option((), metavar="FIELDS", word=True, only_for="folder", parent="fields {}")
-    drop_fields: Texts = option((), metavar="FIELDS", word=True, only_for="folder", parent="fields -{}")
+    select_fields: Texts = option((), metavar="FIELDS", single_value_list=True, only_for="folder", parent="fields {}")
+    drop_fields: Texts = option((), metavar="FIELDS", single_value_list=True, only_for="folder", parent="fields -{}")
     rename_fields: Pairs = option(
         (),
-        typed="rename-field",
+        cli_names="rename-field",
         form="pairs",
         metavar="NEW=OLD",
         example="jpg=jpeg",
@@ -121,12 +121,14 @@ class SelectingOptions(OutputOptions):
         None,
         metavar="COLUMN",
         example="key",
-        shown="key; file_name for COCO JSON",
+        default_text="key; file_name for COCO JSON",
         only_for="folder",
         requires=(Needs("no table", Given(join)),),
     )
     collect: Texts = option((), metavar="COLUMNS", comma_separated=True)
-    delimiter: str | None = option(None, form="delimiter", metavar="CHAR", example="|", shown="comma; tab for .tsv")
+    delimiter: str | None = option(
+        None, form="delimiter", metavar="CHAR", example="|", default_text="comma; tab for .tsv"
+    )
     no_header: bool = option(False, rare=True)
     field: Pairs = option((), form="pairs", metavar="FIELD=COLUMN", common=True)
     classes: Texts = option((), metavar="FIELD")
@@ -167,11 +169,11 @@ class SelectingOptions(OutputOptions):
     quality: int | None = option(
         None,
         range=(1, 100),
-        shown="90",
+        default_text="90",
         requires=(Needs("no image is written", Given(resize), Given(encode)),),
         conflicts=(Given(encode, "which is lossless").as_value("png"),),
     )
-    image: Texts = option((), metavar="FIELD", shown="by its extension", requires=_needs_image_option)
+    image: Texts = option((), metavar="FIELD", default_text="by its extension", requires=_needs_image_option)
     mask: Texts = option((), metavar="FIELD", requires=_needs_image_option)
     probe: bool = option(False)
     exif: bool = option(False)

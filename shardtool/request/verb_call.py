@@ -77,7 +77,7 @@ def merge_options(where: str, options: object, named: Mapping[str, Any], kind: t
 _FunctionT = TypeVar("_FunctionT", bound=Callable[..., object])
 
 
-def lists_options(kind: Any) -> Callable[[_FunctionT], _FunctionT]:
+def documents_options(kind: Any) -> Callable[[_FunctionT], _FunctionT]:
     """Return a decorator that adds the options of the class `kind` to a function's signature and docstring."""
 
     def describe(function: _FunctionT) -> _FunctionT:
@@ -162,4 +162,4 @@ class accepts_options(Generic[_OptionsT, _OptionParams]):  # noqa: N801 - a deco
                 if user_observer is None:
                     run_observer.close()
 
-        return lists_options(kind)(called)
+        return documents_options(kind)(called)

@@ -15,8 +15,8 @@ from shardtool.plan.plan import DEFAULT_MAX_SIZE, rounded_note
 from shardtool.plan.shard_bounds import NO_LIMIT
 from shardtool.publish import advice, listed_files, parts
 from shardtool.request.observer import Notes, Observer, default_observer
-from shardtool.request.output_options import noted_readers
-from shardtool.request.verb_call import lists_options, merge_options
+from shardtool.request.output_options import readers_for_notes
+from shardtool.request.verb_call import documents_options, merge_options
 from shardtool.skipped import Skipped
 from shardtool.storage.folders import open_folder
 from shardtool.storage.remote.store_options import with_options, without_markers
@@ -57,7 +57,7 @@ class ShardWriter(SampleWriter):
         ```
     """
 
-    @lists_options(WriterOptions)
+    @documents_options(WriterOptions)
     def __init__(
         self,
         pattern: OutputNames,
@@ -267,7 +267,7 @@ class ShardWriter(SampleWriter):
             self._notes.add(f"samples {found}; each gets a shard of its own")
         for name, count in output.rounded.items():
             self._notes.add(rounded_note(name, count))
-        readers, problems = noted_readers(self._options.target), output.reader_problems.problems()
+        readers, problems = readers_for_notes(self._options.target), output.reader_problems.problems()
         relevant = [problem for problem in problems if not {*readers}.isdisjoint(READERS_BY_PROBLEM[problem.code])]
         self._notes.add(*map(str, relevant))
         sizes = [sum(entry.size for entry in output.totals.shards)]

@@ -45,7 +45,9 @@ def _shown(text: str) -> set[str]:
 
 
 def _words(options: list[VerbOption]) -> set[str]:
-    return {word for option in options for word in option.opts if word.startswith("--") and word not in option.old}
+    return {
+        word for option in options for word in option.opts if word.startswith("--") and word not in option.former_names
+    }
 
 
 @pytest.mark.parametrize("verb", VERBS)

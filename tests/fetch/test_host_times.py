@@ -152,7 +152,7 @@ def test_estimates_of_workers_are_combined(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(terminal_module, "PERIOD_S", 1000)
     with redirect_stderr(StringIO()), closing(Terminal(quiet=False, verbose=False, progress="plain")) as terminal:
         terminal.start(600, 0, 6)
-        fetched = terminal._fetched  # noqa: SLF001 - the estimate of progress lines
+        fetched = terminal._fetch_estimate  # noqa: SLF001 - the estimate of progress lines
         assert fetched is not None
         assert fetched.remaining_text() == ""
         emit(FetchProgress(1, 100, 0.5, 30, 30, "slow.org", 10, 50, 1.5))

@@ -119,7 +119,7 @@ def test_mappings_and_lists_equal_texts(values: dict[str, Any], same: dict[str, 
 def test_python_knows_all_names_of_the_command_line(kind: type[Any]) -> None:
     """Every command-line option has a Python name."""
     known = {name: one for name, one in option_specs(kind).items() if not one.parent}
-    typed = {(one.typed.split("/")[0] or name).replace("-", "_") for name, one in known.items()}
+    typed = {(one.cli_names.split("/")[0] or name).replace("-", "_") for name, one in known.items()}
     assert typed - {one.name for one in fields(kind)} <= {one.replace("-", "_") for one in _ONLY_PYTHON}
 
 

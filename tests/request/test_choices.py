@@ -43,7 +43,7 @@ def test_only_the_choices_are_accepted(verb: str, name: str) -> None:
     command = cli.get_command(click.Context(cli), verb)
     assert command is not None
     offered = [choice_type.type for choice_type in command.params if choice_type.name == name]
-    words = option_specs(kind)[name].typed_choices
+    words = option_specs(kind)[name].cli_choices
     for choice_type in offered:
         assert isinstance(choice_type, click.Choice)
         assert tuple(words.get(choice, choice) for choice in choice_type.choices) == option_choices(kind, name)

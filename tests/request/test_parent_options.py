@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shardtool import CreateOptions, InvalidRequest, ReshardOptions
 from shardtool.cli import cli
-from shardtool.cli.click_options import parse_typed_value
+from shardtool.cli.click_options import parse_cli_value
 from shardtool.cli.help import VerbOption
 from shardtool.messages import PARENT_FORMS, use_cli_names
 from shardtool.request.option_spec import cli_spellings, option_specs
@@ -114,7 +114,7 @@ def _made(verb: str, kind: type, words: list[str]) -> Any:
     command = cli.get_command(click.Context(cli), verb)
     assert command is not None
     typed = command.make_context(verb, ["a", "b", *words]).params
-    values = {name: parse_typed_value(kind, name, typed) for name in option_specs(kind)}
+    values = {name: parse_cli_value(kind, name, typed) for name in option_specs(kind)}
     return kind(**{name: value for name, value in values.items() if value is not None})
 
 

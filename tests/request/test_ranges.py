@@ -11,7 +11,7 @@ import pytest
 from shardtool import CreateOptions, ExportOptions, InspectOptions, InvalidRequest
 from shardtool.cli import cli, command_options
 from shardtool.cli.arguments import split_datasets
-from shardtool.cli.click_options import parse_typed_value
+from shardtool.cli.click_options import parse_cli_value
 from shardtool.entries.strings import PackedStrings
 from shardtool.execute.local_pool import LocalPool, usable_cores
 from shardtool.messages import cli_name, use_cli_names
@@ -53,10 +53,10 @@ def test_any_number_is_accepted_or_refused(verb: str, name: str) -> None:
         typed = command.make_context(verb, ["a", "b", cli_spellings(kind, name)[0], value]).params
         number = None
         with use_cli_names(), suppress(InvalidRequest):
-            number = getattr(kind(**{name: parse_typed_value(kind, name, typed)}, **more), name)
+            number = getattr(kind(**{name: parse_cli_value(kind, name, typed)}, **more), name)
         if number is None:
             with use_cli_names(), pytest.raises(InvalidRequest, match=cli_name(name)):
-                kind(**{name: parse_typed_value(kind, name, typed)}, **more)
+                kind(**{name: parse_cli_value(kind, name, typed)}, **more)
         else:
             minimum, maximum = spec.range or (1, 10**18)
             assert minimum <= (parse_size(number) if spec.form == "size" else number) <= maximum
