@@ -150,7 +150,7 @@ class FolderTree:
 
 def _tree_error(path: str, error: OSError) -> OutputExists | OutputFailed:
     if error.errno not in _CONFLICT_ERRNOS:
-        return OutputFailed(path, os_error_text(error), remedy=file_system.ERRNO_ADVICE.get(error.errno or 0, ""))
+        return file_system.write_error(path, error)
     found = "already exists" if error.errno == errno.EEXIST else f"cannot be created: {os_error_text(error)}"
     remedy = f"Choose another folder, or use {flag_text('overwrite')}."
     return OutputExists(path, found, remedy=remedy)

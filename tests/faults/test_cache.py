@@ -52,6 +52,19 @@ def test_disk_fills_while_copying(place: Path, disk: Callable[[str], Path], monk
     assert read_all(Cache(mounted / "cache", "1GB"), shards[:3]) == [True] * 3
 
 
+def test_disk_full_of_other_files(place: Path, disk: Callable[[str], Path]) -> None:
+    """If no shard is in use, but other files fill the disk, a writer fails instead of waiting for readers."""
+    shards, mounted, noting = write_shards(place), disk(f"size={16 * 4096}"), NoteRecorder()
+    cache = Cache(mounted / "cache", "1GB", observer=noting)
+    (mounted / "other").write_bytes(bytes(12 * 4096))
+    with pytest.raises(OutputFailed, match="no space left"), cache.writer(max_size="1MB") as writer:
+        writer.write({"__key__": "1", "bin": bytes(9000)})
+    assert read_all(cache, shards) == [False] * 6
+    assert [note.rpartition(": ")[2] for note in noting.notes] == [
+        "no space left on device; uncached shards are read from their original location"
+    ]
+
+
 def test_read_only_disk(place: Path, disk: Callable[[str], Path]) -> None:
     """On a read-only disk, cached shards are read, the others from their original location, with a note."""
     shards, mounted, noting = write_shards(place), disk("size=8m"), NoteRecorder()

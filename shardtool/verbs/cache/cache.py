@@ -28,6 +28,7 @@ from shardtool.messages import option_text
 from shardtool.plan.shard_bounds import NO_LIMIT
 from shardtool.publish.publication import Publication
 from shardtool.request.option_checks import check_choice
+from shardtool.storage.file_system import write_errors
 from shardtool.storage.staging import Folder, local_folder
 from shardtool.units import format_size, parse_size
 from shardtool.verbs.cache.cache_space import CacheSpace, Policy, lock_reservation
@@ -152,7 +153,7 @@ class CacheWriter(SampleWriter):
     def _next_shard(self, _: EncodedSample) -> ShardBuilder:
         start_s, noted = time.monotonic(), False
         while True:
-            with self._space.locked():
+            with write_errors(self._space.folder), self._space.locked():
                 evicted = self._space.reserve(self._reservation, self._options.max_size)
             if evicted is not None:
                 self._counter.add(evicted=evicted)

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from errno import EBUSY
+from errno import EACCES, EBUSY, ENOSPC
 from typing import Literal, NamedTuple
 
 from shardtool.errors import InvalidRequest, OutputFailed, os_error_text
@@ -177,13 +177,18 @@ class CacheSpace(NamedTuple):
     def reserve(self, reservation: FileLock, size: int) -> int | None:
         """Reserve `size` bytes, and return the number of evicted shards. The folder's lock must be held.
 
-        If there is too little space, evict no shard, record the request in the reservation, and return None.
+        If there is too little space, evict no shard, record the request in the reservation, and return None. If waiting
+        cannot help, raise `OSError`: no shard is in use, so other files fill the disk.
         """
         reservation.write(layout.encode_reservation(0, size))
         contents = self.scan(ignored_path=reservation.path)
         evicted = self.evict(self.eviction_order(contents.shards), self.bytes_to_free(contents, size))
         if evicted is not None:
             reservation.write(layout.encode_reservation(size, 0))
+        elif not contents.reserved and not any(
+            self.policy == "keep" or self.is_held(one.path) for one in contents.shards
+        ):
+            raise OSError(ENOSPC, os.strerror(ENOSPC))
         return evicted
 
     def bytes_to_free(self, contents: layout.CacheContents, size: int) -> int:
@@ -193,7 +198,7 @@ class CacheSpace(NamedTuple):
     def evict(self, shards: Iterable[layout.CachedFile], size: int) -> int | None:
         """Evict shards to free `size` bytes, and return the number of evicted shards. The folder's lock must be held.
 
-        If too many shards are in use, evict none and return None. If a shard cannot be deleted, return None.
+        If too many shards are in use, evict none and return None. If a shard cannot be deleted, raise `OSError`.
         """
         victims: list[tuple[layout.CachedFile, FileLock]] = []
         try:
@@ -205,7 +210,9 @@ class CacheSpace(NamedTuple):
                     size -= shard.size
             if size > 0:
                 return None
-            return len(victims) if all(self.remove(shard) for shard, _ in victims) else None
+            if not all(self.remove(shard) for shard, _ in victims):
+                raise OSError(EACCES, "a shard cannot be deleted")
+            return len(victims)
         finally:
             for _, lock in victims:
                 lock.close()

@@ -186,7 +186,8 @@ def lease_written_shards(space: CacheSpace, max_bytes: int | None) -> CacheShard
         reclaimed = _shards_to_reclaim(space, contents)
         if space.policy != "keep":
             for shard in reclaimed:
-                space.evict([shard], shard.size)
+                with suppress(OSError):
+                    space.evict([shard], shard.size)
         written = [shard for shard in contents.shards if shard.folder == WRITTEN and shard not in reclaimed]
         written.sort(key=lambda shard: (shard.added_ns, shard.name))
         locks = _lease_paths([os.path.join(space.folder, shard.path) for shard in written])

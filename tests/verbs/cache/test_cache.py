@@ -70,7 +70,7 @@ def test_shards_that_cannot_be_deleted(tmp_path: Path, shards: Shards, monkeypat
         patch.setattr(os, "unlink", refuse)
         with pytest.raises(OutputFailed, match="cannot be deleted"):
             cache_clear(tmp_path / "cache")
-        with pytest.warns(UserWarning, match="in use or kept"):
+        with pytest.warns(UserWarning, match="a shard cannot be deleted"):
             read_all(Cache(tmp_path / "cache", 3 * SHARD), shards)
     assert [name for name in copies(tmp_path / "cache") if name in {shard.name for shard in shards[3:]}] == []
 
