@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 FORMAT_VERSION = 1
 RUN_VERIFY = "Run `shardtool verify` to list all damage."
-# Either mark identifies a dataset file, because the other mark may be damaged.
+# One of these marks is enough, because the other may be damaged.
 _DATASET_FILE_MARKS = (b'  "shardtool": {\n    "format_version": ', b'  "checksum": "crc32c:')
 _WIDS_HEAD = b'{\n  "__kind__": "wids-shard-index'
 _APPENDS_MARK = b'\n    "appends": ['
@@ -104,8 +104,8 @@ class DatasetFile:
         types: Value types of fields by name, such as `int64` or `text`. Bytes have no value type.
         appends: For each append, the index in `shards` of the first added shard.
         shards_folder: Subfolder of the shards, such as `train/tars`, or "".
-        part_of: 0 if `shards` lists all shards of the dataset, else the total number of shards. `field_bytes`,
-            `skipped` and `fingerprint` are then unknown (0 or "").
+        part_of: 0 if `shards` lists all shards of the dataset, else the total number of shards. For a part,
+            `field_bytes`, `skipped` and `fingerprint` are unknown (0 or "").
     """
 
     name: str
@@ -128,7 +128,7 @@ class DatasetFile:
 
     @property
     def numbers(self) -> dict[str, NumberType]:
-        """The number type of each field that stores numbers as text. TFRecord shards store no numbers as text."""
+        """The number type of each field that stores numbers as text. Empty for TFRecord."""
         return number_fields(self.types) if self.format == "tar" else {}
 
     @property
@@ -207,7 +207,7 @@ class DatasetFile:
 def merge_value_types(parts: Sequence[tuple[Mapping[str, ValueType], Collection[str]]]) -> dict[str, ValueType]:
     """Return the common value type of each field across groups of shards.
 
-    `parts` has the value types and field names of each group. A group without names is assumed to have every field.
+    `parts` has the value types and field names of each group. A group without field names may have any field.
     """
     names = sorted({name for types, _ in parts for name in types}, key=to_bytes)
     common = {

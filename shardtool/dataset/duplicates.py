@@ -8,7 +8,7 @@ Keys, labels and numbers are not content. The content of a sample is the first o
 4. its JSON
 
 Two samples are duplicates if their content fields have the same digests (16-byte BLAKE2b, RFC 7693), in any order.
-Digests are computed only for samples whose content has equal sizes and CRC-32C.
+Digests are computed only for samples with the same payload sizes and CRC-32C as another sample.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ def find_content(
 
     Args:
         labels: Fields that contain labels or numbers.
-        codes: For each row, the index of its field in `fields`.
-        counts: Number of rows of each sample. In a damaged shard, `codes` may lack rows of the last sample.
+        codes: The fields of all samples in order, as indexes into `fields`.
+        counts: Number of fields of each sample. In a damaged shard, `codes` may lack fields of the last sample.
     """
     ranks = [_NO_RANK if is_label_name(name) or name in labels else content_rank(name) for name in fields]
     row_ranks, sample_of_row = np.array(ranks, np.uint8)[codes], np.repeat(np.arange(len(counts)), counts)[: len(codes)]

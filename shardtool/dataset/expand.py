@@ -42,9 +42,9 @@ _RANGE_PATTERN = re.compile(r"[^{}<>,*?%\[\]]*\{\d{1,18}\.\.\d{0,18}\}[^{}<>,*?%
 
 
 def expand_datasets(dataset: DatasetLike) -> list[DatasetLike]:
-    """Return a list of arguments for `find_dataset`, one per dataset. Some datasets may not exist.
+    """Return a list of arguments for `find_dataset`, one per dataset. They are not checked for existence.
 
-    The shards in a list form one dataset, without shards that other items of the list (such as a folder) contain.
+    The shards in a list form one dataset, except shards that belong to another item (such as a folder).
     """
     if dataset and isinstance(dataset, (str, os.PathLike)):
         datasets = _expand_name(os.fspath(dataset))
@@ -67,7 +67,7 @@ def expand_datasets(dataset: DatasetLike) -> list[DatasetLike]:
 
 
 def splits_in(folder: str, run: RunRecord) -> dict[str, DatasetFile]:
-    """Return the dataset files in a folder, by file name, of the other splits that the same run wrote."""
+    """Return a dict from file names in a folder to the dataset files of other splits that `run` wrote."""
     names = [name for name in list_folder_names(folder or ".") if name.endswith(DATASET_SUFFIX)] if run.split else []
     return _splits_of_run(run, {name: join(folder, name) for name in names})
 

@@ -1,7 +1,7 @@
 """Find the shards of one dataset. A user names a dataset by its dataset file, a pattern, a glob, a folder, or shards.
 
-A range or glob also matches the names that a dataset file in the same folder lists, to find missing shards. On the
-web, a range needs an end, because web servers cannot list files.
+A range or glob also finds missing shards, if a dataset file in the same folder lists them. On the web, a range needs
+an end, because web servers cannot list files.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def _from_folder(folder: str) -> StoredDataset:
 def list_shard_folder(folder: str) -> tuple[list[str], list[str]]:
     """Return the names of the dataset files in a folder, and the paths of its shards.
 
-    Files such as `train-00000-of-01024` may be a TensorFlow checkpoint, so check that they start like a shard.
+    Files such as `train-00000-of-01024` may be a TensorFlow checkpoint, so check that one of them starts like a shard.
     """
     names = sorted(list_folder(folder), key=natural_key)
     named = [name for name in names if name.endswith(DATASET_SUFFIX)]
@@ -360,7 +360,7 @@ def find_damaged_file(dataset: StoredDataset) -> str | None:
 
 
 def check_not_damaged(dataset: StoredDataset) -> None:
-    """Raise an error if the file that `find_damaged_file` finds cannot be parsed."""
+    """Raise an error if `find_damaged_file` finds a file that is not valid."""
     if (path := find_damaged_file(dataset)) is not None:
         parse_dataset(files.read_small(path), path)
 

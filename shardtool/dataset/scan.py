@@ -123,8 +123,8 @@ class ShardScan:
         text_lengths: Length of the decimal text of each integer, such as 3 for -12.
         text_crcs: CRC-32C of each decimal text.
         ambiguous_headers: Offset and problem of each header that tar readers interpret differently.
-        conflicts: For TFRecord, the first `FeatureConflict` of each feature, by index in `names`. Type conflicts
-            take precedence.
+        conflicts: For TFRecord, the first `FeatureConflict` of each feature, by index in `names`. If the type varies,
+            the first conflict of types.
         list_rows: For TFRecord, row numbers of fields whose payload is a whole list (see `ExampleFeature.is_list`).
         incomplete: With `salvage`, offset, key and problem of each excluded sample.
     """
@@ -166,7 +166,7 @@ class ShardScan:
         return code
 
     def list_features(self) -> Iterator[str]:
-        """Yield the TFRecord features of a single type that have several values or no value in some sample."""
+        """Yield each TFRecord feature with several values or no value in some sample, unless its type varies."""
         for code, conflict in self.conflicts.items():
             if conflict.kind == self.kinds[code]:
                 yield decode_name(self.names[code])

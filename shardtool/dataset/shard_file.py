@@ -73,7 +73,7 @@ class ShardFile:
         return self._window[:length]
 
     def _read(self, offset: int, length: int) -> bytes:
-        try:  # not a context manager, which would take as long as the read itself
+        try:  # a context manager would take as long as the read itself
             return self._file.read(offset, min(length, max(0, self.size - offset)))
         except OSError as error:
             raise self._failed(offset, error) from None
@@ -262,7 +262,7 @@ class CompressedFile:
         return self._window[position : position + length]
 
     def _decompress(self, length: int) -> bytes:
-        # A `read` that fails returns no bytes. Use a fixed size, so that `length` does not affect which bytes are lost.
+        # If a `read` finds damage, all its bytes are lost. Use a fixed size, to lose the same bytes for any `length`.
         if self._failed is not None:
             raise self._failed
         parts, size = [], 0

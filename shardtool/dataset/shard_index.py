@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 _INT32_LIMIT = 2**31
 _NO_FACTS = ShardFacts("", -1, None, "")
 _ALIGNMENT_BYTES = 8
-# This byte does not occur in UTF-8. It replaces NUL in keys of other tools.
+# This byte, which does not occur in UTF-8, replaces NUL in keys that other tools wrote.
 _NUL_SUBSTITUTE = b"\xff"
 # `keys_of` decodes a whole range of keys at once if it contains fewer than this many keys per requested key.
 _MAX_DECODED_PER_KEY = 8

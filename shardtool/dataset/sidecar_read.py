@@ -49,13 +49,13 @@ _FIELD_LEAVES = [f"__fields__.list.element.{name}" for name in ("name", "offset"
 _INDEX_LEAVES = ["__key__", "__offset__", "__size__", *_FIELD_LEAVES]
 _FOOTER_READ_BYTES = 2**14
 _MIN_FIELD_BYTES = 2
-# limits both the samples and the fields per byte of sidecar; real sidecars have at most 1 of each
+# limits the samples per byte of sidecar, and the fields per byte; in real sidecars, each is at most 1
 _MAX_SAMPLES_PER_BYTE = 8
 _SAMPLES_SLACK = 2**16
 _INDEX_BYTES_PER_FIELD = 64
 _INDEX_SLACK_BYTES = 2**24
 _METADATA_SLACK_BYTES = 2**25
-_MAX_BYTES_PER_BYTE = 64  # limits the decoded bytes per byte of sidecar (metadata: of sidecar and shard)
+_MAX_BYTES_PER_BYTE = 64  # limits the decoded bytes per byte of sidecar, or for metadata, of sidecar and shard
 _VERSION_KEY = f"{METADATA_PREFIX}format_version"
 _ARROW_SCHEMA_KEY = "ARROW:schema"  # this key is rejected, because it changes how pyarrow decodes columns
 _MAX_ERROR_LENGTH = 300
@@ -92,9 +92,9 @@ def parse_sidecar(data: bytes, where: str, size: int | None, *, metadata: bool =
 
 
 def has_small_metadata(data: bytes, metadata: pa.Table, size: int) -> bool:
-    """Return True only if readers certainly accept the amount of metadata in a sidecar.
+    """Return whether readers accept the amount of metadata in a sidecar, without decoding the sidecar.
 
-    The sidecar is not decoded, so the result is False for dictionary-encoded columns.
+    Return False for dictionary-encoded columns, because their decoded size is unknown.
     """
     if any(pt.is_dictionary(column.type) for column in metadata.columns):
         return False

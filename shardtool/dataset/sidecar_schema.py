@@ -49,7 +49,7 @@ class TransformFacts(NamedTuple):
         digest: The content fingerprint of the shard.
         consumed: Number of processed source samples.
         dropped: Number of source samples that `--map` dropped.
-        skipped_rows: The skipped samples, or () if a resumed run must pack the shard again.
+        skipped_rows: The `skipped` samples. If the list is incomplete, a resumed run packs the shard again.
     """
 
     digest: int
@@ -66,7 +66,7 @@ class ShardFacts(NamedTuple):
         crc: CRC-32C of the shard, or None if unknown.
         plan: Hash of the shard's plan, or "" if unknown.
         first: Name of the run's first shard, or "" if unknown.
-        shards: Minimum number of shards that the run writes, or None if unknown.
+        shards: Number of shards of the complete run, or a lower limit. None if unknown.
     """
 
     name: str
