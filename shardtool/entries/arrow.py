@@ -52,7 +52,7 @@ def ipc_stream(table: pa.Table) -> pa.Buffer:
 
 
 def hashable_stream(table: pa.Table) -> bytes:
-    """Return an Arrow IPC stream of the table, without the undefined bytes of null values."""
+    """Return the table as Arrow IPC streams, without null values, whose bytes are undefined."""
     streams = []
     for number, column in enumerate(table.columns):
         if column.null_count:

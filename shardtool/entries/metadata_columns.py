@@ -36,7 +36,7 @@ def with_number_columns(columns: pa.Table | None, number_columns: Mapping[str, p
 
 
 def drop_number_columns(columns: pa.Table, names: Collection[str]) -> pa.Table | None:
-    """Drop the named numeric columns. Return None if no column remains."""
+    """Drop the columns in `names` that are numeric. Return None if no column remains."""
     remaining = [field.name for field in columns.schema if field.name not in names or not is_number_type(field.type)]
     return columns.select(remaining) if remaining else None
 

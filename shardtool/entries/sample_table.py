@@ -80,7 +80,7 @@ class FieldSpans:
         file: uint32[samples], index in `files` of each sample's file.
         offset: int64[rows], offset of the payload in its file.
         expected: int64[rows], expected CRC-32C of the payload, or -1 if unknown.
-        is_list: bool[rows], whether the payload is a TFRecord list with several values or no values.
+        is_list: bool[rows], whether the payload is a whole TFRecord list (see `ExampleFeature.is_list`).
         row_file: uint32[rows], index in `files` of each row's file. None if no sample has rows in several files.
     """
 
@@ -205,7 +205,7 @@ class SampleTable:
         return [key + endings[code] for key, code in zip(keys, self.rows.code[rows].tolist(), strict=True)]
 
     def file_path(self, row: int) -> bytes:
-        """Return the full path of the file that contains the payload of a row."""
+        """Return the full path of the file of a FILE or LINK row."""
         return self.root + resolve_source_path(self.path(row), self.folders)
 
     def files(self) -> tuple[bytes, ...]:
