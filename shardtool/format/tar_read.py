@@ -3,8 +3,8 @@
 If GNU tar, bsdtar and `tarfile` read a header differently, this module follows the majority and reports the difference.
 Unlike in `tarfile`, damage or an early end of the file raises `CorruptShard`.
 
-After damage, `next_header` searches for a block with a valid header checksum. If the size field of the damaged header
-points to another header, headers of a tar nested in the payload are ignored.
+After damage, `next_header` searches for a block with a valid header checksum. If the size in the damaged header
+leads to another header, headers in between that belong to a nested tar are ignored.
 
 Source: POSIX.1-2017, pax; GNU tar manual, "Basic Tar Format"; docs/format.md, "Tar shards".
 """
@@ -334,7 +334,7 @@ _USTAR, _USTAR_OFFSET = b"ustar", 257
 
 
 def next_header(read: Read, offset: int, first: int, size: int) -> int | None:
-    """Return the offset of the first undamaged header after a damaged header at `offset`, or None.
+    """Return the offset of the first valid header or trailer after a damaged header at `offset`, or None.
 
     The search starts at the offset `first`. `size` is the size of the tar, or -1 if the tar is compressed.
     """
