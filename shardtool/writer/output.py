@@ -1,8 +1,8 @@
 """The dataset of a writer. The writer publishes each full shard immediately, and publishes the dataset file at the end.
 
-Each sidecar records a number of shards. At first, this is one more than exist, so `verify` reports the dataset as
-incomplete. At the end, the writer sets the final number in all sidecars. If a metadata column first appeared in a later
-shard, the writer also adds this column to the earlier sidecars.
+Each sidecar records the number of shards so far plus one, so `verify` reports the dataset as incomplete. At the end,
+the writer sets the final number in all sidecars. If a metadata column first appeared in a later shard, the writer also
+adds this column to the earlier sidecars.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class JournalEntry:
     Attributes:
         rounded: For each field, the number of floats that TFRecord rounds to 32 bits.
         skipped: Key, code and message of the samples skipped since the previous shard.
-        version: The version of the shard in a store, or "". If the version is unchanged, a resumed writer does not read
-            the shard to verify its checksum.
+        version: The version of the shard in a store, or "". If the version is unchanged, a resumed writer does not
+            verify the shard's checksum.
     """
 
     shard: str

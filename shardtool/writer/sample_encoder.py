@@ -1,6 +1,6 @@
 """Check and encode a sample as a record, by the same rules as `create`.
 
-A written sample restricts later samples. For example, a field keeps the type of its first value.
+A written sample restricts later samples. For example, a field whose first value is text cannot contain numbers.
 """
 
 from __future__ import annotations
