@@ -62,7 +62,7 @@ def check_field_count(where: str, names: Sequence[str] | Sequence[bytes], remedy
 
 
 def field_codes(entries: SampleTable, fields: Sequence[str]) -> NDArray[np.uint16]:
-    """Return the field of each row, as an index into `fields`."""
+    """Return the field of each row, as an index into `fields`. Other fields get the index 0."""
     code_of = {name: code for code, name in enumerate(fields)}
     return np.array([code_of.get(name, 0) for name in entries.fields], np.uint16)[entries.rows.code]
 

@@ -78,10 +78,10 @@ def join_table(
     are compared with the paths of the samples' files. If no path matches, the values without extensions are compared
     with the keys. If the samples have a metadata column `on`, the values are compared only with this column.
 
-    If the metadata already has a joined column, only samples with a matching row get new values.
+    If the metadata already has one of the columns, only samples with a matching row get new values.
 
     Args:
-        on: The key column of the table. The default is the key column of the table's format, or else `key`.
+        on: The key column of the table. The default is `file_name` for COCO annotations, else `key`.
         collect: The columns whose values become one list per key. `all` means all columns. If empty, keys must be
             unique.
     """
@@ -113,7 +113,7 @@ def join_table(
         side = "keys" if on not in sample_types else f"values of the samples' column {on!r}"
         expected = f"{side}, such as {show_keys(keys, np.flatnonzero(keys.lengths())[:1])}{_path_example(entries, on)}"
         raise _no_match_error(source.location, on, rows, keys, expected)
-    used = np.zeros(len(rows) + 1, bool)  # samples without a row (-1) set the last element
+    used = np.zeros(len(rows) + 1, bool)  # the last element is for samples without a row (-1)
     used[matched_rows] = True
     unused = np.flatnonzero(~used[:-1])
     kinds = {name: column.type for name, column in columns.items()}

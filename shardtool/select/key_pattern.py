@@ -1,8 +1,8 @@
 """Compute keys from paths with a regular expression. For example, `a.png` and `a_mask.png` become one sample.
 
 If the pattern matches the whole relative path without its extension, the first group with a match is the key. The rest
-of the file name, without separators at both ends, becomes the start of the field name: `mask` in `mask.png`. If the
-pattern does not match, the key is the path without its extension.
+of the file name, without separators at both ends, becomes the start of the field name, such as `mask` in `mask.png`.
+If the pattern does not match, the key is the path without its extension.
 
 Arrow's RE2 engine takes linear time, even for a pattern from an untrusted dataset file.
 """
@@ -65,7 +65,7 @@ class KeyPattern:
     def split(self, names: PackedStrings) -> tuple[PackedStrings, list[bytes], list[int]]:
         """Split each path (without its extension) into a key and the rest of the file name.
 
-        Return the keys, a list of the distinct rests, and for each path the index of its rest in this list.
+        Return the keys, a list of all different rests, and for each path an index into this list.
         """
         import pyarrow.compute as pc
 

@@ -157,9 +157,9 @@ def _share_weights(options: SplitOptions) -> tuple[tuple[str, ...], list[int]]:
 def _apportion(sizes: NDArray[np.int64], weights: list[int]) -> NDArray[np.int64]:
     """Return the number of samples of each label in each split, as int64[labels, splits].
 
-    For each label, the shares with the largest remainders are rounded up (Hamilton's method). If a split loses
-    by rounding, the loss is added to its remainder for the next labels. Without this, all samples of rare labels would
-    be in the largest split.
+    Each share is rounded down. A label's remaining samples go to the splits that lost most by rounding so far,
+    including earlier labels (like Hamilton's method). Without these, all samples of rare labels would be in the largest
+    split.
     """
     counts, remainder_rows = np.divmod(sizes[:, None] * np.array(weights, np.int64), SHARE_UNIT)
     owed = [0] * len(weights)
