@@ -40,7 +40,7 @@ class Listing:
         name: The name of the source in the dataset file, without folders.
         recorded: Values that the dataset file records in addition to the options.
         digest: The content fingerprint of all samples, or None if unknown.
-        stored: For each shard name in `shards`, the dataset and the shard.
+        stored: Pairs of dataset and shard, one for each name in `shards`.
         compressed: Whether some shards are compressed, and can only be read from start to end.
         condition: The conditions of `--where` on the content of files. Workers evaluate these conditions.
         dropped: Label fields that are not packed. Their metadata columns are kept until splits are chosen.

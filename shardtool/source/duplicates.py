@@ -40,7 +40,7 @@ class DuplicateGroups(NamedTuple):
             Groups are sorted by their first samples.
         sizes: Content bytes of one sample of each group.
         fields: The fields whose content was compared.
-        differ: By sample number, the names of fields and labels that differ from the group's first sample.
+        differ: By sample number, the names of fields and labels whose values differ from the group's first sample.
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -117,7 +117,7 @@ def drop_duplicate_samples(
     observer: Observer,
     read_existing_keys: Callable[[], PackedStrings | None],
 ) -> Listing:
-    """If `drop_duplicates` is set, drop samples with the content of an earlier sample, or of a sample in the output."""
+    """With `drop_duplicates`, drop new samples whose content is in the output or in a sample with a smaller key."""
     # The run that wrote a plan file has already dropped the duplicates.
     if not options.drop_duplicates or getattr(options, "plan", None) is not None:
         return listing

@@ -321,8 +321,8 @@ def drop_failed_samples(entries: SampleTable, skipped: Iterable[Skipped]) -> Sam
 def check_dots(entries: SampleTable) -> None:
     """Raise an error for names that WebDataset's rule splits at the wrong dot, such as `scan.2019.01.jpg`.
 
-    A field such as `seg.png` is allowed, unless a part before its last dot is a number or empty. With several
-    samples, several fields with dots must have at least two files each on average.
+    A field such as `seg.png` is allowed, unless a part before its last dot is a number or empty. Several
+    such fields must have at least two files each on average, unless there is only one sample.
     """
     dotted = [code for code, name in enumerate(entries.fields) if "." in name]
     if not dotted:
@@ -357,7 +357,7 @@ class FileTree(NamedTuple):
     rules: ScanRules
 
     def scan(self, pool: Pool, observer: Observer) -> list[ScanPart]:
-        """Return the samples in key order, one part per task."""
+        """Return the samples in key order, divided into parts."""
         if is_address(self.root):
             return [self._scan_objects(observer)]
         pool.check((self.root,))

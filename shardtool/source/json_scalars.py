@@ -33,7 +33,7 @@ _KIND_NAMES = {str: "text", int: "number", float: "number", bool: "boolean", lis
 
 
 class JsonScalars(NamedTuple):
-    """The top-level strings, numbers, booleans and nulls in the payloads of a field.
+    """The scalars in the payloads of a field.
 
     Attributes:
         lines: One line for each payload: a JSON object with its scalars, or `{}` if the payload cannot be read.

@@ -1,6 +1,6 @@
 """In source datasets, find the fields that contain numbers or lists, and read the numbers.
 
-A field must have the same type in all TFRecord shards. Tar shards store numbers as strings.
+A field must have the same type in all TFRecord shards.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class NumberFields(NamedTuple):
     Attributes:
         numbers: The type of each field with one number per sample.
         texts: For each shard, the numbers as strings, by field.
-        lists: The type of each TFRecord field that has no value or several values in a sample.
+        lists: The type of each TFRecord field with several values, or none, in some samples.
     """
 
     numbers: Mapping[str, NumberType]

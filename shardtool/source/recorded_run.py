@@ -56,7 +56,7 @@ _SOURCE_OPTIONS = ("root", "allow_outside", "symlinks", "map", "join")
 def verify_options_in_errors(source: object, join: object, remedy: str) -> Iterator[None]:
     """Change errors about the source, so they mention only options of `verify` and `diff`.
 
-    If the advice of an error names other options, `remedy` replaces the advice.
+    `remedy` replaces the advice, unless the advice names one of `_SOURCE_OPTIONS` or starts with "Did you mean".
     """
     try:
         yield
@@ -106,7 +106,7 @@ class RecordedRun(NamedTuple):
     """The recorded run, without the options that cannot be repeated.
 
     Attributes:
-        table: The path of the `--join` table, or its recorded name if it was not found.
+        table: The path of the `--join` table that was found, or else its recorded name. Empty if the user named it.
         made_fields: Fields that may come from the `--join` table, if it was not found.
         selecting_options: Options whose selection of samples cannot be repeated.
         without_table: The run to use if the table cannot be joined.
@@ -142,7 +142,7 @@ class RecordedRun(NamedTuple):
         return f"{self.table}, {lost}"
 
     def unchecked(self) -> Iterator[str]:
-        """Describe what cannot be compared without the missing table or list of keys."""
+        """Describe what cannot be compared, and why."""
         if self.made_fields:
             what = f"{'field' if len(self.made_fields) == 1 else 'fields'} {format_list([*self.made_fields])}"
             yield f"{what} against the source: created with {option_text('join')} {self._missing_table_text}"

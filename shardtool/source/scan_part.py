@@ -177,7 +177,7 @@ class FileCollector:
 
     Attributes:
         part: The skipped files and system files, and after `in_order` also the files from `add`.
-        folders: Whether the rules include each folder.
+        folders: For each folder, whether the rules include it.
     """
 
     def __init__(self, rules: ScanRules) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def apply_field_options(listing: Listing, options: SelectingOptions, pool: Pool, to_format: str = "tar") -> Listing:
-    """Select the requested fields, and add metadata columns from JSON fields."""
+    """Add metadata columns from JSON fields, then select, drop and rename fields."""
     if options.columns_from:
         for field in options.columns_from:
             listing = add_json_columns(listing, field, pool)
@@ -123,7 +123,7 @@ def join_and_filter(listing: Listing, options: SelectingOptions, *, optional_val
 
 
 def add_field_columns(table: pa.Table, values: Iterable[tuple[str, str]]) -> pa.Table:
-    """Copy each column under the name of its field, so queries can use both names."""
+    """Copy the column of each field under the field's name, so queries can use both names."""
     for name, column in values:
         if name not in table.column_names and column in table.column_names:
             table = table.append_column(name, table.column(column))

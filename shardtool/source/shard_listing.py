@@ -1,7 +1,7 @@
 """Find the shards of datasets, merge classes and metadata, and list the samples in the order of the shards.
 
-A listing contains the offset of each payload, and each number in a TFRecord as a string. Offsets come from sidecars, or
-from a scan of shards without a sidecar.
+A listing contains the offset of each payload, and each number in a TFRecord as a string. Offsets come from sidecars or
+from scans of shards.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ def _metadata_conflict(
 
 
 def merge_fingerprints(datasets: Sequence[StoredDataset]) -> int | None:
-    """Return the fingerprint of all samples, or None if the fingerprints of the datasets do not determine it."""
+    """Return the sum of the datasets' fingerprints, or None if the samples may have a different fingerprint."""
     files = [dataset.file for dataset in datasets if dataset.file is not None and not dataset.file.part_of]
     for file in files:
         kinds = {*number_features(file.features).values()}
@@ -259,7 +259,7 @@ def list_datasets(  # noqa: PLR0913 - keyword options
         only: The fields to pack, or empty for all fields.
         without: Fields not to pack or check.
         salvage: Skip damaged numbers and, in shards without a sidecar, damaged parts.
-        as_stored: List numbers as stored, not as strings. Fields are then not checked, and have no classes.
+        as_stored: List numbers as stored, not as strings. Fields and class names are then not checked.
     """
 
     def is_wanted(name: str) -> bool:

@@ -158,7 +158,7 @@ class DatasetSource(Source):
 
     def _without_duplicates(self, listing: Listing, existing_keys: PackedStrings | None) -> Listing:
         old_entries, rule = listing.entries, self._options.on_duplicate
-        # Errors show paths, because two shards may have the same name. The list of skipped samples shows names.
+        # Errors show paths, because two shards may have the same name.
         names = [to_text(file.path) for file in old_entries.known_spans.files] if rule == "error" else listing.shards
         entries, skipped, note = duplicate_keys.resolve_duplicate_keys(
             old_entries, rule, names, existing_keys, where=listing.where

@@ -35,8 +35,8 @@ _MAX_PROBED_SHARDS = 8
 def shards_note(entries: SampleTable, *, named: bool) -> str:
     """Return a note if a folder contains shards, or "".
 
-    Unless the user selected the shards (`named`), raise an error if they belong to a dataset, or if there are no other
-    files.
+    Raise an error if the shards belong to a dataset, or if there are no other files, unless the user selected the
+    shards (`named`).
     """
     counts = entries.code_counts()
     codes = [code for code, field in enumerate(entries.fields) if counts[code] and is_shard_name(f"x.{field}")]
@@ -165,7 +165,7 @@ _SHOWN = 3
 
 
 def refuse_globs(folder: str, include: Sequence[str], exclude: Sequence[str], *, hidden: bool) -> None:
-    """If globs exclude all files of a local folder, raise an error that suggests another glob."""
+    """Raise an error about globs that exclude all files of a local folder, unless the folder is empty."""
     files = [*islice(_iter_files(folder, hidden=hidden), _MAX_FILES)] if os.path.isdir(folder) else []
     if not files:
         return

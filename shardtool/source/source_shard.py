@@ -1,6 +1,7 @@
-"""One shard of a source as columns, from its sidecar or from a scan. No payload is read.
+"""One shard of a source as columns, from its sidecar or from a scan. Only the scan of a TFRecord shard reads payloads.
 
-If a shard does not match its dataset file, an error is raised, because a scan would lose metadata and checksums.
+A shard or sidecar that does not match the dataset file is an error. A scan of the shard would lose metadata and
+checksums.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _REPLACE_ADVICE = "Get the file again, or recreate it from its source."
 
 
 class ExaminedFiles:
-    """The files that a run has examined. `changed_ns` is the latest change of local files."""
+    """The files that a run has examined. `changed_ns` is the latest mtime or ctime of local files."""
 
     def __init__(self) -> None:
         self.changed_ns = 0
@@ -70,7 +71,7 @@ class SourceShard:
         kinds: Types by field, or None if only a scan can find the types. A field without a type contains bytes. A
             tar stores values of other types as strings.
         conflicts: The first `FeatureConflict` of each field, from a scan.
-        is_list: For each row, whether the payload is a whole TFRecord list. None if no payload is a list.
+        is_list: For each row, whether the payload is a TFRecord list (not one value). None if no payload is a list.
         regrouped: The number of samples whose fields were not adjacent.
     """
 
@@ -112,7 +113,7 @@ class SourceShard:
         return f"{self.path}, {printable(self.key(sample))}"
 
     def describe_value(self, field_name: str, index: int = 0) -> str:
-        """Return the path and key of the sample with value number `index` (from 0) of a field, for messages."""
+        """Return the path and key of the sample that contains value `index` of a field, for messages."""
         row = self.rows_of(field_name)[index]
         return self.where(int(np.searchsorted(self.index.first_rows, row, side="right")) - 1)
 
@@ -156,7 +157,7 @@ def apply_sidecar(shard: SourceShard, data: bytes) -> SourceShard:
 
 
 def needs_scan(shard: SourceShard) -> bool:
-    """Return whether a shard must be scanned for checksums or types."""
+    """Return whether a shard must be scanned, because its checksums or types are unknown."""
     return (shard.format == "tfrecord" and shard.kinds is None) or shard.index.crcs is None
 
 

@@ -55,7 +55,7 @@ def _has_paths(kind: pa.DataType) -> bool:
 class BytesColumns:
     """Reads columns of payloads.
 
-    In all methods, `rows` contains the ascending numbers of the selected rows, or is None for all rows.
+    `rows` contains the ascending numbers of the selected rows, or is None for all rows.
     """
 
     def __init__(self, table: Table, names: list[str]) -> None:
@@ -103,7 +103,7 @@ class BytesColumns:
             raise SampleFailed(self._table.location, found, expected=expected, remedy=remedy)
 
     def path_stems(self) -> PackedStrings | None:
-        """Return each row's path without extension as its key, or None if a key is invalid or not unique."""
+        """Return each row's path without extension as its key, or None if a key is missing, invalid or repeated."""
         column = next((name for name in self._names if _has_paths(self._table.schema.field(name).type)), None)
         if column is None:
             return None

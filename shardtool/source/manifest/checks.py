@@ -1,4 +1,4 @@
-"""Check the columns of a manifest. An error lists all rows with the same problem."""
+"""Check the columns of a manifest. An error lists the first rows with a problem, and counts the others."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def check_keys(rows: TableRows, column: str | None, bad: NDArray[np.int64]) -> N
 def check_fields_differ(
     rows: TableRows, column: str | None, row_keys: PackedStrings, fields: NDArray[np.int64]
 ) -> None:
-    """Refuse rows with the same key and field. `fields` has a number for the key and field of each row."""
+    """Refuse rows with the same key and field. `fields` has one number per row, equal for the same key and field."""
     order = np.argsort(fields, kind="stable")
     repeated = np.flatnonzero(np.diff(fields[order]) == 0)
     if len(repeated):

@@ -192,7 +192,7 @@ class PathEndings:
         return taken
 
     def take(self, rows: NDArray[np.int64]) -> PathEndings:
-        """Return the endings of `rows`. Do not call `stems` on the result, because it ignores `rows`."""
+        """Return the endings of `rows`. Do not call `stems` on the result, because `stems` ignores `rows`."""
         taken = copy(self)
         taken.codes = self.codes[rows]
         return taken
@@ -211,10 +211,10 @@ class PathEndings:
 def row_paths(
     samples: int, columns: Sequence[pa.Array], roles: NDArray[np.int64], endings: NDArray[np.uint16] | None
 ) -> ArrowStrings:
-    """Return one path per row (a field of a sample), sample by sample.
+    """Return the path of each field, sample by sample.
 
     `columns` has one path per sample. `endings` has the extension number of each sample, or is None if all are 0.
-    `roles[e, r]` is the column of row r in samples with extension number e, or -1 for an empty path.
+    `roles[e, r]` is the column of field r in samples with extension number e, or -1 for an empty path.
     """
     count = samples * roles.shape[1]
 

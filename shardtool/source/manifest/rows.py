@@ -1,6 +1,6 @@
 """Combine the columns of a manifest into rows: one row per field of a sample, in the byte order of field names.
 
-Two samples have different fields only if the extensions of their paths differ.
+All samples have the same fields, except the field that the extension of a sample's path defines.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class FieldColumn(NamedTuple):
 
 
 class FieldLayout(NamedTuple):
-    """The sorted fields of a sample, for each extension of the sample's path. The extension is one of the fields.
+    """The fields of a sample, sorted by name. One may be the path's extension, so each extension has its own order.
 
     Attributes:
         code: uint16[extensions, fields], indices into `fields`.
@@ -53,7 +53,7 @@ class FieldLayout(NamedTuple):
     endings: NDArray[np.uint16] | None
 
     def rows(self, columns: Sequence[FieldColumn], paths: Sequence[pa.Array], samples: int) -> FieldRows:
-        """Return the rows of all samples. `paths` has the paths or URLs of the first columns. Others have none."""
+        """Return the rows of all samples. The first columns have paths or URLs, which `paths` contains."""
         code = np.empty((samples, self.code.shape[1]), np.uint16)
         code[:] = self.code[0] if self.endings is None else self.code[self.endings]
         kinds, sizes, mtimes, changed = zip(*columns, strict=True)

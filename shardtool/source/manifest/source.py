@@ -1,7 +1,4 @@
-"""List the samples of a manifest.
-
-The whole table is checked before files are examined. Columns stay Arrow arrays until a shard is written.
-"""
+"""List the samples of a manifest. Columns stay Arrow arrays until a shard is written."""
 
 from __future__ import annotations
 
@@ -188,7 +185,6 @@ class ManifestSource(Source):
             sizes = checks.check_sizes(rows, options.size_column)
         paths, endings = self._resolve_paths(rows)
         names, groups = self._find_keys(rows, endings)
-        # Choose rows before examining their files.
         if any(map(options.is_given, ("keys_from", "sample", "head"))):
             sampled = self._keep_chosen_rows(names, groups)
             names, rows_to_take = names.take(sampled), arrow.number_array(sampled)
