@@ -32,7 +32,7 @@ class FetchOptions:
         images: Whether files must start with the signature of an image.
         memory: Maximum bytes of downloaded files in memory.
         max_failed: Maximum share of a shard's samples whose downloads may fail.
-        retry_failed: Whether a resumed run writes shards with failed downloads again.
+        retry_failed: Whether a resumed run recreates shards that have failed downloads.
     """
 
     connections: int = 256
