@@ -1,7 +1,7 @@
 """Assign samples to shards, in order or by the hash of their keys.
 
-Sample sizes are known or estimated before writing, so shards are independent tasks. If samples are assigned by hash,
-adding or removing one changes only one shard, unless the number of shards changes (docs/format.md, "Shards by hash").
+If samples are assigned by hash, adding or removing one changes only one shard, unless the number of shards changes
+(docs/format.md, "Shards by hash").
 """
 
 from __future__ import annotations
@@ -167,8 +167,8 @@ class Plan:
         order: int64[samples], the sample at each position. None if the plan has the order of `entries`.
         total: int64[samples + 1], bytes of all samples before each position.
         ends: int64[shards], the position after the last sample of each shard.
-        regions: int64[regions, 2], start and end of byte ranges in a shuffle's spool. One call reads a whole range.
-            None if payloads are read one by one.
+        regions: int64[regions, 2], start and end of byte ranges in the temporary file of a shuffle. One call
+            reads a whole range. None if payloads are read one by one.
     """
 
     format: str
@@ -192,7 +192,7 @@ class Plan:
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
-        """The exact size of each finished shard in bytes, int64[shards]."""
+        """The planned size of each finished shard in bytes, int64[shards]."""
         sizes: NDArray[np.int64] = np.diff(self.total[np.append(0, self.ends)])
         return sizes + TRAILER_SIZE[self.format]
 
