@@ -1,6 +1,6 @@
 """Read COCO annotations as a table with one row per image.
 
-Each property of the annotations, such as `bbox`, becomes a column of lists. Each list has one value per annotation of
+Properties of the annotations, such as `bbox`, become columns of lists. Each list has one value per annotation of
 the image, in file order.
 
 Source: https://cocodataset.org/#format-data

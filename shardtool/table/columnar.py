@@ -1,6 +1,6 @@
 """Read Parquet, Feather and Arrow files.
 
-Byte columns are read only when shards are written, so the files must not change until then.
+Byte columns are read for the plan and again for the shards, so the files must not change in between.
 """
 
 from __future__ import annotations

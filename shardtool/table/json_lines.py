@@ -7,7 +7,7 @@ The checks are needed because of how pyarrow reads JSON lines:
 - It uses memory for each name in each row, even if the row does not have the name.
 
 Each line must therefore be one object with at most `MAX_NESTING` levels. The number of names times the number of rows
-has a limit, which depends on the file size. To save time, Python parses only blocks of lines that look suspicious.
+has a limit, which depends on the file size. Python parses only blocks of lines that look suspicious.
 
 Times stay text. Integers of more than 64 bits become floats.
 """

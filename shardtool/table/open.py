@@ -147,7 +147,7 @@ def _stream_opener(path: str) -> Callable[[], BinaryIO]:
 
 
 def read_columns(table: Table, names: Collection[str], text: Collection[str]) -> dict[str, pa.ChunkedArray]:
-    """Read columns as arrays of plain types, in the table's order. For `text`, see `Table.read`."""
+    """Read columns in the table's order, converted with `arrow.to_plain`. For `text`, see `Table.read`."""
     with reading_table(table.location):
         selected = table.read([name for name in table.schema.names if name in names], text)
         columns = {}
