@@ -1,6 +1,6 @@
-"""Find all datasets of an argument, which can be a folder of splits, a pattern with `{split}`, a glob, or a list.
+"""Find all datasets that the user named by a folder of splits, a pattern with `{split}`, a glob, or a list.
 
-Shards that no dataset file lists form a separate dataset, because the run that wrote them may be unfinished.
+Shards that are in no dataset file form a separate dataset, because their run may be unfinished.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _RANGE_PATTERN = re.compile(r"[^{}<>,*?%\[\]]*\{\d{1,18}\.\.\d{0,18}\}[^{}<>,*?%
 
 
 def expand_datasets(dataset: DatasetLike) -> list[DatasetLike]:
-    """Return a list of arguments for `find_dataset`, one per dataset. They are not checked for existence.
+    """Return a list of arguments for `find_dataset`, one per dataset. The datasets may not exist.
 
     The shards in a list form one dataset, except shards that belong to another item (such as a folder).
     """

@@ -48,7 +48,7 @@ class ParquetLeaf(NamedTuple):
 
     Attributes:
         path: Names from the top-level column `top` to the leaf, joined by dots.
-        width: Bytes in memory per value. For text, the size of an Arrow offset.
+        width: Bytes in memory per value. For text, only its Arrow offset counts.
     """
 
     path: str

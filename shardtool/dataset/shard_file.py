@@ -262,7 +262,7 @@ class CompressedFile:
         return self._window[position : position + length]
 
     def _decompress(self, length: int) -> bytes:
-        # If a `read` finds damage, all its bytes are lost. Use a fixed size, to lose the same bytes for any `length`.
+        # A `read` that finds damage returns no bytes. Use a fixed size, so the loss does not depend on `length`.
         if self._failed is not None:
             raise self._failed
         parts, size = [], 0
