@@ -43,7 +43,7 @@ def read_varint(data: ByteSource, at: int, end: int) -> tuple[int, int]:
     """Return the unsigned number at index `at`, and the index after the varint.
 
     Raises:
-        ValueError: The varint does not end before `end`, or within ten bytes.
+        ValueError: The varint does not end before `end`, or is longer than ten bytes.
     """
     value = shift = 0
     while at < end and shift < 7 * _MAX_VARINT_BYTES:
