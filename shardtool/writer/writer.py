@@ -223,7 +223,8 @@ class ShardWriter(SampleWriter):
             self._skipped = []
 
     def _publish(self, shard: ShardBuilder) -> None:
-        # Omit samples skipped after the shard's last sample, because a resumed program passes them to `write` again.
+        # Samples that were skipped after the shard's last sample are excluded, because a resumed program passes them to
+        # `write` again.
         self._output.add(shard, self._encoder, shard.skipped)
         self._shard = None
 
