@@ -135,7 +135,7 @@ def _check_column(keys: PackedStrings, column: pa.ChunkedArray, name: str) -> pa
 
 
 def _check_unique(keys: PackedStrings, new_keys: PackedStrings) -> None:
-    # Ignore keys that were equal before, because `on_duplicate` handles them.
+    # Ignore old keys that were already equal, because `on_duplicate` handles them.
     repeated = {new: [*dict.fromkeys(keys[at] for at in rows)] for new, rows in find_repeated(new_keys).items()}
     if clashes := {new: old for new, old in repeated.items() if len(old) > 1}:
         new, old = next(iter(clashes.items()))

@@ -158,7 +158,7 @@ def _apportion(sizes: NDArray[np.int64], weights: list[int]) -> NDArray[np.int64
     """Return the number of samples of each label in each split, as int64[labels, splits].
 
     Each share is rounded down. A label's remaining samples go to the splits that lost most by rounding so far,
-    including earlier labels (like Hamilton's method). Without these, all samples of rare labels would be in the largest
+    including earlier labels. With Hamilton's method for each label, all samples of rare labels would be in the largest
     split.
     """
     counts, remainder_rows = np.divmod(sizes[:, None] * np.array(weights, np.int64), SHARE_UNIT)
