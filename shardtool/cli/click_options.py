@@ -47,16 +47,16 @@ class CommaChoice(click.Choice):  # type: ignore[type-arg,unused-ignore]  # gene
         return ",".join(super(CommaChoice, self).convert(choice.strip(), param, ctx) for choice in value.split(","))
 
 
-def drop_overridden(kind: type[Any], context: click.Context) -> None:
+def drop_overridden(options_type: type[Any], context: click.Context) -> None:
     """Drop job-file values that the command line overrides. Of options with keys, such as `fetch`, drop single keys."""
-    params, specs, file_values = context.params, option_specs(kind), context.default_map or {}
+    params, specs, file_values = context.params, option_specs(options_type), context.default_map or {}
     typed = {name for name in params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     for name, spec in specs.items():
         if spec.group and any(specs[other].group == spec.group for other in typed & specs.keys()) and name not in typed:
             params[name] = None
         if spec.expand is None or not params[name]:
             continue
-        parent = cli_spellings(kind, name)[0][2:]
+        parent = cli_spellings(options_type, name)[0][2:]
         members = [other for other in specs if specs[other].parent.split(" ")[0] == parent and params[other]]
         if not spec.comma_separated:  # a value on the command line replaces the value of the job file
             required = {
@@ -69,17 +69,18 @@ def drop_overridden(kind: type[Any], context: click.Context) -> None:
             continue
         merged: dict[str, object] = {}
         for values, names in ((file_values, file_values.keys()), (params, typed)):
-            merged.update(spec.expand(kind, parse_cli_value(kind, name, values)) if name in names else {})
-            merged.update((other, parse_cli_value(kind, other, values)) for other in members if other in names)
+            if name in names:
+                merged.update(spec.expand(options_type, parse_cli_value(options_type, name, values)))
+            merged.update((other, parse_cli_value(options_type, other, values)) for other in members if other in names)
         params.update((other, () if isinstance(params[other], tuple) else None) for other in members)
         params[name] = tuple(cli_words(*item)[1] for item in merged.items())
 
 
-def build_options(kind: type[Any], names: Sequence[str], cli_values: Mapping[str, Any]) -> Any:
-    """Create an options object of the class `kind` from command-line values."""
-    values = {name: parse_cli_value(kind, name, cli_values) for name in names}
+def build_options(options_type: type[Any], names: Sequence[str], cli_values: Mapping[str, Any]) -> Any:
+    """Create an options object of the class `options_type` from command-line values."""
+    values = {name: parse_cli_value(options_type, name, cli_values) for name in names}
     try:
-        return kind(**{name: value for name, value in values.items() if value is not None})
+        return options_type(**{name: value for name, value in values.items() if value is not None})
     except InvalidRequest as error:
         if not click.get_current_context().default_map or not error.found.startswith("used with"):
             raise
@@ -87,28 +88,28 @@ def build_options(kind: type[Any], names: Sequence[str], cli_values: Mapping[str
         raise InvalidRequest(error.where, error.found, expected=error.expected, remedy=remedy) from None
 
 
-def build_click_option(kind: type[Any], name: str) -> VerbOption:
-    """Return the click option for the option `name` of the class `kind`."""
-    specs, default = option_specs(kind), kind.__dataclass_fields__[name].default
+def build_click_option(options_type: type[Any], name: str) -> VerbOption:
+    """Return the click option for the option `name` of the class `options_type`."""
+    specs, default = option_specs(options_type), options_type.__dataclass_fields__[name].default
     spec = specs[name]
     former_names = [f"--{spec.former_name}"] if spec.former_name else []
-    names, text = [*cli_spellings(kind, name), *former_names, name], to_cli_text(option_texts(kind)[name])
+    names = [*cli_spellings(options_type, name), *former_names, name]
+    text = to_cli_text(option_texts(options_type)[name])
     callbacks: Any = {"callback": partial(_apply_option, spec), "is_eager": spec.apply is not None}
     if default is False:
         option = VerbOption(names, is_flag=True, help=text, **callbacks)
     elif default is True:
         option = VerbOption(names, flag_value=False, default=True, help=to_cli_text(spec.off))
     else:
-        choices = option_choices(kind, name)
+        choices = option_choices(options_type, name)
         text = f"{text} One of: {', '.join(choices)}." if choices and spec.metavar else text
-        multiple = spec.repeatable or (
-            not spec.single_value_list and (is_list_option(kind, name) or (spec.comma_separated and bool(spec.expand)))
-        )
+        is_list = is_list_option(options_type, name) or (spec.comma_separated and spec.expand is not None)
+        multiple = spec.repeatable or (is_list and not spec.single_value_list)
         text = f"{text} Repeatable." if multiple else text
         shown_default = spec.default_text or ("" if default in (None, ()) else _cli_texts(spec).get(default, default))
         option = VerbOption(
             names,
-            type=_click_type(kind, name),
+            type=_click_type(options_type, name),
             multiple=multiple,
             metavar=spec.metavar or ("N" if spec.range else "SIZE" if spec.form == "size" else None),
             help=f"{text} [default: {to_cli_text(str(shown_default))}]" if shown_default != "" else text,
@@ -122,9 +123,9 @@ def build_click_option(kind: type[Any], name: str) -> VerbOption:
     return option
 
 
-def _click_type(kind: type[Any], name: str) -> Any:
-    spec, cli_texts = option_specs(kind)[name], _cli_texts(option_specs(kind)[name])
-    choices = [cli_texts.get(choice, choice) for choice in option_choices(kind, name)]
+def _click_type(options_type: type[Any], name: str) -> Any:
+    spec, cli_texts = option_specs(options_type)[name], _cli_texts(option_specs(options_type)[name])
+    choices = [cli_texts.get(choice, choice) for choice in option_choices(options_type, name)]
     if choices:
         return CommaChoice(choices) if spec.comma_separated else click.Choice(choices)
     return PATH_TYPE if spec.form == "path" else click.STRING
@@ -145,9 +146,9 @@ def _apply_option(spec: OptionSpec, _context: click.Context, param: click.Parame
     return value
 
 
-def parse_cli_value(kind: type[Any], name: str, cli_values: Mapping[str, Any]) -> Any:
+def parse_cli_value(options_type: type[Any], name: str, cli_values: Mapping[str, Any]) -> Any:
     """Convert a value from the command line to the type that the options class expects."""
-    spec, value = option_specs(kind)[name], cli_values[name]
+    spec, value = option_specs(options_type)[name], cli_values[name]
     if isinstance(value, str) and value in spec.cli_choices:
         return spec.cli_choices[value]
     if spec.range is not None and value is not None:
@@ -156,7 +157,7 @@ def parse_cli_value(kind: type[Any], name: str, cli_values: Mapping[str, Any]) -
         return tuple(value.split(",")) if value else ()
     if spec.comma_separated:
         parts = [part for text in value for part in text.split(",")]
-        return tuple(dict.fromkeys(parts) if option_choices(kind, name) else parts)
-    if isinstance(value, tuple) and not is_list_option(kind, name):
+        return tuple(dict.fromkeys(parts) if option_choices(options_type, name) else parts)
+    if isinstance(value, tuple) and not is_list_option(options_type, name):
         return value[0] if len(value) == 1 else [*value] or None
     return value

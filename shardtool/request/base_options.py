@@ -86,10 +86,11 @@ class BaseOptions:
             return False
         return condition.value is None or getattr(self, name) == condition.value
 
-    def pick(self, kind: type[OptionsT], **values: object) -> OptionsT:
+    def pick(self, options_type: type[OptionsT], **values: object) -> OptionsT:
         """Create options of another class from `values` and from the options that both classes have."""
-        shared = {name: getattr(self, name) for name in option_specs(type(self)) if name in kind.__dataclass_fields__}  # type: ignore[attr-defined]
-        return kind(**{**shared, **values})
+        names = options_type.__dataclass_fields__  # type: ignore[attr-defined]
+        shared = {name: getattr(self, name) for name in option_specs(type(self)) if name in names}
+        return options_type(**{**shared, **values})
 
     def recorded(self) -> dict[str, object]:
         """Return the options to record in the dataset file. Options with default values are omitted."""

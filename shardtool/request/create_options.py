@@ -140,7 +140,7 @@ class CreateOptions(SelectingOptions):
         comma_separated=True,
         requires=(Needs("no URLs to fetch", Given(url)),),
         recorded=False,
-        expand=lambda kind, value: parse_keys(kind, "fetch", value),
+        expand=lambda options_type, value: parse_keys(options_type, "fetch", value),
     )
     connections: int = _fetch_option(256, range=(1, 4096))
     per_host: int = _fetch_option(16, range=(1, 10**6))

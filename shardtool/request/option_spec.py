@@ -181,9 +181,9 @@ class DeclareOption(Generic[_SpecParams]):
     def like(self, option: DefaultT, /, *_: _SpecParams.args, **changes: _SpecParams.kwargs) -> DefaultT:
         """Declare the same option as in another class, with changes to its `OptionSpec`."""
         slot: Any = option
-        kind, name = slot.__objclass__, slot.__name__
-        spec = option_specs(kind)[name]._replace(**{"origin": kind, **changes})
-        default: DefaultT = kind.__dataclass_fields__[name].default
+        options_type, name = slot.__objclass__, slot.__name__
+        spec = option_specs(options_type)[name]._replace(**{"origin": options_type, **changes})
+        default: DefaultT = options_type.__dataclass_fields__[name].default
         return field(default=default, metadata={"spec": spec})
 
 
@@ -195,107 +195,109 @@ def to_cli_text(text: str) -> str:
     return _OPTION_REFERENCE.sub(lambda match: cli_option(match[1], match[2]), text)
 
 
-def option_texts(kind: type) -> dict[str, str]:
+def option_texts(options_type: type) -> dict[str, str]:
     """Return the help text of each option of a class, in order."""
-    return _TEXTS[kind]
+    return _TEXTS[options_type]
 
 
-def doc_lines(kind: type) -> list[str]:
+def doc_lines(options_type: type) -> list[str]:
     """Return docstring lines for the options of a class."""
-    return [f"    {name}: {text}" for name, text in option_texts(kind).items()]
+    return [f"    {name}: {text}" for name, text in option_texts(options_type).items()]
 
 
-def _documented_attributes(kind: type) -> dict[str, str]:
-    attributes = cleandoc(kind.__doc__ or "").partition("\nAttributes:\n")[2].partition("\n\n")[0]
+def _documented_attributes(options_type: type) -> dict[str, str]:
+    attributes = cleandoc(options_type.__doc__ or "").partition("\nAttributes:\n")[2].partition("\n\n")[0]
     return {name: " ".join(text.split()) for name, text in _ATTRIBUTE.findall(attributes)}
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
-def options_class(kind: type[OptionsT]) -> type[OptionsT]:
+def options_class(options_type: type[OptionsT]) -> type[OptionsT]:
     """Make a dataclass of options, add inherited options to its docstring, and register command-line names."""
-    kind = dataclass(frozen=True, slots=True, kw_only=True, repr=False)(kind)
-    known = dict[str, str]()
-    for base in reversed(kind.__mro__):
-        known |= _TEXTS.get(base) or _documented_attributes(base)
-    specs = option_specs(kind)
-    known |= {name: _TEXTS[spec.origin][name] for name, spec in specs.items() if spec.origin and name not in known}
-    _TEXTS[kind] = {item.name: known.get(item.name, "") for item in fields(kind)}  # type: ignore[arg-type]
-    head = cleandoc(kind.__doc__ or "").partition("\nAttributes:\n")[0]
-    kind.__doc__ = "\n".join([f"{head.rstrip()}\n\nAttributes:", *doc_lines(kind)])
+    options_type = dataclass(frozen=True, slots=True, kw_only=True, repr=False)(options_type)
+    texts = dict[str, str]()
+    for base in reversed(options_type.__mro__):
+        texts |= _TEXTS.get(base) or _documented_attributes(base)
+    specs = option_specs(options_type)
+    texts |= {name: _TEXTS[spec.origin][name] for name, spec in specs.items() if spec.origin and name not in texts}
+    _TEXTS[options_type] = {item.name: texts.get(item.name, "") for item in fields(options_type)}  # type: ignore[arg-type]
+    head = cleandoc(options_type.__doc__ or "").partition("\nAttributes:\n")[0]
+    options_type.__doc__ = "\n".join([f"{head.rstrip()}\n\nAttributes:", *doc_lines(options_type)])
     for name, spec in specs.items():
         if spec.cli_names:
             CLI_NAMES[name] = f"--{spec.cli_names.split('/')[0]}"
         if spec.single_value_list:
             COMMA_OPTIONS.add(name)
         if spec.parent:
-            key = name.replace("_", "-") + ("" if kind.__dataclass_fields__[name].default is False else "={}")  # type: ignore[attr-defined]
+            key = name.replace("_", "-") + ("" if options_type.__dataclass_fields__[name].default is False else "={}")  # type: ignore[attr-defined]
             PARENT_FORMS[name] = spec.parent if " " in spec.parent else f"{spec.parent} {key}"
-    return kind
+    return options_type
 
 
-def option_specs(options: type) -> dict[str, OptionSpec]:
+def option_specs(options_type: type) -> dict[str, OptionSpec]:
     """Return the `OptionSpec` of each option, by field name."""
-    if options not in _SPECS:
-        _SPECS[options] = {item.name: item.metadata["spec"] for item in fields(options) if "spec" in item.metadata}
-    return _SPECS[options]
+    if options_type not in _SPECS:
+        _SPECS[options_type] = {
+            item.name: item.metadata["spec"] for item in fields(options_type) if "spec" in item.metadata
+        }
+    return _SPECS[options_type]
 
 
-def cli_spellings(options: type, name: str) -> list[str]:
+def cli_spellings(options_type: type, name: str) -> list[str]:
     """Return the command-line names of an option, the preferred one first."""
-    words = (option_specs(options)[name].cli_names or name.replace("_", "-")).split("/")
+    words = (option_specs(options_type)[name].cli_names or name.replace("_", "-")).split("/")
     return [f"{'--' if word[1:] else '-'}{word}" for word in words]
 
 
-def option_types(options: type) -> dict[str, tuple[object, ...]]:
+def option_types(options_type: type) -> dict[str, tuple[object, ...]]:
     """Return the types in the annotation of each option."""
-    if options not in _TYPES:
-        _TYPES[options] = {
+    if options_type not in _TYPES:
+        _TYPES[options_type] = {
             name: get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-            for name, hint in get_type_hints(options).items()
-            if name in option_specs(options)
+            for name, hint in get_type_hints(options_type).items()
+            if name in option_specs(options_type)
         }
-    return _TYPES[options]
+    return _TYPES[options_type]
 
 
-def option_choices(options: type, name: str) -> tuple[str, ...]:
+def option_choices(options_type: type, name: str) -> tuple[str, ...]:
     """Return the choices of an option, or an empty tuple if it has none."""
-    if (options, name) not in _CHOICES:
-        parts = (part for kind in option_types(options)[name] for part in (kind, *get_args(kind)))
+    if (options_type, name) not in _CHOICES:
+        parts = (part for kind in option_types(options_type)[name] for part in (kind, *get_args(kind)))
         literals = (get_args(part) for part in parts if get_origin(part) is Literal)
-        _CHOICES[options, name] = option_specs(options)[name].choices or next(literals, ())
-    return _CHOICES[options, name]
+        _CHOICES[options_type, name] = option_specs(options_type)[name].choices or next(literals, ())
+    return _CHOICES[options_type, name]
 
 
-def has_option_type(value: object, options: type, name: str) -> bool:
+def has_option_type(value: object, options_type: type, name: str) -> bool:
     """Return whether a value from JSON has the type of an option.
 
     If the option has fixed choices, any string is accepted.
     """
-    allowed = option_types(options)[name]
+    allowed = option_types(options_type)[name]
     origins = {get_origin(kind) for kind in allowed}
     if isinstance(value, list):
         return tuple in origins and all(isinstance(item, str) for item in value)
     if isinstance(value, str):
-        return not is_list_option(options, name) and (str in allowed or Literal in origins)
+        return not is_list_option(options_type, name) and (str in allowed or Literal in origins)
     if type(value) is int:
         return abs(value) <= _MAX_INTEGER and (int in allowed or float in allowed)
     return value is not None and type(value) in allowed
 
 
-def is_list_option(options: type, name: str) -> bool:
+def is_list_option(options_type: type, name: str) -> bool:
     """Return whether an option accepts a list of strings."""
-    if (options, name) not in _LISTS:
-        is_list = any(get_args(kind)[1:] == (...,) for kind in option_types(options)[name])
-        _LISTS[options, name] = is_list and option_specs(options)[name].expand is None
-    return _LISTS[options, name]
+    if (options_type, name) not in _LISTS:
+        is_list = any(get_args(kind)[1:] == (...,) for kind in option_types(options_type)[name])
+        _LISTS[options_type, name] = is_list and option_specs(options_type)[name].expand is None
+    return _LISTS[options_type, name]
 
 
-def parse_keys(options: type, parent: str, value: object) -> dict[str, object]:
+def parse_keys(options_type: type, parent: str, value: object) -> dict[str, object]:
     """Parse the value of an option such as `fetch`. Return the values of its sub-options by name.
 
     `parent` is the name of the option. `value` is a text, such as `per-host=4,retry-failed`, or a mapping.
     """
-    names = [name for name, spec in option_specs(options).items() if spec.parent == parent]
+    names = [name for name, spec in option_specs(options_type).items() if spec.parent == parent]
     pieces = [*value.items()] if isinstance(value, Mapping) else []
     for part in option_values.split_commas(parent, value) if not pieces else ():
         key, equals, text = part.partition("=")
@@ -311,12 +313,12 @@ def parse_keys(options: type, parent: str, value: object) -> dict[str, object]:
             raise InvalidRequest(option_text(parent), repr(key)[:100], expected=expected)
         if name in values:
             raise InvalidRequest(option_text(parent), f"{key!r} more than once", expected="each key once")
-        is_flag = options.__dataclass_fields__[name].default is False  # type: ignore[attr-defined]
+        is_flag = options_type.__dataclass_fields__[name].default is False  # type: ignore[attr-defined]
         if is_flag != isinstance(item, bool):
             expected = f"{key} without a value" if is_flag else f"{key}=VALUE"
             found = f"{key!r} with a value" if is_flag else repr(key)
             raise InvalidRequest(option_text(parent), found, expected=expected)
-        is_number = option_specs(options)[name].range and isinstance(item, str)
+        is_number = option_specs(options_type)[name].range and isinstance(item, str)
         values[name] = option_values.parse_whole_number(item) if is_number else item
     return values
 

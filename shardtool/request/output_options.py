@@ -22,8 +22,8 @@ _SEEDED_OPTIONS = ("shuffle", "split", "per_class")
 TRANSFORM_OPTIONS = ("resize", "encode", "probe", "exif", "hash", "map")
 
 
-def _expand_split_by(kind: type, value: str) -> dict[str, object]:
-    of_folder = value == "folder" and "split_from_folder" in option_specs(kind)
+def _expand_split_by(options_type: type, value: str) -> dict[str, object]:
+    of_folder = value == "folder" and "split_from_folder" in option_specs(options_type)
     return {"split_from_folder": True} if of_folder else {"split_column": value}
 
 

@@ -53,23 +53,23 @@ if TYPE_CHECKING:
 _cached_signature = cache(signature)  # `signature` takes 1 ms for a hundred options
 
 
-def merge_options(where: str, options: object, named: Mapping[str, Any], kind: type[OptionsT]) -> OptionsT:
-    """Return the options of a call as an object of the class `kind`.
+def merge_options(where: str, options: object, named: Mapping[str, Any], options_type: type[OptionsT]) -> OptionsT:
+    """Return the options of a call as an object of the class `options_type`.
 
     The keyword arguments in `named` override `options`. `where` is the function's name in errors.
     """
-    known = [option.name for option in fields(kind)]  # type: ignore[arg-type]
+    known = [option.name for option in fields(options_type)]  # type: ignore[arg-type]
     if unknown := [name for name in named if name not in known]:
         from difflib import get_close_matches
 
         similar = " or ".join(get_close_matches(unknown[0], known))
-        remedy = "" if similar else f"help(shardtool.{kind.__name__}) lists all options."
+        remedy = "" if similar else f"help(shardtool.{options_type.__name__}) lists all options."
         raise InvalidRequest(where, f"no option {unknown[0]!r}", expected=similar, remedy=remedy)
     if options is None:
-        return kind(**named)
-    if not isinstance(options, kind):
+        return options_type(**named)
+    if not isinstance(options, options_type):
         remedy = "Pass a dict as **options." if isinstance(options, Mapping) else ""
-        expected = f"{kind.__name__}(...), or keyword arguments"
+        expected = f"{options_type.__name__}(...), or keyword arguments"
         raise InvalidRequest("options", type(options).__name__, expected=expected, remedy=remedy)
     return replace(options, **named) if named else options  # type: ignore[type-var]
 
@@ -77,16 +77,18 @@ def merge_options(where: str, options: object, named: Mapping[str, Any], kind: t
 _FunctionT = TypeVar("_FunctionT", bound=Callable[..., object])
 
 
-def documents_options(kind: Any) -> Callable[[_FunctionT], _FunctionT]:
-    """Return a decorator that adds the options of the class `kind` to a function's signature and docstring."""
+def documents_options(options_type: Any) -> Callable[[_FunctionT], _FunctionT]:
+    """Return a decorator that adds the options of the class `options_type` to a function's signature and docstring."""
 
     def describe(function: _FunctionT) -> _FunctionT:
         own = [item for item in signature(function).parameters.values() if item.kind is not item.VAR_KEYWORD]
-        parameters = {item.name: item for item in [*own, *_cached_signature(kind).parameters.values()]}
-        parameters["options"] = parameters["options"].replace(default=None, annotation=f"{kind.__name__} | None")
+        parameters = {item.name: item for item in [*own, *_cached_signature(options_type).parameters.values()]}
+        parameters["options"] = parameters["options"].replace(
+            default=None, annotation=f"{options_type.__name__} | None"
+        )
         function.__signature__ = Signature(sorted(parameters.values(), key=lambda item: item.kind))  # type: ignore[attr-defined]
         if function.__doc__:  # `python -OO` removes docstrings
-            function.__doc__ = "\n".join([cleandoc(function.__doc__), "", "Options:", *doc_lines(kind)])
+            function.__doc__ = "\n".join([cleandoc(function.__doc__), "", "Options:", *doc_lines(options_type)])
         return function
 
     return describe
@@ -120,8 +122,8 @@ class accepts_options(Generic[_OptionsT, _OptionParams]):  # noqa: N801 - a deco
     Keyword arguments override an options object.
     """
 
-    def __init__(self, kind: Callable[_OptionParams, _OptionsT]) -> None:
-        self._kind: Any = kind
+    def __init__(self, options_type: Callable[_OptionParams, _OptionsT]) -> None:
+        self._options_type: Any = options_type
 
     @overload
     def __call__(
@@ -133,14 +135,14 @@ class accepts_options(Generic[_OptionsT, _OptionParams]):  # noqa: N801 - a deco
     ) -> VerbOfOne[_FirstT, _OptionsT, _ResultT, _OptionParams]: ...
     def __call__(self, verb: Any) -> Any:
         """Return a function that calls the verb with an options object and an observer."""
-        kind, own = self._kind, signature(verb).parameters
+        options_type, own = self._options_type, signature(verb).parameters
         index = [*own].index("options")
 
         @wraps(verb)
         def called(*args: object, observer: Observer | None = None, **named: Any) -> object:
             option_values = {name: named.pop(name) for name in [*named] if name not in own}
             options_object = args[index] if len(args) > index else named.pop("options", None)
-            options: BaseOptions = merge_options(verb.__name__, options_object, option_values, kind)
+            options: BaseOptions = merge_options(verb.__name__, options_object, option_values, options_type)
             user_observer = observer or options.observer
             run_observer = user_observer or default_observer()
             arguments = [*args[:index], *args[index + 1 :]]
@@ -148,7 +150,7 @@ class accepts_options(Generic[_OptionsT, _OptionParams]):  # noqa: N801 - a deco
             if storage_options is not None:  # attach the storage options to each address
                 from shardtool.storage.remote.store_options import with_options
 
-                specs = option_specs(kind)
+                specs = option_specs(options_type)
                 paths = {name: getattr(options, name) for name in specs if specs[name].form == "path"}
                 arguments, named, paths = with_options((arguments, named, paths), storage_options)
                 options = replace(options, **paths, storage_options=None)
@@ -162,4 +164,4 @@ class accepts_options(Generic[_OptionsT, _OptionParams]):  # noqa: N801 - a deco
                 if user_observer is None:
                     run_observer.close()
 
-        return documents_options(kind)(called)
+        return documents_options(options_type)(called)

@@ -211,12 +211,12 @@ def _build_run(
             problem = "the dataset was created by reshard"
             raise InvalidRequest(option_text(name), problem, expected="a dataset of `create`")
         recorded.pop("dots", None)  # `reshard` detects the value of `dots`, and has no option for it
-    kind = ReshardOptions if verb == "reshard" else CreateOptions
+    options_type = ReshardOptions if verb == "reshard" else CreateOptions
     if table is None:
-        found, table_state = _without_table(recorded, kind)
+        found, table_state = _without_table(recorded, options_type)
     else:
         del recorded["join"]
-        found, table_state = {**_valid_options(recorded, kind), "join": table}, {}
+        found, table_state = {**_valid_options(recorded, options_type), "join": table}, {}
     if file is not None and file.appends and not has_appended_sources(file) and not table_state:
         # If the source has grown, these options would select different samples.
         selecting = [name for name in ("head", "per_class") if found.pop(name, None) is not None]
@@ -228,9 +228,9 @@ def _build_run(
     return RecordedRun(verb, options, map=function, has_added_fields=has_added, key_list=key_list, **table_state)
 
 
-def _without_table(recorded: dict[str, Any], kind: type[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _without_table(recorded: dict[str, Any], options_type: type[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     # Return the options that work without the table, and the attributes of `RecordedRun` for the other options.
-    table, valid = recorded.pop("join", ""), _valid_options(recorded, kind)
+    table, valid = recorded.pop("join", ""), _valid_options(recorded, options_type)
     if table == "":
         return valid, {}
     values = valid.pop("field", ())
@@ -239,7 +239,7 @@ def _without_table(recorded: dict[str, Any], kind: type[Any]) -> tuple[dict[str,
     selecting = [name for name in _SELECTING_OPTIONS if name in valid and (name != "head" or "sort_by" in valid)]
     if selecting:
         valid = {name: value for name, value in valid.items() if name not in _COLUMN_OPTIONS}
-        if kind is ReshardOptions:  # without the removed options, several samples may have the same key
+        if options_type is ReshardOptions:  # without the removed options, several samples may have the same key
             valid["on_duplicate"] = "first"
     made_fields = tuple(field for field, _ in parse_pairs("field", values))
     state = {"table": printable(str(table))[:80], "made_fields": made_fields}
