@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def check_listed(listed: Listed) -> None:
     """Raise an error if the source has no samples, unless existing datasets are kept."""
     options, entries, skipped = listed.run.options, listed.entries, listed.listing.skipped
-    if listed.finished or len(entries):
+    if listed.unchanged_outputs or len(entries):
         return
     filters = f"{option_text('include')}, {option_text('exclude')} and {option_text('hidden')}"
     remedy = f"Check that this is the right folder, and check {filters}."

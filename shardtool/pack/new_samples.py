@@ -129,16 +129,16 @@ def choose_samples(listed: Listed) -> Listed:
 
 
 def _skip_existing(listed: Listed) -> Listed:
-    is_new, outputs, finished = find_new_samples(listed), list[Output](), list[FinishedOutput]()
+    is_new, outputs, unchanged = find_new_samples(listed), list[Output](), list[FinishedOutput]()
     for output in listed.outputs:
         numbers = output.positions(listed.entries)
         numbers, old = numbers[is_new[numbers]], output.destination.old
         if len(numbers):
             outputs.append(replace(output, sample_numbers=numbers))
         elif old is not None:
-            finished.append(FinishedOutput(output.split, output.destination, old))
+            unchanged.append(FinishedOutput(output.split, output.destination, old))
     listing = listed.listing if is_new.all() else replace(listed.listing, digest=None)
-    return replace(listed, listing=listing, outputs=tuple(outputs), finished=tuple(finished))
+    return replace(listed, listing=listing, outputs=tuple(outputs), unchanged_outputs=tuple(unchanged))
 
 
 def _skip_removed(listed: Listed) -> Listed:

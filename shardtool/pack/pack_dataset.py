@@ -159,7 +159,7 @@ def _export_missing_indexes(listed: Listed) -> None:
     from shardtool.publish.export_indexes import Exporter
     from shardtool.publish.foreign_index_files import find_existing_exports
 
-    for destination in [output.destination for output in listed.finished]:
+    for destination in [output.destination for output in listed.unchanged_outputs]:
         folder, pattern = destination.folder, destination.pattern
         existing_exports = find_existing_exports(folder, destination.old)
         if missing := {name: export for name, export in run.exports.items() if name not in existing_exports}:

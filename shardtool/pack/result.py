@@ -25,7 +25,7 @@ _SUMMED_FIELDS = ("shards", "kept", "samples", "skipped", "dropped", "size")
 
 def make_result(planned: Planned, finished: Sequence[FinishedOutput], *, merged: bool = False) -> CreateResult:
     """Return the result of a finished run."""
-    run, outputs = planned.run, [*planned.listed.finished, *finished]
+    run, outputs = planned.run, [*planned.listed.unchanged_outputs, *finished]
     splits = {output.split: _make_split_result(output) for output in outputs}
     totals = {name: sum(getattr(split, name) for split in splits.values()) for name in _SUMMED_FIELDS}
     shards = [

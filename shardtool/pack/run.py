@@ -202,7 +202,7 @@ class Listed:
         transform: The transform. Its `where` is the part of the query that workers evaluate.
         dots: Whether the first or the last dot of a member name ends the key.
         transform_identity: A string that identifies the transform, or "" without a transform.
-        finished: Existing datasets that get no new samples from this run.
+        unchanged_outputs: Existing datasets that get no new samples from this run.
         refusal: The error for existing output, or None. `list_source` raises the error after checking the source.
     """
 
@@ -214,7 +214,7 @@ class Listed:
     dots: Dots = "first"
     plan_file: PlanFile | None = None
     transform_identity: str = ""
-    finished: tuple[FinishedOutput, ...] = ()
+    unchanged_outputs: tuple[FinishedOutput, ...] = ()
     refusal: OutputExists | None = None
 
     @property
@@ -234,7 +234,7 @@ class Listed:
 
     def record(self, output: Output) -> RunRecord:
         """Return the run record of one dataset."""
-        return make_record(self.run, self.listing, output, [*self.outputs, *self.finished])
+        return make_record(self.run, self.listing, output, [*self.outputs, *self.unchanged_outputs])
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -259,8 +259,8 @@ class Planned:
     @property
     def destinations(self) -> list[Destination]:
         """The destinations of all datasets, including datasets that get no new samples."""
-        finished = [output.destination for output in self.listed.finished]
-        return [*(output.destination for output in self.outputs), *finished]
+        unchanged = [output.destination for output in self.listed.unchanged_outputs]
+        return [*(output.destination for output in self.outputs), *unchanged]
 
 
 class Packed(NamedTuple):

@@ -200,7 +200,7 @@ class BundleReader:
     """Divides the samples of an epoch into bundles, and reads the bundles.
 
     Args:
-        sizes: Size of each sample, indexed by sample number, int64 [samples]. Samples outside `views` have size 0.
+        sizes: Size of each sample, indexed by sample number, int64 [samples]. It is 0 outside `samples`.
         rule: Function that divides a window into bundles; see the module docstring.
         limit: Maximum number of tokens or samples in a bundle.
         make: Function that makes a block or batch from a bundle and its samples.
@@ -209,17 +209,17 @@ class BundleReader:
     number_limit = _MAX_BUNDLES_IN_EPOCH * _MAX_BUNDLES_IN_EPOCH // 2
 
     def __init__(
-        self, reader: AnySampleReader, views: EpochSamples, sizes: Numbers, rule: Callable[[int, Numbers], Pieces],
+        self, reader: AnySampleReader, samples: EpochSamples, sizes: Numbers, rule: Callable[[int, Numbers], Pieces],
         limit: int, make: Callable[[Bundle, Any], Sample], *fingerprint_values: object,
     ) -> None:  # fmt: skip
         self.is_sequential, self._makes_batches = rule is of_one_kind, rule in (of_one_kind, of_like_length)
         if not self.is_sequential and not sizes.any():
             raise InvalidRequest("the dataset", "no tokens in any sample")
-        self._reader, self.samples, self.sizes = reader, views, sizes
+        self._reader, self.samples, self.sizes = reader, samples, sizes
         self.divide, self._make = partial(rule, limit), make
-        mean = 1 if self.is_sequential else sizes.sum() / sum(view.length for _, view in each_dataset(reader, views))
+        mean = 1 if self.is_sequential else sizes.sum() / sum(part.length for _, part in each_dataset(reader, samples))
         self.samples_per_bundle = 1 << max(0, round(math.log2(limit / mean)))
-        digest_head = repr((views.fingerprint, rule.__name__, limit, fingerprint_values))
+        digest_head = repr((samples.fingerprint, rule.__name__, limit, fingerprint_values))
         digest = blake2b(digest_head.encode(), digest_size=16)
         digest.update(np.ascontiguousarray(sizes, "<i8").data)
         self.fingerprint = digest.hexdigest()
@@ -336,27 +336,27 @@ StreamSamples = EpochSamples | BundleReader
 StreamOrder = Order | BundleOrder
 
 
-def each_dataset(reader: AnySampleReader, views: EpochSamples) -> Iterator[tuple[SampleReader, CatalogSamples]]:
+def each_dataset(reader: AnySampleReader, samples: EpochSamples) -> Iterator[tuple[SampleReader, CatalogSamples]]:
     """Yield the reader and the samples of each dataset."""
     if isinstance(reader, MixedReader):
-        for part, view in zip(reader.readers, cast("MixedSamples", views).sources, strict=True):
-            yield from each_dataset(part, view)
+        for part, dataset_samples in zip(reader.readers, cast("MixedSamples", samples).sources, strict=True):
+            yield from each_dataset(part, dataset_samples)
     else:
-        yield reader, cast("CatalogSamples", views)
+        yield reader, cast("CatalogSamples", samples)
 
 
 def sample_sizes(
-    reader: AnySampleReader, views: EpochSamples, shard_sizes: Callable[[SampleReader, int], Numbers], what: str
+    reader: AnySampleReader, samples: EpochSamples, shard_sizes: Callable[[SampleReader, int], Numbers], what: str
 ) -> Numbers:
-    """Return the size of each sample, indexed by sample number. Samples outside the views have size 0.
+    """Return the size of each sample, indexed by sample number. It is 0 outside `samples`.
 
     `shard_sizes` returns the size of each sample in a shard, or a negative number if a value is missing. `what`
-    describes this value. If a sample in a view lacks the value, raise InvalidRequest.
+    describes this value. If one of the samples lacks the value, raise InvalidRequest.
     """
     parts = []
-    for dataset_reader, view in each_dataset(reader, views):
-        result = np.zeros(view.number_limit, np.int64)
-        for shard, numbers in view.group_by_shard():
+    for dataset_reader, dataset_samples in each_dataset(reader, samples):
+        result = np.zeros(dataset_samples.number_limit, np.int64)
+        for shard, numbers in dataset_samples.group_by_shard():
             rows = np.asarray(numbers) - dataset_reader.catalog.first_samples[shard]
             result[numbers] = sizes = shard_sizes(dataset_reader, shard)[rows]
             for key in dataset_reader.store.index(shard).keys_of(rows[sizes < 0][:1]):
@@ -366,7 +366,7 @@ def sample_sizes(
     return np.concatenate(parts)
 
 
-def metadata_sizes(name: str, reader: AnySampleReader, views: EpochSamples) -> Numbers:
+def metadata_sizes(name: str, reader: AnySampleReader, samples: EpochSamples) -> Numbers:
     """Return the values of an integer metadata column, indexed by sample number.
 
     Raises:
@@ -387,20 +387,20 @@ def metadata_sizes(name: str, reader: AnySampleReader, views: EpochSamples) -> N
         column = dataset_reader.store.metadata(shard).column(name)
         return cast("Numbers", column.cast(pa.int64()).fill_null(-1).to_numpy())
 
-    return sample_sizes(reader, views, shard_sizes, f"{name} in its metadata")
+    return sample_sizes(reader, samples, shard_sizes, f"{name} in its metadata")
 
 
 DEFAULT_ASPECT_RATIOS = (1 / 2, 9 / 16, 2 / 3, 3 / 4, 1.0, 4 / 3, 3 / 2, 16 / 9, 2.0)
 
 
-def nearest_aspect_ratios(aspects: Sequence[float], reader: AnySampleReader, views: EpochSamples) -> Numbers:
+def nearest_aspect_ratios(aspects: Sequence[float], reader: AnySampleReader, samples: EpochSamples) -> Numbers:
     """For each sample number, return the index of the ratio in `aspects` that is nearest to width / height.
 
     `aspects` must be ascending.
     """
     if not aspects or aspects[0] <= 0:
         raise InvalidRequest("aspects", repr(aspects), expected="ratios of width to height, above 0")
-    width, height = (np.log(np.maximum(1, metadata_sizes(name, reader, views))) for name in ("width", "height"))
+    width, height = (np.log(np.maximum(1, metadata_sizes(name, reader, samples))) for name in ("width", "height"))
     logs = np.log(aspects)
     return np.searchsorted((logs[1:] + logs[:-1]) / 2, width - height).astype(np.int64)
 

@@ -446,11 +446,11 @@ def _split_texts(shares: Mapping[str, float | str]) -> str:
 class Keys(Sequence[str]):
     """The keys of a dataset's samples in order, read on demand."""
 
-    def __init__(self, store: IndexStore, view: CatalogSamples) -> None:
-        self._store, self._view = store, view
+    def __init__(self, store: IndexStore, samples: CatalogSamples) -> None:
+        self._store, self._samples = store, samples
 
     def __len__(self) -> int:
-        return self._view.length
+        return self._samples.length
 
     @overload
     def __getitem__(self, which: int) -> str: ...
@@ -472,14 +472,14 @@ class Keys(Sequence[str]):
     def __contains__(self, key: object) -> bool:
         if not isinstance(key, str):
             return False
-        number, chosen = self._store.numbers([key])[0], self._view.chosen
+        number, chosen = self._store.numbers([key])[0], self._samples.chosen
         return bool(number >= 0 and (chosen is None or np.any(chosen == number)))
 
     def __repr__(self) -> str:
         return f"<{len(self):,} keys: {format_list([*map(repr, self[:3])], total=len(self))}>"
 
     def at_positions(self, positions: Numbers) -> list[str]:
-        chosen = self._view.chosen
+        chosen = self._samples.chosen
         return self._store.keys(positions if chosen is None else chosen[positions])
 
 

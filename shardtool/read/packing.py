@@ -90,15 +90,15 @@ class TokenField(NamedTuple):
 
 
 def token_lengths(
-    name: str | None, dtype: DTypeLike | None, column: str | None, reader: AnySampleReader, views: EpochSamples
+    name: str | None, dtype: DTypeLike | None, column: str | None, reader: AnySampleReader, samples: EpochSamples
 ) -> tuple[TokenField, Numbers]:
     """Return the token field, and the number of tokens of each sample, indexed by sample number."""
     fields: dict[SampleReader, TokenField] = {}
-    for dataset_reader, view in each_dataset(reader, views):
-        names = dataset_reader.store.index(next(view.group_by_shard())[0]).names
+    for dataset_reader, dataset_samples in each_dataset(reader, samples):
+        names = dataset_reader.store.index(next(dataset_samples.group_by_shard())[0]).names
         if name is None and len(names) > 1:
             raise InvalidRequest("field", "not given", expected=f"the token field, one of {format_list([*names])}")
-        numbers = (int(number) for _, shard_numbers in view.group_by_shard() for number in shard_numbers)
+        numbers = (int(number) for _, shard_numbers in dataset_samples.group_by_shard() for number in shard_numbers)
         source = TokenField.from_sample(dataset_reader, numbers, name or names[0], dtype)
         fields[dataset_reader] = source
         if source.form == "values" and column is None:
@@ -119,8 +119,8 @@ def token_lengths(
         return lengths
 
     if column is not None:
-        return source, metadata_sizes(column, reader, views)
-    return source, sample_sizes(reader, views, shard_lengths, f"field {source.name}")
+        return source, metadata_sizes(column, reader, samples)
+    return source, sample_sizes(reader, samples, shard_lengths, f"field {source.name}")
 
 
 @dataclass(frozen=True)

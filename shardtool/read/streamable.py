@@ -155,8 +155,8 @@ class Streamable(SampleSource[SampleT]):
         if self.stages.stages:
             expected = "stored documents: call pack first, then map or fields on its blocks"
             raise InvalidRequest("pack", "called after other stages", expected=expected)
-        reader, views = self._require_single_samples()
-        source, sizes = packing.token_lengths(field, dtype, length, reader, views)
+        reader, samples = self._require_single_samples()
+        source, sizes = packing.token_lengths(field, dtype, length, reader, samples)
         if source.form == "bytes" and dtype is None:
             found = f"not given, but the field {source.name} holds plain bytes"
             expected = "the type of its tokens, such as 'uint16', or 'uint8' for the bytes of a text"
@@ -167,7 +167,7 @@ class Streamable(SampleSource[SampleT]):
         rule = bundles.fitted if by == "first-fit" else bundles.concatenated
         reader, make = reader.with_fields(frozenset({source.name})), packing.BlockMaker(tokens, source, pad)
         return BundledDataset(
-            bundles.BundleReader(reader, views, sizes, rule, tokens, make, source.name, source.dtype.str, pad)
+            bundles.BundleReader(reader, samples, sizes, rule, tokens, make, source.name, source.dtype.str, pad)
         )
 
     @overload  # type: ignore[override] # accepts more than a stream's
@@ -213,22 +213,22 @@ class Streamable(SampleSource[SampleT]):
         if drop_last or any(value is not None for value in other_options):
             raise InvalidRequest("batch", f"by={by!r} with other options", expected=f"only {option}, without drop_last")
         check_minimum(option, limit)
-        reader, views = self._require_single_samples()
+        reader, samples = self._require_single_samples()
         if by == "length":
             if length is not None and field is None:
-                sizes = bundles.metadata_sizes(length, reader, views)
+                sizes = bundles.metadata_sizes(length, reader, samples)
             else:
-                _, sizes = packing.token_lengths(field, dtype, length, reader, views)
+                _, sizes = packing.token_lengths(field, dtype, length, reader, samples)
             if (longest := int(sizes.max())) > cast("int", tokens):
                 remedy = f"Use tokens={longest}, or choose shorter samples with where(...) or select(...)."
                 raise InvalidRequest("tokens", f"{tokens}, but the longest sample has {longest}", remedy=remedy)
             ratios = []
         else:
             ratios = sorted(aspects)
-            sizes = bundles.nearest_aspect_ratios(ratios, reader, views)
+            sizes = bundles.nearest_aspect_ratios(ratios, reader, samples)
         rule = bundles.of_one_kind if ratios else bundles.of_like_length
         make = partial(bundles.make_size_batch, ratios)
-        bundle_reader = bundles.BundleReader(reader, views, sizes, rule, cast("int", limit), make, *ratios)
+        bundle_reader = bundles.BundleReader(reader, samples, sizes, rule, cast("int", limit), make, *ratios)
         return BundledDataset(bundle_reader).with_stages(Pipeline((bundles.SizeBatches(self.stages, lists),)))
 
     def _require_single_samples(self) -> _ReaderAndSamples:
