@@ -163,7 +163,7 @@ def test_select_by_keys(dataset: Dataset) -> None:
     assert [*dataset.select(keys)] == dataset[keys]
     with pytest.raises(UnknownKey, match="'x/1', 'x/2', 'x/3', 'x/4', 'x/5' and 2 more: 7 keys do not exist"):
         dataset.select([*keys, *(f"x/{at}" for at in range(1, 8))])
-    with pytest.raises(InvalidRequest, match=r"partition: no split 'train'; expected one of out\. select"):
+    with pytest.raises(InvalidRequest, match=r"partition: no split 'train'; expected one of out\. To choose"):
         dataset.partition("train")
 
 
