@@ -77,8 +77,8 @@ class Packing:
         # Only the first part lists the samples that the plan skips.
         self.totals.skipped += self.plan.skipped if part is None or part.number == 1 else ()
         self._first_name = to_output_name(output.shard_name(0))
-        self._round_plan, self._first_number = self.plan, self.destination.first
-        self._round_shards = output.own_shards
+        self._current_plan, self._first_number = self.plan, self.destination.first
+        self._current_shards = output.own_shards
         self._numbers: dict[str, int] = {}
         self._consumed: dict[int, int] = {}
         self._finished_samples = 0
@@ -92,7 +92,7 @@ class Packing:
     def pack(self) -> PackedOutput:
         """Write all shards, and publish each one when it is complete."""
         self.publication, self._journal = self.destination.open_publication(), resume.ShardJournal(self.destination)
-        plan, shards, totals = self.plan, self._round_shards, self.totals
+        plan, shards, totals = self.plan, self._current_shards, self.totals
         samples = sum(map(plan.count, shards))
         if not self.run.fetches:
             self.destination.check_space(resume.sum_unwritten_sizes(self.listed, self.output))
@@ -101,14 +101,14 @@ class Packing:
         self.observer.start(samples, size, len(shards))
         while True:
             self._consumed = {}
-            self._pack_shards(self._pack_shards(self._round_shards), write=True)
+            self._pack_shards(self._pack_shards(self._current_shards), write=True)
             remaining = self._find_remaining()
             if not len(remaining):
                 break
-            self._first_number += self._round_plan.shards
-            self._round_plan = self._round_plan.subset(remaining)
-            self._round_shards = range(self._round_plan.shards)
-            self._unpublished += self._round_plan.shards
+            self._first_number += self._current_plan.shards
+            self._current_plan = self._current_plan.subset(remaining)
+            self._current_shards = range(self._current_plan.shards)
+            self._unpublished += self._current_plan.shards
             self._check_names()
         if self._finished_samples != samples:
             found = f"{self._finished_samples:,} of {samples:,} planned samples were processed"
@@ -154,7 +154,7 @@ class Packing:
             self.run.notes.add(f"in a store, the old dataset file is deleted first; {written}")
 
     def _make_tasks(self, shards: Iterable[int], *, write: bool = False) -> Iterator[ShardTask]:
-        plan, run, work, reads = self._round_plan, self.run, None, self._choose_parallel_reads()
+        plan, run, work, reads = self._current_plan, self.run, None, self._choose_parallel_reads()
         if self.listed.transform is not None:
             transform, limits = self._make_task_transform(self.listed.transform), plan.limits
             work = TransformWork(transform, limits.max_bytes, limits.max_count, run.options.oversize, self.listed.dots)
@@ -187,7 +187,7 @@ class Packing:
 
     @property
     def _parallel_tasks(self) -> int:
-        return min(len(self._round_shards) or 1, self.run.pool.max_tasks)
+        return min(len(self._current_shards) or 1, self.run.pool.max_tasks)
 
     def _make_task_transform(self, transform: Transform) -> Transform:
         if transform.fetch is None:
@@ -198,15 +198,15 @@ class Packing:
     def _choose_parallel_reads(self) -> int:
         if self.run.makes_keys or self.run.fetches:
             return 1
-        reads, reason = choose_parallel_reads(self._round_plan.entries, self._parallel_tasks)
+        reads, reason = choose_parallel_reads(self._current_plan.entries, self._parallel_tasks)
         if reason:
             self.observer.log(reason)
         return reads
 
     def _find_remaining(self) -> NDArray[np.int64]:
         numbers = [np.zeros(0, np.int64)]
-        for shard in self._round_shards:
-            first, last = self._round_plan.span(shard)
+        for shard in self._current_shards:
+            first, last = self._current_plan.span(shard)
             numbers.append(np.arange(first + self._consumed[shard], last))
         return np.concatenate(numbers)
 
@@ -266,7 +266,7 @@ class Packing:
         return self.run.continue_option if self.run.may_append else flag_text("overwrite")
 
     def _check_names(self) -> None:
-        pattern, needed = self.output.pattern, self._first_number + self._round_plan.shards
+        pattern, needed = self.output.pattern, self._first_number + self._current_plan.shards
         options, shards = self.run.options, needed - self.destination.first
         if options.shards is not None or options.place == "hash":
             found = f"{shards:,} shards or more after transforming"
@@ -287,7 +287,7 @@ class Packing:
         else:
             index, facts, data, schema = self._describe_written_shard(result, planned)
         tally, transform = index.tally(), facts.transform
-        self._consumed[shard] = self._round_plan.count(shard) if transform is None else transform.consumed
+        self._consumed[shard] = self._current_plan.count(shard) if transform is None else transform.consumed
         self._finished_samples += self._consumed[shard]
         self.dropped += transform.dropped if transform else 0
         self.kept += is_kept or isinstance(append, FinishedAppend)
@@ -311,7 +311,7 @@ class Packing:
                 # `--resume` keeps shards with this modification time
                 folder.set_mtime(name, stamp)
         reported_samples, reported_bytes, failed = self._reported.pop(task_number, (0, 0, 0))
-        size = facts.size if self.run.fetches else int(self._round_plan.sizes[shard])
+        size = facts.size if self.run.fetches else int(self._current_plan.sizes[shard])
         if self.run.fetches:
             self.observer.failed(max(0, len(failed_rows(row for _, row in result.skipped)) - failed))
         self.observer.advance(max(0, self._consumed[shard] - reported_samples), max(0, size - reported_bytes), 1)
@@ -320,7 +320,7 @@ class Packing:
     def _describe_written_shard(
         self, result: ShardResult, planned: resume.ShardPlan
     ) -> tuple[shard_index.ShardIndex, sidecar_schema.ShardFacts, bytes, dict[str, str]]:
-        plan, samples, transformed = self._round_plan, planned.samples, result.transformed
+        plan, samples, transformed = self._current_plan, planned.samples, result.transformed
         columns, transform_facts, consumed = plan.metadata(planned.shard), None, plan.count(planned.shard)
         paths = samples.output_paths(redact_url_bytes) if plan.entries.source_paths else b""
         if transformed is None:
@@ -371,7 +371,7 @@ class Packing:
     def _count_known_shards(self, shard: int, consumed: int) -> int:
         """Return the planned number of shards, plus one if fewer samples (`consumed`) than planned fit in `shard`."""
         before = self._first_number - self.destination.first
-        return before + self._round_plan.shards + (consumed < self._round_plan.count(shard))
+        return before + self._current_plan.shards + (consumed < self._current_plan.count(shard))
 
     def _add_made_keys(self, keys: list[bytes]) -> None:
         """Reject duplicate keys from the user's function. Record problems that other tools have with the keys."""

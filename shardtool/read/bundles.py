@@ -219,6 +219,7 @@ class BundleReader:
         self.divide, self._make = partial(rule, limit), make
         mean = 1 if self.is_sequential else sizes.sum() / sum(part.length for _, part in each_dataset(reader, samples))
         self.samples_per_bundle = 1 << max(0, round(math.log2(limit / mean)))
+        # saved states contain this hash, so rules must keep their names
         digest_head = repr((samples.fingerprint, rule.__name__, limit, fingerprint_values))
         digest = blake2b(digest_head.encode(), digest_size=16)
         digest.update(np.ascontiguousarray(sizes, "<i8").data)

@@ -104,7 +104,8 @@ class Decode:
     max_bytes: str | int = "1GiB"
     only: frozenset[str] | None = None
     types: Mapping[str, ValueType] = field(default_factory=dict, repr=False, compare=False)
-    draws: tuple[object, ...] = field(default=(), init=False, repr=False, compare=False)
+    uses_rng: bool = field(default=False, init=False, repr=False, compare=False)
+    _rng_decoders: tuple[object, ...] = field(default=(), init=False, repr=False, compare=False)
     _decoders: dict[str, Function | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -119,7 +120,9 @@ class Decode:
                 raise InvalidRequest(f"decode({{{name!r}: ...}})", repr(decoder), expected=expected)
             if decoder == "audio":
                 _import_soundfile(f"decode({{{name!r}: 'audio'}})")
-        object.__setattr__(self, "draws", tuple(decoder for _, decoder in self.own if has_rng_parameter(decoder)))
+        rng_decoders = tuple(decoder for _, decoder in self.own if has_rng_parameter(decoder))
+        object.__setattr__(self, "_rng_decoders", rng_decoders)
+        object.__setattr__(self, "uses_rng", bool(rng_decoders))
 
     @property
     def can_skip(self) -> bool:
@@ -140,7 +143,7 @@ class Decode:
                 decoder = decoders[name] if name in decoders else decoders.setdefault(name, self._decoder(name))
                 if decoder is not None and (type(value) is bytes or decoder in _NUMBER_DECODERS):
                     try:
-                        if self.draws and any(decoder is drawing for drawing in self.draws):
+                        if self.uses_rng and any(decoder is rng_decoder for rng_decoder in self._rng_decoders):
                             result: object = decoder(value, rng=rng())  # type: ignore[arg-type,call-arg]
                         else:
                             result = decoder(value)  # type: ignore[arg-type]

@@ -63,17 +63,17 @@ class Map:
     """Calls a function with the output of the previous stage. If the function returns None, the sample is skipped."""
 
     function: Callable[..., object]
-    draws: bool = field(default=False, init=False, repr=False, compare=False)
+    uses_rng: bool = field(default=False, init=False, repr=False, compare=False)
     can_skip = False
 
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise InvalidRequest(_stage_name(self), repr(self.function), expected="a function of a sample")
-        object.__setattr__(self, "draws", has_rng_parameter(self.function))
+        object.__setattr__(self, "uses_rng", has_rng_parameter(self.function))
 
     def __call__(self, sample: object, rng: NewRng = seeded_rng) -> object:
         """Call the function. If the function has a parameter `rng`, pass the generator that `rng` creates."""
-        return self.function(sample, rng=rng()) if self.draws else self.function(sample)
+        return self.function(sample, rng=rng()) if self.uses_rng else self.function(sample)
 
 
 class Filter(Map):
@@ -88,7 +88,7 @@ class Filter(Map):
 
 @dataclass(frozen=True)
 class _FieldStage:
-    draws = False
+    uses_rng = False
     names: tuple[str, ...]
     missing: OnMissing = "raise"
     _get: Callable[[object], tuple[object, ...]] = field(init=False, repr=False, compare=False)
@@ -292,7 +292,7 @@ def _run_each(
             skipped = None
             try:
                 for index, stage in enumerate(_stages_for(stages, sample)):
-                    rng = (partial(rng_of, index),) if stage.draws else ()
+                    rng = (partial(rng_of, index),) if stage.uses_rng else ()
                     value = stage(value, *rng)
                     if value is None:
                         skipped = SampleFailed(sample_name(_key_of(sample)), f"dropped by {_stage_name(stage)}")

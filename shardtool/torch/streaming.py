@@ -221,10 +221,10 @@ class WorkerState:
         return {**self.start, "epoch": self.start["epoch"] + 1, "position": 0}
 
 
-def check_no_skipped(where: str, left_out: int) -> None:
+def check_no_skipped(where: str, unreplaced: int) -> None:
     """Raise InvalidRequest if samples were skipped and not replaced."""
-    if left_out:
-        found = f"{pluralize(left_out, 'sample')} skipped and not replaced, so batches do not determine the position"
+    if unreplaced:
+        found = f"{pluralize(unreplaced, 'sample')} skipped and not replaced, so batches do not determine the position"
         remedy = "Choose samples before you stream them (where, select), use ends='pad', or use a loader."
         raise InvalidRequest(where, found, remedy=remedy)
 
