@@ -76,15 +76,20 @@ def sibling_splits(dataset: StoredDataset) -> list[StoredDataset]:
     """Return the other splits that the run of `dataset` wrote, in its folder or sibling folders (`{split}/NAME`)."""
     if dataset.file is None or dataset.dataset_file is None:
         return []
-    run, folder = dataset.file.run, dataset.folder
-    paths = [join(folder, file_name) for file_name in splits_in(folder, run)]
-    own_folder = absolute_path(folder)
+    return [open_dataset(path) for path in sibling_files(dataset.dataset_file, dataset.file.run)]
+
+
+def sibling_files(dataset_file: str, run: RunRecord) -> dict[str, DatasetFile]:
+    """Return the dataset files of the other splits that `run` wrote, by path. `dataset_file` belongs to one split."""
+    folder, file_name = folder_of(dataset_file), base_name(dataset_file)
+    files, own_folder = splits_in(folder, run), absolute_path(folder)
+    siblings = {join(folder, name): file for name, file in files.items()}
     if base_name(own_folder) == run.split:
-        file_name, parent = base_name(dataset.dataset_file), folder_of(own_folder)
-        siblings = [join(parent, name) for name in list_folder_names(parent) if name != run.split]
-        candidates = {path: join(path, file_name.replace(run.split, base_name(path))) for path in siblings}
-        paths += [candidates[path] for path in _splits_of_run(run, candidates)]
-    return [open_dataset(path) for path in paths]
+        parent = folder_of(own_folder)
+        folders = [join(parent, name) for name in list_folder_names(parent) if name != run.split]
+        candidates = [join(path, file_name.replace(run.split, base_name(path))) for path in folders]
+        siblings |= _splits_of_run(run, dict(zip(candidates, candidates, strict=True)))
+    return siblings
 
 
 def _splits_of_run(run: RunRecord, paths: Mapping[str, str]) -> dict[str, DatasetFile]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from shardtool.dataset import sidecar_read, sidecar_schema
 from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, read_valid_dataset
-from shardtool.dataset.expand import splits_in
+from shardtool.dataset.expand import sibling_files
 from shardtool.dataset.unfinished import read_shard_facts
 from shardtool.entries.strings import PackedStrings
 from shardtool.errors import CorruptShard, OutputExists, format_list, printable
@@ -176,13 +176,12 @@ def check_same_options(listed: Listed) -> None:
 
 def find_lost_splits(outputs: Sequence[Output]) -> list[str]:
     """Return the existing splits that get no samples from this run."""
-    destination = outputs[0].destination
-    file = _read_dataset_file(destination)
-    if file is None:
-        return []
-    split_names = {output.split for output in outputs}
-    records = [dataset.run for dataset in splits_in(destination.folder.path, file.run).values()]
-    return [record.split for record in records if record.split not in split_names]
+    splits = {output.split for output in outputs}
+    for destination in (output.destination for output in outputs):
+        if (file := _read_dataset_file(destination)) is not None:
+            siblings = sibling_files(destination.dataset_file, file.run).values()
+            return sorted({sibling.run.split for sibling in siblings} - splits)
+    return []
 
 
 def _describe_renumbering(old_classes: Mapping[str, list[str]], new_classes: Mapping[str, list[str]]) -> str:

@@ -183,6 +183,22 @@ def test_a_lost_split_is_refused(tmp_path: Path) -> None:
     assert {*before} - {*read_tree(tmp_path / "out")} == {"train.json", "train-0.tar", "train-0.index"}
 
 
+@pytest.mark.parametrize("name", ["{split}-{0..}.tar", "{split}/x-{0..}.tar"])
+def test_a_renamed_split_is_refused(name: str, tmp_path: Path) -> None:
+    """A split whose folder was renamed would stay, so its samples would be in two splits."""
+    source, output = tmp_path / "in", f"{tmp_path}/out/{name}"
+    write_tree(source, {f"{split}/cat/{at}.txt": b"x" for split in ("train", "val") for at in range(4)})
+    options = CreateOptions(split_from_folder=True, workers=0)
+    create(source, output, options)
+    (source / "train").rename(source / "a-train")
+    with pytest.raises(OutputExists, match="no samples for existing splits: train;"):
+        create(source, output, replace(options, resume=True, max_removed=1))
+    done = create(source, output, replace(options, resume=True, overwrite=True))
+    assert "split train removed" in done.notes
+    create(source, f"{tmp_path}/fresh/{name}", options)
+    assert read_tree(tmp_path / "out") == read_tree(tmp_path / "fresh")
+
+
 def test_an_unfinished_run_with_another_plan_is_noted(place: Path) -> None:
     """If an unfinished run had other options, a note says that its shards are written again."""
     (place / "out" / "x.json").unlink()
