@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def read_taken_keys(run: Run, listing: Listing, outputs: Sequence[Output]) -> PackedStrings:
-    """Return the keys of the existing datasets. If this run resumes the last append, ignore its shards."""
+    """Return the keys of the existing datasets. If this run resumes an append, ignore the shards of that append."""
     keys = []
     for output in outputs:
         if (old := output.destination.old) is not None:
@@ -85,7 +85,7 @@ def prepare_append(listed: Listed) -> Listed:
 
 
 def _drop_label_columns(listed: Listed) -> Listed:
-    """Drop metadata columns of labels that an existing dataset stores only as fields.
+    """Drop label columns from the metadata if an existing dataset stores these labels only as fields.
 
     Queries on such a column would not find existing samples.
     """

@@ -42,8 +42,8 @@ _MAX_CHECKED_SHARDS = 8
 def count_earlier_shards(destination: Destination) -> int | None:
     """Return the number of shards of the earlier run that this run resumes.
 
-    Return None if no run is resumed, or if the earlier run did not assign samples by hash. If the run is
-    unfinished, its assignment is not recorded, so assume by hash.
+    Return None if no run is resumed, or if its dataset file does not record `place='hash'`. An unfinished run has no
+    dataset file, so read its first sidecar.
     """
     if not destination.resumes or destination.appends:
         return None

@@ -1,7 +1,7 @@
 """Pack the samples of a source into a dataset, for `create`, `reshard` and `verify --repair`.
 
 Workers are forked before NumPy and pyarrow are imported. These imports take longer than packing a small source, so
-workers list a folder meanwhile.
+workers list the source folder meanwhile.
 """
 
 from __future__ import annotations

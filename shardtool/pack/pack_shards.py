@@ -82,7 +82,7 @@ class Packing:
         self._numbers: dict[str, int] = {}
         self._consumed: dict[int, int] = {}
         self._finished_samples = 0
-        # For each task number: the planned shard. To keep a shard of transformed samples, also its index.
+        # By task number: the planned shard, and its index if an existing shard of transformed samples is kept.
         self._pending: dict[int, tuple[resume.ShardPlan, shard_index.ShardIndex | None]] = {}
         self._fetch_counts = np.zeros(2, np.int64)
         self._key_problems: dict[str, NameProblem] = {}
@@ -369,7 +369,7 @@ class Packing:
         return facts, sidecar_write.encode_sidecar_table(table, facts), schema
 
     def _count_known_shards(self, shard: int, consumed: int) -> int:
-        """Return the planned number of shards, plus one if fewer samples (`consumed`) than planned fit in `shard`."""
+        """Return the planned number of shards, plus one if the `consumed` samples in `shard` are fewer than planned."""
         before = self._first_number - self.destination.first
         return before + self._current_plan.shards + (consumed < self._current_plan.count(shard))
 

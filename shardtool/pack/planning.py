@@ -76,7 +76,7 @@ def plan_shards(listed: Listed) -> Planned:
     return planned
 
 
-_MAX_URL_SAMPLES = 10_000  # default maximum per shard of downloads, because their sizes are unknown
+_MAX_URL_SAMPLES = 10_000  # default `max_count` for downloads, because their sizes are unknown
 
 
 def _make_bounds(listed: Listed, output: Output) -> ShardBounds:

@@ -1,4 +1,4 @@
-"""Build the results of `create` and `reshard`, including dry runs."""
+"""Build the results of `create` and `reshard`."""
 
 from __future__ import annotations
 

@@ -130,9 +130,9 @@ def _parse_line(line: dict[str, Any]) -> JournalLine | None:
 def choose_action(
     planned: ShardPlan, destination: Destination, line: JournalLine | None
 ) -> tuple[ShardAction, shard_index.ShardIndex | None]:
-    """Return the action for a planned shard. To keep a shard of transformed samples, also return the shard's index.
+    """Return the action for a planned shard.
 
-    `line` is the journal line of the shard, or None.
+    If a shard of transformed samples is kept, also return its index. `line` is the journal line of the shard, or None.
     """
     file_info, samples = destination.existing.get(planned.name), planned.samples
     options, transform = planned.listed.run.options, planned.listed.transform

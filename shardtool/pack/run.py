@@ -165,7 +165,7 @@ class PackedOutput(NamedTuple):
 
     Attributes:
         kept: Number of shards that an earlier run wrote.
-        dropped: Number of samples that the user's function dropped by returning no sample.
+        dropped: Number of samples that the user's function dropped.
     """
 
     planned: PlannedOutput

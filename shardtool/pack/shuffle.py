@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 _BUFFERS_BYTES = 2 * BUFFER_SIZE + MAX_GAP_BYTES
-_TARGET_RUN_BYTES = 2**20  # bytes per write: smaller writes cause seeks, larger writes are not faster
+_TARGET_RUN_BYTES = 2**20  # smaller writes cause seeks, larger writes are not faster
 _MIN_REGION_BYTES, _MAX_REGION_BYTES = 4 * 2**20, 2**30
 _CHUNK_ROWS = 2**20
 
