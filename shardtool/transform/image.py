@@ -1,6 +1,6 @@
 """Resize, encode and probe images.
 
-`change_image` returns the same bytes if there is nothing to do. Otherwise:
+`change_image` returns its input if there is nothing to do. Otherwise:
 
 - Images are turned upright. EXIF, XMP and comments are removed. The ICC profile is kept unless `colour_kind` changes.
 - Values that may be labels or measurements are not blended. Modes 1, P, PA, I;16, I and F, GIFs, and fields in `masks`
@@ -340,7 +340,7 @@ def _encode_image(image: Image.Image, picture: OpenedImage, kind: str, quality: 
 
 
 def _fill_palette(image: Image.Image) -> None:
-    """Extend the palette to all pixel values, because the palette's size determines the bits per pixel of a PNG."""
+    """Extend a palette that lacks colours for some pixel values, because Pillow would save them with too few bits."""
     palette = image.getpalette() or []
     if image.getextrema()[1] >= len(palette) // 3:  # type: ignore[operator]
         image.putpalette(palette + [0] * (3 * 256 - len(palette)))

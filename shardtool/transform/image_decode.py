@@ -97,7 +97,7 @@ def decode_image(
             large.
         exact: Whether to return the values stored in the file. If Pillow does not preserve them, raise `BadImage`.
         max_bytes: Memory limit for decoding, rotation and conversion to RGB.
-        on_loss: Function that is called if the result has fewer bits or pages than the image.
+        on_loss: Function to call if the result has fewer bits than the image, or lacks pages of a TIFF, PNG or WebP.
     """
     with image_errors(data):
         picture = OpenedImage(data, MAX_PIXELS, max_bytes)
@@ -137,7 +137,7 @@ class OpenedImage:
         image: Pillow's image. A PNG whose EXIF may follow the pixels is already decoded.
         orientation: EXIF orientation to apply after decoding. It is 1 for a TIFF, because Pillow turns its pixels.
         has_deep_colours: Whether Pillow keeps only the upper eight bits of each value.
-        white_value: The value of white (the largest possible value), or 0 if white is not defined.
+        white_value: The value of white (the largest possible value), or 0 if undefined.
     """
 
     def __init__(self, data: bytes | memoryview, max_pixels: int, max_bytes: int | None = None) -> None:

@@ -147,7 +147,7 @@ def jpeg_decoder() -> Callable[..., Any] | None:
 
 
 def _is_upright(app1_data: bytes, data: bytes) -> bool:
-    """Return whether EXIF and XMP require no rotation. If the bytes of EXIF and XMP are inconclusive, ask Pillow."""
+    """Return whether EXIF and XMP require no rotation. If their bytes are inconclusive, ask Pillow."""
     if len(_ORIENTATION_PATTERN.findall(app1_data)) == sum(map(app1_data.count, _UPRIGHT_TAGS)):
         return True
     try:

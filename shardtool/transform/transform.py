@@ -28,7 +28,7 @@ EXIF_COLUMN = "exif"
 
 
 class ReadCondition(NamedTuple):
-    """The conditions of a query that need a sample's payloads."""
+    """The part of a query that workers evaluate after they read a sample."""
 
     query: str
     columns: tuple[str, ...]
