@@ -1,7 +1,7 @@
 """Compute CRC-32C checksums in hardware, and the content fingerprint.
 
-In `crc32c(data, crc=0)`, `crc` is the checksum of the bytes before `data`, and the result covers both. Importing the
-whole package `crc32c` takes 50 ms, so only its extension module is loaded.
+To compute a checksum in pieces, pass the checksum of the preceding bytes: `crc32c(data, crc)`. Importing the whole
+package `crc32c` takes 50 ms, so only its extension module is loaded.
 """
 
 from __future__ import annotations

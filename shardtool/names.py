@@ -107,7 +107,7 @@ def to_local_name(name: str) -> str:
 
 
 def quote_name(name: bytes) -> str:
-    """Convert a name from a source to text. Percent-encode a name that contains `%` or is not UTF-8."""
+    """Convert a source name to text. Percent-encode a name that contains `%` or is not UTF-8."""
     return quote(name) if b"%" in name or not is_utf8(name) else name.decode()
 
 
@@ -132,5 +132,5 @@ def resolve_source_path(path: bytes, folders: Mapping[bytes, bytes]) -> bytes:
 
 
 def has_early_dot(key: bytes) -> bool:
-    """Return whether WebDataset would end the key early, at a dot in the last path component."""
+    """Return whether the last path component of `key` has a dot at which WebDataset would end the key."""
     return key.find(b".", key.rfind(b"/") + 2) >= 0

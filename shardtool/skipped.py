@@ -85,7 +85,7 @@ def hash_key(key: bytes) -> str:
 
 
 def duplicate_message(key: str, differ: Iterable[str] = ()) -> str:
-    """Return the message for a duplicate of `key`. `differ` lists other fields or columns whose values differ."""
+    """Return the message for a duplicate of `key`. `differ` lists fields and labels in which the duplicate differs."""
     return f"{_SAME_CONTENT_TEXT}{key}" + (f"{_DIFFERS_TEXT}{', '.join(map(printable, differ))}" if differ else "")
 
 
@@ -102,7 +102,7 @@ def read_row(key: str, path: str, code: str, message: str) -> Skipped:
 
 
 def drop_keys(rows: Iterable[Skipped], keys: Collection[str]) -> list[Skipped]:
-    """Remove the rows with these keys, and remove the keys from the messages of the other rows."""
+    """Remove the rows with these keys, and the keys from the messages of the other rows."""
     messages = {duplicate_message(key) for key in keys}
     kept = [row for row in rows if printable(row.key) not in keys]
     for index, row in enumerate(kept):

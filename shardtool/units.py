@@ -31,7 +31,7 @@ def parse_size(text: str | int) -> int:
 
 
 def format_size(size: float) -> str:
-    """Format a number of bytes for people, in decimal units: `1.50 GB`."""
+    """Format a number of bytes in decimal units: `1.50 GB`."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if size < _UNIT_STEP - 0.5:  # 999.5 would be printed as 1000
             return f"{size:.0f} B" if unit == "B" else f"{size:.3g} {unit}"
@@ -40,7 +40,7 @@ def format_size(size: float) -> str:
 
 
 def format_time(seconds: float) -> str:
-    """Format a time for people: `4.4 us`, `83 us` or `9.1 ms`."""
+    """Format a time: `4.4 us`, `83 us` or `9.1 ms`."""
     value, unit = (seconds * 1e6, "us") if seconds * 1e3 < 1 else (seconds * 1e3, "ms")
     return f"{value:.1f} {unit}" if round(value, 1) < _TWO_DIGITS else f"{value:.0f} {unit}"
 
