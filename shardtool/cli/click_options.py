@@ -48,7 +48,7 @@ class CommaChoice(click.Choice):  # type: ignore[type-arg,unused-ignore]  # gene
 
 
 def drop_overridden(options_type: type[Any], context: click.Context) -> None:
-    """Drop job-file values that the command line overrides. Of options with keys, such as `fetch`, drop single keys."""
+    """Drop job-file values that the command line overrides, and only the overridden keys of options such as `fetch`."""
     params, specs, file_values = context.params, option_specs(options_type), context.default_map or {}
     typed = {name for name in params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     for name, spec in specs.items():

@@ -36,7 +36,7 @@ def _use_config(path: str) -> None:
 
     context = click.get_current_context()
     context.default_map = read_config(path, context)
-    if isinstance(context.obj, list):  # error output looks for these flags in the typed words
+    if isinstance(context.obj, list):  # the command-line words, which error output searches for these flags
         context.obj += [word for name, word in _ERROR_OPTIONS.items() if context.default_map.get(name)]
 
 
@@ -143,7 +143,7 @@ class InspectViewOptions(InspectOptions):
         html: Write a self-contained HTML report to this file.
         contact_sheet: Write a PNG with thumbnails of samples to this file.
         overwrite: Replace existing files.
-        duplicates: List samples with the same content, across keys and splits.
+        duplicates: List samples with the same content, even if their keys or splits differ.
         read_speed: Read for a few seconds as training does, and print the speed.
         decode: Decode images and other fields during `read_speed`.
     """

@@ -229,8 +229,8 @@ def verify(names: tuple[str, ...], make_options: Callable[[], VerifyOptions], ru
     """Check that DATASET is complete and undamaged, and list all problems.
 
     DATASET is a dataset file, a shard pattern, a glob, a folder or shards, written by any tool. Every byte is read and
-    compared with the sidecars and the dataset file. In a dataset of shardtool, this detects every changed, missing or
-    extra byte. In shards without sidecars, verify checks headers, framing, TFRecord checksums and keys, and detects
+    compared with the sidecars and the dataset file. If shardtool wrote the dataset, this detects every changed, missing
+    or extra byte. In shards without sidecars, verify checks headers, framing, TFRecord checksums and keys, and detects
     truncated files. If you pass several datasets, verify checks each one, and reports samples that are in two splits.
 
     Exit code: 0 no problems, 3 findings, 4 nothing could be read. For several datasets, the highest code is used.
@@ -400,9 +400,10 @@ def remove(names: tuple[str, ...], make_options: Callable[[], RemoveOptions], ru
 def index(names: tuple[str, ...], make_options: Callable[[], IndexCommandOptions], run_options: RunOptions) -> None:
     """Create the sidecars and the dataset file for shards of any tool, and indexes for other tools.
 
-    DATASET is a dataset file, a folder, a shard pattern, a glob or shards. Only the headers of shards are read, and
-    shards are never changed. Missing sidecars are created; invalid sidecars are replaced only with --overwrite. If
-    DATASET is a dataset file, --export reads only the sidecars, and writes only the indexes for other tools.
+    DATASET is a dataset file, a folder, a shard pattern, a glob or shards. By default, only the headers of tar
+    shards are read. Shards are never changed. Missing sidecars are created; invalid sidecars are replaced only with
+    --overwrite. If DATASET is a dataset file, --export reads only the sidecars, and writes only the indexes for other
+    tools.
 
     \b
       dali-webdataset  out-000000.idx      for fn.readers.webdataset of NVIDIA DALI
@@ -448,7 +449,7 @@ def _index_dataset(
     reads_shards = options.checksum or options.columns_from
     if options.merge or not forms or len(dataset) > 1 or not file.endswith(".json") or reads_shards:
         if options.merge:
-            # Import this module only for `--merge`, because it starts threads, and `run` must fork workers before that.
+            # Import only for `--merge`: the import starts threads, and `run` must fork workers before threads start.
             from shardtool.publish.merge_parts import merge
 
             result: IndexResult = merge(dataset[0] if len(dataset) == 1 else dataset, observer=terminal)
@@ -554,13 +555,13 @@ def inspect(names: tuple[str, ...], make_options: Callable[[], InspectViewOption
 def doctor(names: tuple[str, ...], make_options: Callable[[], DoctorOptions], run_options: RunOptions) -> int:
     """Test access to PLACE, and explain how to fix each problem.
 
-    PLACE is a prefix of a store (s3://, gs://, az://), a file on the web, or a folder. For a store, doctor tests the
-    server, the proxy, the certificate, the clock and the credentials. No secret is printed. Then it tests whether you
-    can list, read, write, write conditionally and delete. For a web server, doctor tests sizes, ranges and conditional
-    requests. For a folder, it tests free space, renaming and locks.
+    PLACE is a prefix of a store (s3://, gs://, az://), a file on the web, or a folder. For a store or a web file,
+    doctor tests the server, proxy, certificate, clock, credentials and reading. No secret is printed. For a store, it
+    also tests listing, writing, conditional writing and deleting; for a web file, ranges and conditional requests. For
+    a folder, it tests free space, writing, renaming and locks.
 
-    doctor writes one small file or object with a unique name below PLACE and deletes it, even after Ctrl-C. Without
-    permission to delete, doctor writes nothing. Failing requests are retried for five seconds only.
+    doctor writes one small file or object with a unique name below PLACE and deletes it, even after Ctrl-C. It writes
+    nothing to a store where you may not delete. Failing requests are retried for five seconds only.
 
     Exit code: 0 no problems, 3 problems found.
 

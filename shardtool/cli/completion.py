@@ -68,7 +68,7 @@ class _ShellCompletion(ShellComplete):
 
 @add_completion_class
 class _BashCompletion(_ShellCompletion):
-    """Completes, for bash, the escaped text after the last = or :, because bash splits words there."""
+    """Escapes completions, and returns only the part after the last = or :, because bash splits words there."""
 
     name = "bash"
 
@@ -196,7 +196,7 @@ def _read_document(path: str) -> dict[str, Any] | None:
     return None
 
 
-# For each metavar: characters after which a name can start, and the function that lists names.
+# By metavar: the characters after which a name can start, and the function that lists names.
 _COMPLETERS: dict[str, tuple[str, Callable[[Any, Any], Iterable[str]]]] = {
     "COLUMN": ("", _list_columns),
     "COLUMNS": (",", _list_columns),

@@ -60,7 +60,7 @@ def read_config(path: str, ctx: click.Context) -> dict[str, Any]:
             is_key = "--" in suggestion and key.replace("-", "_") not in CONFIG_OPTIONS
             remedy = suggestion.replace("--", "") if is_key else f"`{ctx.command_path} --help` lists all options."
             raise InvalidRequest(where, f"not an option of {ctx.info_name}", remedy=remedy)
-    # Without the first argument, ignore the others, because click would use the second argument as the first.
+    # Without the first argument, ignore all arguments, because click would use the second one as the first.
     is_complete = bool(arguments.get(next(iter(is_path_argument), "")))
     words = [text for key in is_path_argument for text in arguments.get(key, ()) if is_complete]
     names = [param.name or "" for param in ctx.command.params if isinstance(param, click.Argument)]
@@ -162,7 +162,7 @@ def prepare_config(path: str, ctx: click.Context) -> Callable[[], None]:
         text = f"{' and '.join(secret)} may contain secrets and {'are' if secret[1:] else 'is'} not saved in {path}"
         print_message(text, label="note:", label_color="yellow")
 
-    @cache  # only the first call writes, so changes that the verb then makes to the file are kept
+    @cache  # only the first call writes, because the verb may change the file before later calls
     def write() -> None:
         if _read_existing(path) != data:
             write_target(path, data)

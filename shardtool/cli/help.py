@@ -38,7 +38,7 @@ _OPTION_PREFIX = re.compile(r"^Option '[^']*' ")
 CONFIG_OPTIONS = ("config", "save_config")  # not allowed in job files
 _MIN_SIMILARITY = 0.75  # this allows one wrong, missing or swapped letter
 _MEANT_WORDS = re.compile(r"--[a-z][a-z-]*|\b(?:OUTPUT|DEST|DIR|SOURCE|DATASET)\b")
-REVOKED_OPTIONS = "shardtool.taken_back"  # key in `Context.meta` of the options that `--no-KEY` turns off
+REVOKED_OPTIONS = "shardtool.taken_back"  # key in `Context.meta` for the options that `--no-KEY` turns off
 
 
 class Topic(NamedTuple):
@@ -190,7 +190,7 @@ class VerbCommand(click.Command):
 
 @cache
 def read_synonyms(kind: str) -> list[tuple[list[str], str]]:
-    """Return pairs of names in other tools and shardtool's name, or advice. `kind` is `options`, `verbs` or `help`."""
+    """Return pairs: names in other tools, and shardtool's name or advice. `kind` is `options`, `verbs` or `help`."""
     lines = _read_resource("synonyms.txt").partition(f"[{kind}]\n")[2].partition("\n\n")[0].splitlines()
     return [(names.split(), meaning) for names, _, meaning in (line.partition(": ") for line in lines)]
 
@@ -370,7 +370,7 @@ def _start_page(command: click.Command, ctx: click.Context, *, full: bool = Fals
 
 
 def list_examples(command: click.Command) -> list[str]:
-    """Return the examples of a command, one per line."""
+    """Return the examples of a command."""
     text = cleandoc(command.help or "").partition("Examples:\n")[2].partition("\n\n")[0]
     return [line.strip() for line in text.splitlines()]
 
@@ -389,7 +389,7 @@ _MAX_COUNTED_HITS = 2
 _TITLE_WEIGHT, _OPTION_WEIGHT = 5, 8
 _FENCED_BLOCK = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"<!--.*?-->\n*", re.DOTALL)  # comments in pages contain commands for tests
-_UNSEARCHED_PAGES = ("reference.md", "architecture.md")  # the reference repeats the help
+_UNSEARCHED_PAGES = ("reference.md", "architecture.md")  # one repeats the help, one is for contributors
 _HEADING = re.compile(r"^(#{1,3}) (.+)$", re.MULTILINE)
 _TABLE_HEADER = re.compile(r"^\|.*\n\|[-:| ]+\|\n", re.MULTILINE)
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
@@ -503,7 +503,7 @@ def _make_anchor(heading: str) -> str:
 
 
 def _word_pattern(word: str) -> re.Pattern[str]:
-    """Return a pattern for words that start with `word`, its singular, or shardtool's name for `word`."""
+    """Return a pattern for words that start with `word`, with its singular, or with shardtool's name for it."""
     words = [word, word.removesuffix("s")] if len(word) > _MIN_PLURAL_LETTERS else [word]
     for kind in ("help", "options"):
         meanings = [meaning for names, meaning in read_synonyms(kind) if word in names]

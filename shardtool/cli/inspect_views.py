@@ -69,7 +69,7 @@ def print_keys(opened: list[StoredDataset], where: str | None, run_options: RunO
 
 
 def print_samples(opened: list[StoredDataset], options: InspectViewOptions, run_options: RunOptions) -> None:
-    """Print samples one by one. With `--extract`, also write the fields to files."""
+    """Print samples. With `--extract`, also write the fields to files."""
     from shardtool.verbs.inspect.samples import check_no_files, find_sample, first_samples, view_sample, write_fields
 
     brief, folder = not options.show, options.extract

@@ -241,7 +241,7 @@ def format_table(head: Sequence[str], rows: Sequence[Sequence[str]], sides: str)
 
 
 def join_lines(*lines: str) -> str:
-    """Join lines, with control characters escaped. Empty lines are omitted."""
+    """Join the lines that are not empty, with control characters escaped."""
     return "\n".join(map(printable, filter(None, lines)))
 
 

@@ -229,7 +229,7 @@ class Terminal(Observer):
             LOG.write("start", samples=samples, bytes=size, shards=shards)
         self._close_bar()
         self._shards = (0, shards)
-        # Only the size of downloads is unknown (0).
+        # The size is 0 (unknown) only for downloads.
         self._fetch_estimate = None if size or not samples else FetchEstimate(samples, shards)
         if self._fetch_estimate is not None:
             self._start_bar("downloading", samples, " samples", leave=True)
@@ -300,7 +300,7 @@ class Terminal(Observer):
             sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - the interpreter flushes it at exit
 
 
-# Key in `Context.meta` of a function to call once the request is valid.
+# Key in `Context.meta` for a function to call once the request is valid.
 ON_VALID_REQUEST = "shardtool.on_valid_request"
 
 

@@ -1,4 +1,4 @@
-"""The base class of all options classes. It checks and normalises values."""
+"""Check and normalise option values."""
 
 from __future__ import annotations
 

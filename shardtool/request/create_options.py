@@ -52,7 +52,7 @@ class CreateOptions(SelectingOptions):
 
     Attributes:
         split_by: Create a split for each value of this column. 'folder' creates a split for each top folder, and 'file'
-            for each table.
+            a split for each input table.
         include: Include only files that match: '*.jpg', 'train/*'.
         exclude: Exclude files and folders that match this pattern.
         hidden: Include hidden files (names that start with a dot, Thumbs.db and similar).
@@ -61,7 +61,7 @@ class CreateOptions(SelectingOptions):
         dots: End the key at the first dot of the file name (WebDataset), or at the last.
         key_pattern: Regular expression whose first group is the key: '(.+)_mask'. The pattern is matched against the
             whole path without the extension. The rest of the file name becomes a part of the field name: a_mask.png is
-            the field mask.png of a.
+            the field mask.png of the sample a.
         label_from_folder: Add a field cls with the class number of the top folder.
         split_from_folder: Use the top folder as the split, and take labels from the folders below. The split name
             replaces {split} in the output.

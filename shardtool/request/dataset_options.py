@@ -99,7 +99,7 @@ class IndexOptions(WorkerOptions):
         columns_from: Store the values of this field as columns of the sidecars. The field must contain a JSON object, a
             number or a text.
         dots: End the key at the first dot of the member name, or at the last.
-        overwrite: Replace invalid sidecars, dataset files and indexes, and differing columns.
+        overwrite: Replace files that are invalid or differ, and columns with other values.
     """
 
     checksum: bool = option(False, section="indexes", common=True)
@@ -127,7 +127,7 @@ class CopyOptions(BaseOptions):
     """Options of `copy`.
 
     Attributes:
-        overwrite: Replace existing files, even those of a different dataset. Files that already match are kept.
+        overwrite: Replace existing files, even of a different dataset. Files that already match are kept.
         dry_run: Print the files that would be copied; write nothing.
         workers: Number of shards to copy in parallel, each in a thread. 0 copies in the calling thread.
         trust: Compare existing shards by time or size instead of reading them. Comparing times requires two local
@@ -149,7 +149,8 @@ class InspectOptions(BaseOptions):
     """Options of `inspect`.
 
     Attributes:
-        full: Read the index of every shard. By default, skip some shards above four million samples.
+        full: Read the index of every shard. By default, skip some shards if there are more than four million
+            samples.
         looks: Read the payloads of N samples to examine images and labels.
         seed: Seed that selects the samples of `looks`.
     """
@@ -215,7 +216,7 @@ class ExtractOptions(FilterOptions):
 
     Attributes:
         fields: Fields to write (jpg,cls), exclude (-json), or rename (NEW=OLD: jpg=JPEG).
-        by_key: Name files after the keys. By default, files that `portable` renamed get their original names.
+        by_key: Name files after the keys. By default, use the original name of a sample that `portable` renamed.
         overwrite: Replace existing files whose bytes differ.
     """
 

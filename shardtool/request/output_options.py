@@ -59,7 +59,7 @@ class WorkerOptions(BaseOptions):
 
 
 def readers_for_notes(targets: Sequence[str], exports: Texts = ()) -> tuple[str, ...]:
-    """Return the readers to print compatibility notes for.
+    """Return the readers for which to print compatibility notes.
 
     These are `targets` (by default, webdataset), and the readers that use the indexes in `exports`.
     """
@@ -199,7 +199,7 @@ class OutputOptions(WorkerOptions):
 
     @property
     def readers(self) -> tuple[str, ...]:
-        """The readers to print compatibility notes for."""
+        """The readers for which to print compatibility notes."""
         return readers_for_notes(self.target, self.export)
 
     def recorded(self) -> dict[str, object]:

@@ -93,7 +93,7 @@ class JoinedTable:
     Attributes:
         columns: Metadata columns that the table adds to the sidecars.
         fields: Table column of each field that the option `field` creates.
-        advice: Option to create fields from the remaining columns, or "".
+        advice: A `field` option that would create fields from the remaining columns, or "".
     """
 
     table: str

@@ -64,19 +64,19 @@ class SelectingOptions(OutputOptions):
             old_key keeps the previous keys.
         join: Table whose columns become metadata: CSV, Parquet, COCO JSON and others.
         on: Column with keys or file paths in the `join` table.
-        collect: Collect the values of each key into lists: in all columns, or in some (a,b). In the other columns, all
-            rows of a key must have the same value. Lists keep the order of rows.
+        collect: Collect the values of each key into a list, in these columns (a,b) or in all. In columns without lists,
+            all rows of a key must have the same value. Lists keep the order of rows.
         delimiter: Separator in a text table or manifest: ';', '|' or tab. With '|', quotation marks are plain text.
         no_header: Read the first row of a text table as values. Columns are named 1, 2, ...
         field: Create a field from a metadata column.
         classes: Convert the labels of this `field` to class numbers.
-        classes_from: Read class names, in order, from a dataset file, JSON list or text file. A text file has one name
+        classes_from: Read class names, in order, from a dataset file, a JSON list, or a text file with one name
             per line.
         sort_by: Sort samples by this column; -COLUMN sorts in descending order. Samples without a value come last.
         descending: Sort by `sort_by` in descending order.
         sample: Use only this share of the samples, chosen by a hash of the key: 0.01 or 1%.
         head: Use only the first N samples.
-        drop_duplicates: Skip a sample if a sample with an earlier key has the same content. Images, audio, video and
+        drop_duplicates: Use only the first sample by key if several have the same content. Images, audio, video and
             arrays are compared. If a sample has none of these, its texts are compared.
         resize: Resize images to this many pixels; see `resize_mode`.
         resize_mode: Resize the shorter side, the longer side, or both (exact, crop or pad). exact may distort the
