@@ -105,6 +105,8 @@ class SourceComparison:
         self.findings.uncompared += recorded.made_fields
         if missing := self.recorded_source.missing_splits():
             unchecked.append(missing)
+        elif not all(case.is_readable for case in self.subject.cases):
+            unchecked.append("whether the dataset contains all samples of the source: some shards cannot be read")
         elif not recorded.selecting_options and (self.subject.file is None or self.subject.has_all_shards):
             self._report_missing(entries, np.concatenate((positions, appended)))
         self._report_extra(scans, positions)

@@ -287,6 +287,17 @@ def test_the_source_of_an_append_is_not_compared(ending: str, tmp_path: Path) ->
     assert _verify(tmp_path / "out", _table("a", 12, txt=["x"] * 12)).counts == {"source-differs": 12}
 
 
+def test_samples_of_an_unreadable_shard_are_not_missing(ending: str, tmp_path: Path) -> None:
+    """If a shard cannot be read, the report does not claim that its samples are missing."""
+    _create(_table("a", 12), f"{tmp_path}/out/out-{{000..}}.{ending}", max_count=4)
+    shard = tmp_path / "out" / f"out-001.{ending}"
+    shard.unlink()
+    shard.mkdir()
+    report = _verify(tmp_path / "out", _table("a", 12))
+    assert set(report.counts) == {"shard-unreadable"}
+    assert any("whether the dataset contains all samples" in text for text in report.unchecked)
+
+
 _GROWS = {"split": "train=0.7,val=0.3", "stratify": "label", "update": True, "max_count": 20}
 
 
