@@ -337,7 +337,7 @@ class Packing:
             if columns is not None and self.run.makes_keys:
                 columns = drop_number_columns(columns, plan.entries.fields)
             if self.listed.transform is not None:
-                columns = with_measured_columns(columns, self.listed.transform.measured_columns, transformed.found)
+                columns = with_measured_columns(columns, self.listed.transform.measured_columns, transformed.measured)
             skipped_rows = tuple(row for _, row in result.skipped)
             failed = failed_rows(skipped_rows)
             self._check_failed_urls(planned.name, failed, consumed)

@@ -58,14 +58,14 @@ class TransformedSamples(NamedTuple):
         sources: int64, the index of the source sample of each written sample.
         consumed: Number of processed source samples. Later samples do not fit in this shard.
         dropped: Number of source samples that the user's function dropped by returning no sample.
-        found: The measured values of each written sample (see `ReadSample`).
+        measured: The measured values of each written sample (see `ReadSample`).
     """
 
     content: ShardContent
     sources: bytes
     consumed: int
     dropped: int
-    found: list[tuple[object, ...]]
+    measured: list[tuple[object, ...]]
 
 
 class ShardTask(NamedTuple):

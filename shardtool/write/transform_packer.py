@@ -104,7 +104,7 @@ class _TransformPacker(Packer):
         number_types = {self.content.fields[code]: kind for code, kind in self.content.numbers.items()}
         self._numbers: dict[bytes, NumberType] = number_types
         self._records, self._sources = ShardRecords(self.write), array("q")
-        self._found: list[tuple[object, ...]] = []
+        self._measured: list[tuple[object, ...]] = []
         self._current_index = self._consumed = self._dropped = self._reported_skips = 0
         self._fetcher: HttpFetcher | None = None
         self._urls: dict[int, int] = {}
@@ -224,7 +224,9 @@ class _TransformPacker(Packer):
         content = self._records.content(self._numbers, texts=bool(self._numbers))
         crcs = self._records.crcs.tobytes()
         digest = compute_content_fingerprint(content, crcs, ()) if len(self._records) else 0
-        transformed = TransformedSamples(content, self._sources.tobytes(), self._consumed, self._dropped, self._found)
+        transformed = TransformedSamples(
+            content, self._sources.tobytes(), self._consumed, self._dropped, self._measured
+        )
         skipped = tuple(sorted(self.skipped.items()))
         return ShardResult(staged, self.size, self.crc, crcs, digest, skipped, transformed)
 
@@ -309,7 +311,7 @@ class _TransformPacker(Packer):
             self._dropped += 1
         for transformed, (parts, fields), length in zip(changed, encoded, sizes, strict=True):
             self._sources.append(sample.sample_index)
-            self._found.append(sample.measured)
+            self._measured.append(sample.measured)
             self._records.add(transformed.key, parts, length, fields)
         return True
 
