@@ -447,21 +447,17 @@ class EpochPass:
         self.dropped_count += not damaged
         share, positions = self.share, -(-self.share.count(self.order.length) // self.share.workers)
         example = f"such as {error.where}: {error.found}"
-        if (
-            share.ends == "drop"
-            and share.world_size > 1
-            and self.dropped_count * _MIN_POSITIONS_PER_SKIPPED > positions
-        ):
+        if share.ends == "drop" and share.world_size > 1 and self.dropped_count * _MIN_POSITIONS_PER_SKIP > positions:
             found = f"stages drop more than 1 % of the samples of rank {share.rank} of {share.world_size}, {example}"
             expected = "at most 1 %, because every rank must take as many steps as len() reports, without repeats"
             raise InvalidRequest("the stream", found, expected=expected, remedy=f"{_WHERE_FIX}; {_PAD_FIX}.")
-        if self.skipped_count * _MIN_POSITIONS_PER_SKIPPED > positions and not skipped.has_warned:
+        if self.skipped_count * _MIN_POSITIONS_PER_SKIP > positions and not skipped.has_warned:
             skipped.has_warned = True
             advice = _VERIFY_FIX if damaged else f"len() counts them too. {_WHERE_FIX}"
             _log.warning("More than 1 %% of the samples of this epoch were skipped, %s. %s.", example, advice)
 
 
-_MIN_POSITIONS_PER_SKIPPED = 100
+_MIN_POSITIONS_PER_SKIP = 100
 _WHERE_FIX = (
     "Choose samples before you stream them: dataset.where(QUERY) by columns, or run the filter once and keep its keys, "
     "dataset.select([sample['__key__'] for sample in dataset.filter(FUNCTION)])"

@@ -52,20 +52,9 @@ Shares = str | Mapping[str, float]  # train=0.8,val=0.2, or {"train": 0.8, "val"
 Function = str | Callable[..., object]  # the string package.module:function, or the function itself
 PathLike = str | os.PathLike[str]
 ValueForm = Literal[
-    "",
-    "size",
-    "rate",
-    "share",
-    "sample",
-    "pairs",
-    "shares",
-    "part",
-    "pixels",
-    "function",
-    "path",
-    "delimiter",
-    "rename",
-]
+    "", "size", "rate", "share", "sample", "pairs", "shares",
+    "part", "pixels", "function", "path", "delimiter", "rename",
+]  # fmt: skip
 
 _MAX_INTEGER = 2**63 - 1
 _SPECS: dict[type, dict[str, OptionSpec]] = {}
@@ -236,9 +225,7 @@ def options_class(options_type: type[OptionsT]) -> type[OptionsT]:
 def option_specs(options_type: type) -> dict[str, OptionSpec]:
     """Return the `OptionSpec` of each option, by field name."""
     if options_type not in _SPECS:
-        _SPECS[options_type] = {
-            item.name: item.metadata["spec"] for item in fields(options_type) if "spec" in item.metadata
-        }
+        _SPECS[options_type] = {item.name: spec for item in fields(options_type) if (spec := item.metadata.get("spec"))}
     return _SPECS[options_type]
 
 

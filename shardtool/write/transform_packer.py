@@ -224,11 +224,9 @@ class _TransformPacker(Packer):
         content = self._records.content(self._numbers, texts=bool(self._numbers))
         crcs = self._records.crcs.tobytes()
         digest = compute_content_fingerprint(content, crcs, ()) if len(self._records) else 0
-        transformed = TransformedSamples(
-            content, self._sources.tobytes(), self._consumed, self._dropped, self._measured
-        )
+        samples = TransformedSamples(content, self._sources.tobytes(), self._consumed, self._dropped, self._measured)
         skipped = tuple(sorted(self.skipped.items()))
-        return ShardResult(staged, self.size, self.crc, crcs, digest, skipped, transformed)
+        return ShardResult(staged, self.size, self.crc, crcs, digest, skipped, samples)
 
     def _path(self, key: bytes, row: int) -> bytes:
         return self.paths[row] if self.paths is not None else key + self.endings[self.codes[row]]
