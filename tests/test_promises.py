@@ -63,7 +63,7 @@ _LIMITS = {  # start of a row in `docs/security.md` or `docs/format.md`: the lim
     "a lock": (f"{lock.LEASE_S} seconds",),
     "stopping after": (f"{_CLEANUP_LIMIT_S:.0f} seconds",),
     "connecting; waiting": (f"{_FETCH.timeout_s} seconds",),
-    "a file, with its": (f"{_FETCH.max_time_s} seconds", f"{_FETCH.retries} more tries"),
+    "a file, with its": (f"{_FETCH.max_time_s} seconds", f"{_FETCH.retries} retries"),
     "headers, including": (f"{LINE_MOST_HEAD // _KB} KiB",),
     "a length": (f"{CLIENT_DIGITS} digits",),
     "the body of a redirect": (f"{CLIENT_REASON // _KB} KiB",),

@@ -70,8 +70,8 @@ class SelectingOptions(OutputOptions):
         no_header: Read the first row of a text table as values. Columns are named 1, 2, ...
         field: Create a field from a metadata column.
         classes: Convert the labels of this `field` to class numbers.
-        classes_from: Read class names, in order, from a dataset file, a JSON list, or a text file with one name
-            per line.
+        classes_from: Read class names, in order, from a dataset file, a JSON list, or a text file. A text file has one
+            name per line.
         sort_by: Sort samples by this column; -COLUMN sorts in descending order. Samples without a value come last.
         descending: Sort by `sort_by` in descending order.
         sample: Use only this share of the samples, chosen by a hash of the key: 0.01 or 1%.
