@@ -1,7 +1,7 @@
 """Print results on stdout and messages on stderr, and lay out text for terminals.
 
 All output goes through this module. It escapes control characters, so names and fields cannot control the terminal.
-Import this module at start-up, because a process with too many open files could not import it to report this error.
+Import this module at start-up. A process with too many open files could not import it later to report this problem.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ class PackedStrings:
 
         from shardtool.entries.arrow import number_values
 
-        # The final NUL is the lowest byte, so a string sorts before longer strings that start with it.
+        # Each string ends with NUL, the lowest byte, so `a` sorts before `ab`.
         return number_values(pc.sort_indices(self.array())).astype(np.int64)
 
     def hashes(self, person: bytes = b"", seed: int | None = None) -> NDArray[np.uint64]:

@@ -467,8 +467,8 @@ class PipelineMethods(Generic[SampleT]):
             own: Decoders by field or extension. A decoder is a function of the bytes, None for bytes, or a name
                 (`numpy`, `pil`, `mask`, `audio`, `int`, `float`, `bool`, `text`, `json`, `npy`). The longest matching
                 extension applies.
-            images: `numpy` for upright RGB images, writable uint8 [height, width, 3], or `pil` for Pillow images of
-                mode RGB.
+            images: `numpy` returns writable uint8 arrays [height, width, 3], upright and in RGB. `pil` returns Pillow
+                images of mode RGB.
             reduce: Minimum width and height. A JPEG is decoded at 1/8, 1/4 or 1/2 of its size if the result is at
                 least this large.
             on_error: What to do with a sample that cannot be decoded: `raise` an error, or `skip` and count the sample.

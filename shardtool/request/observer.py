@@ -34,7 +34,7 @@ class Observer:
         """Receive the number of samples listed since the last call."""
 
     def phase(self, text: str, size: int) -> None:
-        """Receive the name of a preparatory step before `start`, and the number of bytes to process."""
+        """Receive the name of a preparatory step and its number of bytes. These calls come before `start`."""
 
     def start(self, samples: int, size: int, shards: int) -> None:
         """Receive the total amount of work. `size` is in bytes. It is 0 if unknown, for example for downloads."""

@@ -59,7 +59,7 @@ class SelectingOptions(OutputOptions):
             renamed fields are kept too.
         select_fields: Fields to keep.
         drop_fields: Fields to exclude.
-        rename_fields: New name for a field: jpg=JPEG,jpg=jpeg.
+        rename_fields: New names for fields (NEW=OLD): jpg=JPEG,txt=caption.
         rename_keys: Rename keys with a sed pattern ('s/^/2024-/'), or to the values of a column. The sidecar column
             old_key keeps the previous keys.
         join: Table whose columns become metadata: CSV, Parquet, COCO JSON and others.

@@ -32,7 +32,7 @@ class NumberFields(NamedTuple):
     Attributes:
         numbers: The type of each field with one number per sample.
         texts: For each shard, the numbers as strings, by field.
-        lists: The type of each TFRecord field with several values, or none, in some samples.
+        lists: The type of each TFRecord field that has no value or several values in at least one sample.
     """
 
     numbers: Mapping[str, NumberType]

@@ -185,7 +185,7 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
     _tallies: SharedBlocks = field(init=False, repr=False, default_factory=SharedBlocks)
     _pass_start: SharedPassStart = field(init=False, repr=False)
     _passes: int = field(init=False, repr=False, default=0)
-    # `_group` identifies the last pass (see `SharedPassStart.record_worker_start`)
+    # the argument `group` of `SharedPassStart.record_worker_start` for the latest pass
     _group: tuple[int, int, int] = field(init=False, repr=False, default=(0, 0, 0))
     _drop_last: torch.Tensor = field(init=False, repr=False, default_factory=lambda: torch.zeros(1).share_memory_())
     _resumed: WorkerState | None = field(init=False, repr=False, default=None)

@@ -67,7 +67,7 @@ class BytesColumns:
             for batch in self._table.batches(self._names):
                 for first in range(0, batch.num_rows, _BATCH_ROWS):
                     piece = batch.slice(first, _BATCH_ROWS)
-                    piece.validate(full=True)  # pyarrow does not check the offsets of values
+                    piece.validate(full=True)  # when pyarrow reads a table, it does not check the offsets of values
                     arrays = [_to_bytes(piece.column(column)) for column in range(len(self._names))]
                     if rows is not None:
                         low, high = np.searchsorted(rows, (first_row, first_row + len(piece)))

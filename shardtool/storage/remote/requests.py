@@ -45,7 +45,7 @@ def request_threads() -> ThreadPoolExecutor:
 
 
 def caller_threads() -> ThreadPoolExecutor:
-    """Return the thread pool for tasks that may wait for `request_threads`, but not for tasks in this pool."""
+    """Return the thread pool for tasks that wait for tasks in `request_threads`. They never wait for each other."""
     return _thread_pool("shardtool-callers", os.getpid())
 
 

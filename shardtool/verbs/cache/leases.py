@@ -130,7 +130,7 @@ _MAX_RECLAIMED_DIVISOR = 2  # evict at most half of the cached bytes for waiting
 class CacheShards(Sequence[str]):
     """The paths of finished shards in a cache, leased until `close` or garbage collection.
 
-    Unpickling leases the shards that still exist.
+    A copy that is unpickled holds leases of the shards that still exist.
     """
 
     def __init__(self, locks: list[FileLock], paths: list[str]) -> None:
