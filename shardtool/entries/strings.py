@@ -115,7 +115,7 @@ class PackedStrings:
 
         from shardtool.entries.arrow import number_values
 
-        # Each string ends with NUL, the lowest byte, so `a` sorts before `ab`.
+        # Each string ends with NUL, the lowest byte, so "a" sorts before "ab".
         return number_values(pc.sort_indices(self.array())).astype(np.int64)
 
     def hashes(self, person: bytes = b"", seed: int | None = None) -> NDArray[np.uint64]:
