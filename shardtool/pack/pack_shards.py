@@ -14,7 +14,15 @@ from shardtool.dataset import shard_index, sidecar_schema, sidecar_write
 from shardtool.entries.arrow import number_array
 from shardtool.entries.metadata_columns import drop_number_columns, with_column, with_measured_columns
 from shardtool.entries.strings import PackedStrings
-from shardtool.errors import Bug, InvalidRequest, SampleFailed, ShardError, format_list, reporting_memory_errors
+from shardtool.errors import (
+    Bug,
+    InvalidRequest,
+    SampleFailed,
+    ShardError,
+    format_list,
+    printable,
+    reporting_memory_errors,
+)
 from shardtool.fetch.options import redact_url_bytes
 from shardtool.interop.readers import READERS_BY_PROBLEM, NameProblem, find_key_problems
 from shardtool.messages import flag_text, option_text
@@ -229,15 +237,20 @@ class Packing:
             raise SampleFailed(shard, found, expected=expected, remedy=remedy)
 
     def _none_packed_error(self) -> ShardError:
-        if not failed_rows(self.totals.skipped) and not self.dropped:
+        failed = failed_rows(self.totals.skipped)
+        if not failed and not self.dropped:
             return no_match_error(self.run.options.where, self.output.split, self._empty_split_fix())
         reasons = count_reasons(self.totals.skipped, self.dropped)
-        problem = f"none of {len(self.plan):,} samples could be packed: {reasons}"
-        remedy = "This run left no files. Fix the cause and run it again."
-        if any(row.code == "refused-address" for row in self.totals.skipped):
-            remedy = f"Add {flag_text('allow_private')} to allow private addresses. This run left no files."
-        elif self.run.options.on_error == "skip" and not self.run.fetches:
-            remedy = f"Run it without {option_text('on_error', 'skip')} to see why. This run left no files."
+        split, rest = "", "This run left no files."
+        if self.output.split:
+            split, rest = f" of the split {printable(self.output.split)}", self._other_splits_fix
+        problem = f"none of {pluralize(len(self.plan), 'sample')}{split} could be packed: {reasons}"
+        fix = "Fix the cause and run it again."
+        if any(row.code == "refused-address" for row in failed):
+            fix = f"Add {flag_text('allow_private')} to allow private addresses."
+        elif failed and self.run.options.on_error == "skip" and not self.run.fetches:
+            fix = f"Run it without {option_text('on_error', 'skip')} to see why."
+        remedy = f"{fix} {rest}"
         return SampleFailed(source_label(self.plan.entries.root), problem, remedy=remedy)
 
     def _empty_split_fix(self) -> str:
@@ -245,7 +258,11 @@ class Packing:
             return ""
         shares = f"use larger shares, or another {option_text('seed')}"
         fix = shares if self.run.split_options.shares else f"exclude that split with {option_text('where')}"
-        return f"Relax the query, or {fix}. Add {self._rerun_option} if shards of other splits exist."
+        return f"Relax the query, or {fix}. {self._other_splits_fix}"
+
+    @property
+    def _other_splits_fix(self) -> str:
+        return f"Add {self._rerun_option} if shards of other splits exist."
 
     def _check_shard_counts(self) -> None:
         if self.listed.transform is None:

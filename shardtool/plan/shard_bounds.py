@@ -103,7 +103,7 @@ def _cut_fewest(runs: ShardRuns, bounds: ShardBounds) -> NDArray[np.int64]:
             count = count + step if count == max_shards else min(count + step, max_shards)
     elif count <= samples:
         return ends if count == len(ends) and multiple == 1 else runs.cut_evenly(count)
-    found = f"{samples:,} samples cannot fill a multiple of {multiple:,} shards within the limits"
+    found = f"{pluralize(samples, 'sample')} cannot fill a multiple of {multiple:,} shards within the limits"
     remedy = f"Use a smaller multiple, or raise {option_text('max_size')} or {option_text('max_count')}."
     raise InvalidRequest(option_text("shards_multiple_of"), found, remedy=remedy)
 

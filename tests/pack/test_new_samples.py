@@ -148,7 +148,7 @@ def test_a_run_in_which_all_new_samples_fail(tmp_path: Path) -> None:
     write_tree(source, {"bad.jpg": b"no image"})
     before = identity(tmp_path / "out")
     for _ in range(2):
-        with pytest.raises(SampleFailed, match="none of 1 samples could be packed"):
+        with pytest.raises(SampleFailed, match="none of 1 sample could be packed"):
             _append_new(source, pattern, **options)
         assert identity(tmp_path / "out") == before
     write_tree(source, {"b.txt": b"2"})

@@ -1123,3 +1123,21 @@ def test_a_file_that_changes_while_it_is_packed(name: str, field: str, tmp_path:
     assert (row["key"], row["path"]) == ("1", f"1.{field}")
     assert row["code"] in code.split("|")
     assert set(contents(sound(tmp_path / "out" / "out.json"))) == {"0", "2"}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "fix"),
+    [("null", "dropped by the function 1", "Fix the cause"), ("x", "map-failed 1", "Run it without on_error='skip'")],
+)
+def test_a_split_without_samples_is_named(text: str, reason: str, fix: str, tmp_path: Path) -> None:
+    """If `--map` leaves no sample of a split, the error names the split and the option that completes the others."""
+    source = write_tree(tmp_path / "in", {"a/1.txt": b"9", "b/2.txt": text.encode()})
+    options: Any = {"split_by": "folder", "map": TOLD, "on_error": "skip", "workers": 0}
+    with pytest.raises(SampleFailed) as caught:
+        create(source, f"{tmp_path}/out/{{split}}-{{0..}}.tar", **options)
+    assert caught.value.found == f"none of 1 sample of the split b could be packed: {reason}"
+    assert caught.value.remedy.startswith(fix)
+    assert "This run left no files" not in caught.value.remedy
+    (source / "b/2.txt").write_bytes(b"7")
+    rerun: Any = {"overwrite": True} if "overwrite=True" in caught.value.remedy else {"resume": True}
+    assert create(source, f"{tmp_path}/out/{{split}}-{{0..}}.tar", **options, **rerun).samples == 2
