@@ -11,6 +11,6 @@ copy themselves if the copying process has exited. A copy is verified and leased
 A file's access time records when the shard was last leased. Its modification time records when the shard was added. The
 policy uses these times to choose the shards to evict.
 
-If the cache fails, for example because the disk is full, the reader gets the original shard, and the user gets one
-note. Only invalid requests raise errors. See docs/decisions/013-cache-leases.md.
+If the cache fails, for example because the disk is full, `Cache.open` returns the original shard, and the user gets one
+note. `Cache.open` raises errors only for invalid requests. See docs/decisions/013-cache-leases.md.
 """

@@ -1,4 +1,4 @@
-"""`Cache` keeps whole shards on a fast disk. `CacheWriter` adds shards of new samples."""
+"""The classes `Cache` and `CacheWriter`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _PART_NAME = re.compile(r"[A-Za-z0-9_]{1,20}")
 
 _POLL_S = 0.1
 
-_WAIT_NOTE_S = 10.0  # writers report longer waits for space
+_WAIT_NOTE_S = 10.0  # after this wait for space, a writer adds a note
 
 
 class CacheWriterOptions(NamedTuple):
@@ -146,7 +146,7 @@ class CacheWriter(SampleWriter):
     def _add(self, sample: EncodedSample, row: Mapping[str, object]) -> None:
         try:
             super()._add(sample, row)
-        except InvalidRequest as error:  # the full shard has incompatible metadata; keep the writer usable
+        except InvalidRequest as error:  # the previous shard's metadata is incompatible; keep the writer usable
             raise SampleRefused(error, "bad-value") from None
         self.samples += 1
 
@@ -181,12 +181,12 @@ class Cache:
 
     Args:
         folder: Folder of the cache, created if missing.
-        max_bytes: Maximum total size, in bytes or such as `50GB`. Each process applies its own limit when it adds a
+        max_bytes: Maximum total size, in bytes or as text (`50GB`). Each process applies its own limit when it adds a
             shard.
         policy: Which shards to evict first: the least recently used (`least-used`), or those added first (`oldest`).
-            With `keep`, no shard is evicted. Shards that do not fit are read from the original location. Use `keep` for
-            datasets larger than the cache, because other policies evict shards before the next epoch.
-        observer: Receives notes about the cache. By default, they are Python warnings.
+            With `keep`, no shard is evicted. Shards that do not fit are read from the original location. Use `keep` if
+            the dataset is larger than the cache: other policies evict shards before the next epoch reads them.
+        observer: Receives notes about the cache. By default, notes are Python warnings.
 
     Raises:
         InvalidRequest: `folder` is a URL, a file, a cache of another version, or on a file system without locks.
@@ -315,7 +315,7 @@ class Cache:
     ) -> CacheWriter:  # fmt: skip
         """Return a writer that adds shards of new samples to this cache.
 
-        In a forked process, also release inherited leases: they would keep shards in use that the parent has released.
+        In a forked process, also release the leases inherited from the parent.
 
         Args:
             part: A number or name that identifies this writer in shard names.
@@ -341,8 +341,7 @@ class Cache:
         The shards are kept until the next `refresh`, or until the result is closed.
 
         Args:
-            max_bytes: Return only the newest shards, up to this total size, to leave space for writers. None returns
-                all.
+            max_bytes: Return only the newest shards, up to this total size (None for all). Older shards can be evicted.
 
         Raises:
             OutputFailed: The folder cannot be locked, or there are more shards than the process may open.

@@ -62,7 +62,7 @@ class CacheSpace(NamedTuple):
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder's lock. Never copy a shard while holding it."""
+        """Hold the folder's lock. Never copy a shard while the lock is held."""
         pauses = Backoff()
         while (lock := take_lock(os.path.join(self.folder, layout.LOCK_NAME), create=True)) is None:
             if not pauses.wait():
@@ -177,8 +177,8 @@ class CacheSpace(NamedTuple):
     def reserve(self, reservation: FileLock, size: int) -> int | None:
         """Reserve `size` bytes, and return the number of evicted shards. The folder's lock must be held.
 
-        If there is too little space, evict no shard, record the request in the reservation, and return None. If waiting
-        cannot help, raise `OSError`: no shard is in use, so other files fill the disk.
+        If there is too little space, evict no shard, record the request in the reservation, and return None. If no
+        shard is in use or being added, waiting cannot help, so raise `OSError`.
         """
         reservation.write(layout.encode_reservation(0, size))
         contents = self.scan(ignored_path=reservation.path)

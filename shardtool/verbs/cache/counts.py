@@ -1,4 +1,4 @@
-"""Count how often a cache is used. Each process writes its statistics to its own small file."""
+"""Count how often a cache is used."""
 
 from __future__ import annotations
 

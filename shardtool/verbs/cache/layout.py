@@ -36,7 +36,7 @@ RESERVATION_PREFIX, PART_SUFFIX = ".room-", ".part"
 
 _MAX_RESERVATION_BYTES = 200
 
-_MAX_SHARD_NAME_CHARS = 80  # a copy's name ends with the last characters of the shard name, including the extension
+_MAX_SHARD_NAME_CHARS = 80  # a copy's name contains at most this many characters from the end of the shard name
 
 _UNSAFE_CHAR = re.compile(r"[^A-Za-z0-9._-]")
 
@@ -52,8 +52,8 @@ COUNTS_FILE_NAME = re.compile(r"\d{1,10}-[0-9a-f]{8}")
 def original_file(shard: StoredShard) -> OriginalFile:
     """Return a shard's path, size and checksum, and the name of its copy.
 
-    The copy's name contains a hash of the shard's name, size and checksum. If the sidecar has no checksum, the hash
-    uses the path, the size and the modification time (for a URL, the object version).
+    The copy's name contains a hash of the shard's name, size and checksum. Without a valid sidecar with a
+    checksum, the hash uses the path, the size and the modification time (for a URL, the object version).
     """
     try:
         facts = parse_facts(load_sidecar(shard.sidecar), shard.sidecar)
@@ -123,7 +123,7 @@ class CacheContents:
 
     Attributes:
         reserved: Bytes that running processes have reserved.
-        requested: Bytes that running processes wait for.
+        requested: Bytes that running processes are waiting to reserve.
     """
 
     shards: list[CachedFile] = field(default_factory=list)
@@ -144,7 +144,7 @@ def encode_reservation(reserved: int, requested: int) -> bytes:
 
 
 def names_in_folder(folder: str) -> list[str]:
-    """Return the names that `scan_folder` finds."""
+    """Return the names of a folder's entries, or [] if the folder does not exist."""
     return [entry.name for entry in scan_folder(folder)]
 
 

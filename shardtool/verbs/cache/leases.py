@@ -42,7 +42,7 @@ class LeasedShard(AbstractContextManager["LeasedShard"]):
 
 
 class NotCopiedWarning(Exception):
-    """A shard cannot be copied now. The arguments are the kind and text of a note."""
+    """A shard cannot be copied now. The arguments are the kind of a note (such as "stuck") and its text."""
 
 
 def _stalled_error(original: OriginalFile) -> NotCopiedWarning:
@@ -112,7 +112,7 @@ def _copy_shard(
     staged = copy_verified(folder, original)
     try:
         lock = take_lock(staged.path, shared=True)
-        with space.locked():  # while the file is renamed, other processes must not scan the folder
+        with space.locked():  # other processes must not scan the folder during the rename
             folder.publish(staged)
     except BaseException:
         folder.discard_staged([original.name])
@@ -130,7 +130,7 @@ _MAX_RECLAIMED_DIVISOR = 2  # evict at most half of the cached bytes for waiting
 class CacheShards(Sequence[str]):
     """The paths of finished shards in a cache, leased until `close` or garbage collection.
 
-    A copy that is unpickled holds leases of the shards that still exist.
+    An unpickled copy leases the shards that still exist.
     """
 
     def __init__(self, locks: list[FileLock], paths: list[str]) -> None:
@@ -191,7 +191,7 @@ def lease_written_shards(space: CacheSpace, max_bytes: int | None) -> CacheShard
         written = [shard for shard in contents.shards if shard.folder == WRITTEN and shard not in reclaimed]
         written.sort(key=lambda shard: (shard.added_ns, shard.name))
         locks = _lease_paths([os.path.join(space.folder, shard.path) for shard in written])
-        # Also mark the shards released below as used. Otherwise, `_shards_to_reclaim` would never evict them.
+        # Record a use of each shard, even if it is released below, because `_shards_to_reclaim` keeps unused shards.
         for lock in locks:
             lock.record_use(time.time_ns())
         size = sum(lock.info.st_size for lock in locks)

@@ -81,8 +81,8 @@ class CacheChange(Result):
     """The result of deleting shards from a cache.
 
     Attributes:
-        removed: The damage ("" if none was found) of each deleted shard, by path.
-        held: The same for shards that were kept because a process uses them.
+        removed: The damage of each deleted shard, by path ("" in the result of `cache_clear`).
+        held: Like `removed`, for shards that were kept because they are in use.
         size: Bytes of the deleted shards.
     """
 
