@@ -38,7 +38,7 @@ _NO_GLYPH = "\U0010fffd"
 
 
 def write_contact_sheet(dataset: StoredDataset, path: str, *, seed: int = 0, overwrite: bool = False) -> None:
-    """Write a PNG with up to 100 samples, spread evenly over label values (or over shards, if there are no labels)."""
+    """Write a PNG with up to 100 samples, as `choose_samples` chooses them."""
     check_report_path(dataset, path, overwrite=overwrite, ending=".png")
     chosen = choose_samples(dataset, _MAX_SAMPLES, seed)
     samples = list(show_samples(chosen, SampleBudget(_EDGE_PIXELS, None, 400, 1)))

@@ -37,7 +37,7 @@ class DuplicateGroups(NamedTuple):
     """Groups of samples with the same content, sorted by the key of their first sample.
 
     Attributes:
-        surplus: Number of samples that repeat the first sample of their group.
+        surplus: Number of samples without the first of each group.
         size: Total bytes of the `surplus` samples.
         leaks: Number of groups whose samples are in more than one split.
         unlike: Number of groups whose samples differ in labels or other fields.

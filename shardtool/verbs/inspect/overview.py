@@ -62,7 +62,7 @@ class FieldPayloads(NamedTuple):
     crcs: NDArray[np.uint64] | None
 
     def content_ids(self) -> NDArray[np.uint64]:
-        """Combine length and CRC-32C of each payload in one number."""
+        """Return one number per payload, computed from length and (if known) CRC-32C."""
         lengths: NDArray[np.uint64] = self.lengths << np.uint64(32)
         return lengths if self.crcs is None else lengths | self.crcs
 
@@ -106,7 +106,7 @@ class FieldTally:
     """The statistics of a field over all shards.
 
     Attributes:
-        counts: Number of payloads by content id, if `lacks_checksums` is false.
+        counts: Number of payloads by content id (`FieldPayloads.content_ids`), if `lacks_checksums` is false.
         locations: Shard number and offset of the first payload with each content id.
         lacks_checksums: Whether some checksums are missing.
         labels: Number of inspected payloads by label (name, class number).
@@ -339,7 +339,7 @@ class DatasetOverview:
         return self.label_rank(name) <= 1
 
     def label_rank(self, name: str) -> int:
-        """Return how likely a field or column is a label, from 0 (most likely) to 3.
+        """Rank a field or column from 0 (most likely a label) to 3.
 
         0: has class names. 1: is named like a label. 2: other columns. 3: other fields.
         """

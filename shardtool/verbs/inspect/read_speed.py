@@ -53,10 +53,10 @@ class ReadSpeed(NamedTuple):
     """The read speed of a dataset in one process.
 
     Attributes:
-        opening: Seconds to open a shard, including its index.
+        opening: Seconds to open a shard and read its index.
         stream: Speed of a shuffled stream, as in training.
         random: Speed of random access, 64 samples at a time.
-        decoded: Speed of a stream decoded in one thread, or None.
+        decoded: Speed of a stream decoded in one thread, or None without `decode`.
     """
 
     dataset: str
@@ -106,7 +106,7 @@ class ReadSpeed(NamedTuple):
 def read_speed(
     dataset: DatasetLike, *, decode: bool = False, seed: int = 0, storage_options: StorageOptions | None = None
 ) -> ReadSpeed:
-    """Measure the read speed and, with `decode`, the decoding speed, each for two seconds."""
+    """Measure the speed of a stream, of random access and, with `decode`, of decoding, each for two seconds."""
     catalog = open_catalog(with_options(dataset, storage_options))
     filled = np.flatnonzero(np.diff(catalog.first_samples))
     if not len(filled):

@@ -167,7 +167,7 @@ class FieldView(NamedTuple):
 
     Attributes:
         value: The text, numbers or parsed JSON, or None for images and bytes.
-        label: The class name of a class number.
+        label: The class name, if the value is a class number.
     """
 
     name: str

@@ -84,7 +84,10 @@ class UnusualSamples:
             self._extremes[reason] = float(values[row]), number, row, describe(row)
 
     def find(self, shards: Sequence[StoredShard]) -> list[tuple[str, StoredSample]]:
-        """Return (reason, sample) pairs. If all images have one size or aspect ratio, omit it."""
+        """Return (reason, sample) pairs.
+
+        Omit the smallest and largest sample if all sizes are equal, and the widest and tallest if all ratios are.
+        """
         locations = []
         for pair in (("smallest", "largest"), ("widest", "tallest")):
             extremes = [(reason, *self._extremes[reason]) for reason in pair if reason in self._extremes]
@@ -248,7 +251,7 @@ def _candidates(
 
 
 def _first_candidates(pool: list[_Candidate], max_samples: int) -> list[_Candidate]:
-    # Sort by rank within the stratum, then by random number. Drop the rest: later shards cannot improve their ranks.
+    # Sort by rank within the stratum, then by random number. Later shards cannot improve a rank, so drop the others.
     strata = groupby(sorted(pool, key=_CANDIDATE_ORDER), key=itemgetter(0))
     ranked = [(rank, candidate) for _, members in strata for rank, candidate in enumerate(members)]
     ranked.sort(key=lambda ranked_candidate: (ranked_candidate[0], ranked_candidate[1][1], ranked_candidate[1][0]))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 MAX_LABEL_SETS = 6
 _MAX_FIELDS = 60
-# Without a dataset file, the example program lists at most this many shards, or uses a glob.
+# Without a dataset file, the example program uses a glob for more than this many shards.
 _MAX_LISTED_SHARDS = 9
 _MAX_EXAMPLE_FIELDS = 4
 _MAX_AREA_IMAGES = 4  # below this number of images, a dot's area is proportional to the number
@@ -192,7 +192,7 @@ class DatasetView(ChosenSamples):
 
     @cached_property
     def first_anchors(self) -> dict[tuple[str, str], str]:
-        """A dict from each (label, value) pair to the element id of the first sample that has it."""
+        """For each (label, value) pair, the element id of the first sample with this value."""
         return {label: sample.anchor for sample in reversed(self.shown) for label in sample.labels.items()}
 
     @property
@@ -201,7 +201,7 @@ class DatasetView(ChosenSamples):
 
     @property
     def tallies(self) -> list[list[tuple[str, int]]]:
-        """For the first image of each shown sample: the most frequent formats and modes, with counts."""
+        """The most frequent formats and modes, with counts, of the shown samples' first images."""
         counts = [Counter(map(attrgetter(name), self._first_images)) for name in ("kind", "mode")]
         return [sorted(counter.items(), key=lambda item: (-item[1], item[0]))[:6] for counter in counts]
 
@@ -222,7 +222,7 @@ class DatasetView(ChosenSamples):
 
     @cached_property
     def shards(self) -> list[tuple[int, str, int | None, int | None]]:
-        """Number, name, size in bytes and sample count of each shard. An unknown size or count is None."""
+        """Number, name, size in bytes and sample count of each shard."""
         rows = []
         for shard in self.dataset.shards:
             entry, size = shard.entry, shard.size()

@@ -11,7 +11,7 @@ from shardtool.dataset.payload import content_type
 
 _WAVEFORM_BARS = 80
 _WAVEFORM_HEIGHT = 100
-_EXTENSIBLE = 0xFFFE  # the extension of the header contains the actual format
+_EXTENSIBLE = 0xFFFE  # with this format code, the actual code is in the header's extension
 _AUDIO_FRAME_BYTES = 4  # cut 8-bit and 16-bit audio at a multiple of this many bytes
 _MIN_CLIP_BYTES = 64_000  # the start of a long clip is included only if at least this many bytes fit
 _MAX_MEDIA_BYTES = 1_500_000

@@ -85,7 +85,7 @@ def _shared_labels(views: Sequence[DatasetView]) -> list[_Compared]:
     compared = []
     for name in dict.fromkeys(name for view in views for name in view.summary.labels):
         labels = [view.summary.labels.get(name) for view in views]
-        if sum(label is not None for label in labels) < 2:  # noqa: PLR2004 - at least two
+        if sum(label is not None for label in labels) < 2:  # noqa: PLR2004
             continue
         counts = [{value.name: value.samples for value in label.values} if label else {} for label in labels]
         counts_and_totals = [
@@ -219,7 +219,7 @@ class LogScale:
         return self._start + min(max(share, 0.0), 1.0) * (self._end - self._start)
 
     def marks(self) -> list[float]:
-        """Return round values within the scale."""
+        """Return round values within the scale, such as 10, 20 and 50."""
         decades = range(math.floor(self._low), math.ceil(self._high) + 1)
         for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7)):
             values = [step * 10.0**decade for decade in decades for step in steps]

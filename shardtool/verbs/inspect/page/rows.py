@@ -1,4 +1,4 @@
-"""Embed the metadata of samples in the HTML page, to filter, sort and select keys."""
+"""Embed the metadata of samples in the HTML page, where users can filter and sort by it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class RowTable:
     """Collects the rows of a dataset while its indexes are read.
 
     Attributes:
-        first: Number of rows that `add` added: the dataset's first samples, up to the limits.
+        first: Number of rows from `add`, which adds the dataset's first samples until a limit is reached.
     """
 
     def __init__(self, name: str, max_rows: int = MAX_ROWS, max_bytes: int = MAX_ROW_BYTES) -> None:

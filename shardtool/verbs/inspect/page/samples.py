@@ -89,7 +89,7 @@ def _compact(value: object) -> str:
 _JSON_ENDINGS = frozenset(("json", "jsn", "geojson"))
 SPLIT_COLUMN = "split"
 _MAX_TEXT_BYTES = 4096
-_MAX_IMAGES = 3  # per sample, like the following limits
+_MAX_IMAGES = 3  # per sample, like `_MAX_FIELDS` and `_MAX_CLIPS`
 _MAX_FIELDS = 40
 _MAX_CLIPS = 2
 _MAX_NAME_CHARS = 120
