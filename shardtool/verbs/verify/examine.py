@@ -1,4 +1,4 @@
-"""Examine a shard in a worker process: scan it, compute checksums and, if requested, decode its fields."""
+"""Examine a shard in a worker process."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ShardExamination:
         unrecognised: Number of tar members that do not belong to a sample.
         hashes: The 16-byte hashes of the keys, concatenated.
         content_ids: The 8-byte ids of the samples' content, concatenated, or b"" if not needed.
-        further_counts: Number of unlisted findings, by code.
+        further_counts: Number of findings that are not in `findings`, by code.
         undecoded: Number of payloads too large to decode.
         error: Why the shard cannot be opened, or None.
         damage: The damage that ended the scan, or None.
@@ -154,7 +154,7 @@ def _decode_fields(task: ExamineTask, scan: ShardScan, examination: ShardExamina
     with open_shard(task.shard.path) as shard:
         for key, count in zip(scan.keys, scan.counts, strict=True):
             rows = range(first_row, min(first_row + count, len(scan.lengths)))
-            for row in sorted(rows, key=scan.offsets.__getitem__):  # compressed shards are read in sequence
+            for row in sorted(rows, key=scan.offsets.__getitem__):  # compressed shards must be read in order
                 check, offset, length = checks[scan.codes[row]], scan.offsets[row], scan.lengths[row]
                 if check is None:
                     continue
@@ -191,7 +191,7 @@ def _image_problem(data: bytes) -> str | None:
             warnings.simplefilter("ignore")
             decode_image(data, exact=True)
     except BadImage as error:
-        # Without a cause, this error means that the image is too large to check.
+        # If the image is too large to check, `decode_image` raises this error without a cause.
         if error.code == "image-too-large" and error.__cause__ is None:
             return None
         return "" if error.code == "image-depth" else error.message  # an unusual depth is valid

@@ -1,4 +1,4 @@
-"""Compare the index files of other tools with the shards. The dataset file has no checksums of index files."""
+"""Compare the index files of other tools with the shards."""
 
 from __future__ import annotations
 

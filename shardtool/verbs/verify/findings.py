@@ -14,7 +14,7 @@ from shardtool.messages import call_text, choose_text, flag_text
 from shardtool.notebook import Displayed
 
 _RENAME_FIX = "Rename one of them in the source, and recreate the shards."
-MAX_LISTED_PER_FILE = 100  # for each code; further findings are only counted
+MAX_LISTED_PER_FILE = 100  # per finding code; further findings are only counted
 _MAX_TEXT_CHARS = 1000  # a name in a tar may have a million characters, and occur in many findings
 
 

@@ -230,7 +230,7 @@ def sampled_shards(cases: Sequence[ShardCheck], options: VerifyOptions) -> list[
 
     share = parse_share("sample", options.sample)
     ordered = sorted(existing, key=lambda number: (blake2b(cases[number].name.encode()).digest(), number))
-    # Add 1, so an empty shard can be chosen.
+    # Add 1 to each size, so an empty shard can be chosen.
     ends = [*accumulate((cases[number].size or 0) + 1 for number in ordered)]
     start = share * (options.seed or 0) % 1
     starts = [Fraction(before, ends[-1]) for before in [0, *ends[:-1]]]
