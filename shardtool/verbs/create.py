@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def create(source: object, output: OutputNames, options: CreateOptions, observer: Observer) -> CreateResult:
     """Write the samples of `source` into shards, with sidecars and a dataset file.
 
-    With `dry_run`, only return the plan. The planned sizes are exact unless samples are transformed. `plan_only=FILE`
-    only writes the plan to FILE.
+    With `dry_run`, only return the plan. The planned sizes are exact unless samples are transformed. With
+    `plan_only=FILE`, write the plan to FILE, but no shards.
 
     Args:
         source: A folder, a list of folders, a zip or tar archive, or a manifest (a table with one row per sample or

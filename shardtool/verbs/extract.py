@@ -63,7 +63,7 @@ _RESERVED_NAMES = {name.encode() for name in (MANIFEST, METADATA, _UNFINISHED_NA
 _LABEL_FIELD = "cls"
 _PATHS_COLUMN = "source_paths"
 _MAX_TASK_SAMPLES, _MAX_TASK_BYTES = 2**12, 2**26
-# With at least `_MIN_SHARDS_PER_WORKER` shards per worker, these limits are `_LARGER_TASKS` times larger.
+# With at least `_MIN_SHARDS_PER_WORKER` shards per worker, both limits are `_LARGER_TASKS` times larger.
 _MIN_SHARDS_PER_WORKER, _LARGER_TASKS = 3, 2**5
 
 _NAMING_OPTIONS = ("dots", "hidden", "label_from_folder", "portable")
@@ -190,7 +190,7 @@ def _file_paths(entries: SampleTable, *, by_key: bool) -> PackedStrings:
 
 
 def check_file_names(names: PackedStrings, *, folded: bool = False) -> None:
-    """Raise InvalidRequest unless all paths are safe and distinct, and none is both a file and a folder.
+    """Raise InvalidRequest unless all paths are safe and distinct, and no path is the folder of another.
 
     Args:
         folded: Whether the file system ignores case.
@@ -363,7 +363,7 @@ def _check_space(folder: Folder, entries: SampleTable, names: PackedStrings) -> 
     try:
         check_space(folder, size, "extracted")
     except OutputFailed:
-        # Subtract the existing files. This is slow, because it reads the size of each file.
+        # Subtract the sizes of existing files. Do this only now, because it is slow.
         sizes, top = entries.rows.size.tolist(), os.fsencode(folder.path)
         for start, chunk in names.chunks():
             for index, name in enumerate(chunk, start):

@@ -278,7 +278,7 @@ def _compare_shard(target: CopyTarget, trust: Trust | None, pair: ShardCopy, met
         matches: bool | None = True
     elif pair.shard.crc is None or (sidecar_matches is not None and not target.shard_folder.has_staging):
         matches = bool(sidecar_matches) and _is_same_object(target.shard_folder, pair.shard, meter)
-    else:  # compare the bytes: an interrupted run may have copied only the shard
+    else:  # compare the bytes of a local shard, or of an object without a sidecar
         matches = _matches_original(target.shard_folder, target.existing_files[1], pair.shard, meter)
     return pair._replace(shard_matches=matches, sidecar_matches=sidecar_matches)
 

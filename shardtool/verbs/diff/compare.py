@@ -71,7 +71,7 @@ class ComparedSide(NamedTuple):
     source: Source | None = None
 
     def take(self, samples: Rows) -> ComparedSide:
-        """Return a side with only these samples."""
+        """Return a `ComparedSide` with only these samples."""
         return self._replace(entries=self.entries.take(samples), split=self.split[samples])
 
 
@@ -79,7 +79,7 @@ class Exclusions(NamedTuple):
     """Fields and samples that are not compared with the source.
 
     Attributes:
-        fields: Fields that may come from a `--join` table that was not found.
+        fields: Fields that the `--join` table may have added, if the table was not found.
         ignore_added: Whether to ignore samples that only the source has.
         keys: Keys (or hashes of keys) of skipped samples. A skipped sample is ignored if only the source has it.
         as_numbers: Whether to encode numbers as in TFRecord shards before the comparison.
@@ -324,7 +324,7 @@ def _column_values(table: pa.Table | None, name: str, rows: Rows) -> pa.ChunkedA
 
 def _values_differ(first: pa.ChunkedArray, second: pa.ChunkedArray) -> NDArray[np.bool_]:
     try:
-        equal = pc.fill_null(pc.equal(first, second), False)  # noqa: FBT003 - the value
+        equal = pc.fill_null(pc.equal(first, second), False)  # noqa: FBT003
         equal = pc.or_(equal, pc.and_(pc.is_null(first, nan_is_null=True), pc.is_null(second, nan_is_null=True)))
     except MemoryError:
         raise
