@@ -1,4 +1,4 @@
 """The public functions, one for each command.
 
-They are in this package, because a module `shardtool.create` would hide the function `shardtool.create`.
+A module `shardtool.create` would hide the function `shardtool.create`, so the modules are in this package.
 """

@@ -363,7 +363,7 @@ def _check_space(folder: Folder, entries: SampleTable, names: PackedStrings) -> 
     try:
         check_space(folder, size, "extracted")
     except OutputFailed:
-        # Subtract the sizes of existing files. Do this only now, because it is slow.
+        # Subtract the sizes of existing files, which are slow to read.
         sizes, top = entries.rows.size.tolist(), os.fsencode(folder.path)
         for start, chunk in names.chunks():
             for index, name in enumerate(chunk, start):

@@ -307,7 +307,7 @@ def check_no_files(samples: Iterable[StoredSample], folder: str) -> None:
     with suppress(CorruptShard), closing(FolderTree(named_local_folder(folder).path)) as tree:
         for sample in samples:
             paths = [_field_path(sample, field["name"]) for field in sample.fields]
-            tree.check_no_conflicts(paths, [-1] * len(paths))  # with this size, any existing file conflicts
+            tree.check_no_conflicts(paths, [-1] * len(paths))  # no file has size -1, so any existing file conflicts
 
 
 def write_fields(sample: StoredSample, folder: str, *, overwrite: bool = False) -> tuple[str, ...]:

@@ -86,7 +86,8 @@ class UnusualSamples:
     def find(self, shards: Sequence[StoredShard]) -> list[tuple[str, StoredSample]]:
         """Return (reason, sample) pairs.
 
-        Omit the smallest and largest sample if all sizes are equal, and the widest and tallest if all ratios are.
+        If all samples have the same size, omit the smallest and largest. If all images have the same aspect ratio, omit
+        the widest and tallest.
         """
         locations = []
         for pair in (("smallest", "largest"), ("widest", "tallest")):

@@ -83,7 +83,7 @@ def wav_peaks(data: bytes, bars: int) -> list[float]:
     values = np.frombuffer(data, kind, size // (bits // 8), start)
     if kind == "V3":  # 24-bit samples: drop the lowest byte
         values = np.ascontiguousarray(values.view("u1").reshape(-1, 3)[:, 1:]).view("<i2")[:, 0]
-    with np.errstate(invalid="ignore"):  # a float may be a signalling NaN
+    with np.errstate(invalid="ignore"):  # a signalling NaN causes a warning
         amplitudes = np.abs(values.astype(np.float64) - (128 if kind == "u1" else 0))
     amplitudes[~np.isfinite(amplitudes)] = 0
     starts = np.unique(np.linspace(0, len(amplitudes), bars, endpoint=False).astype(np.int64))
@@ -112,7 +112,7 @@ class MediaBudget:
         self._per_sample = (total - self._available) / max(samples, 1)
 
     def start_sample(self) -> None:
-        """Make the next sample's share of the bytes available."""
+        """Add the next sample's share of the bytes."""
         self._available += self._per_sample
 
     def take(self, kind: str, length: int) -> int:
