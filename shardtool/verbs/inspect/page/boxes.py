@@ -122,7 +122,7 @@ def _box_of(item: Mapping[str, object]) -> object:
 def _numbers(value: object) -> list[float]:
     if not isinstance(value, list) or len(value) != _BOX_NUMBERS:
         return []
-    # the comparison also excludes NaN
+    # also excludes NaN
     if not all(isinstance(number, (int, float)) and abs(number) < 2**40 for number in value):
         return []
     return [float(number) for number in value]

@@ -79,7 +79,7 @@ class RowTable:
         table = table if count == len(shard_index) else table.take(number_array(np.arange(count)))
         columns = {name: _convert(table.column(name), class_names_of(overview.classes, name)) for name in names}
         for name, payloads in fields.items():
-            # for example, the field `labels.json` has the values of the column `labels`
+            # for example, the field `labels.json` contains the column `labels`
             is_column = name in columns or name.rpartition(".")[0] in columns
             if not is_column and payloads.crcs is not None and overview.is_label(name):
                 ids, is_missing = np.zeros(len(shard_index), np.uint64), np.ones(len(shard_index), np.bool_)
