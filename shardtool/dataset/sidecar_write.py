@@ -70,7 +70,8 @@ def written_index(
         metadata_columns["source_paths"] = string_list_column(paths, counts)
     metadata = pa.Table.from_arrays([*metadata_columns.values()], names=[*metadata_columns])
     packed_keys, first_rows = PackedStrings.parse(keys), part_offsets(counts)
-    names = tuple(name.decode() for name in content.fields)
+    # Fields that only excluded samples have may not be UTF-8.
+    names = tuple(name.decode("utf-8", "replace") for name in content.fields)
     records = RecordColumns(packed_keys, first_rows, names, codes, sizes, is_list)
     head_sizes, tail_sizes = head_and_tail_sizes(shard_format, records)
     record_ends = part_offsets(head_sizes + sizes + tail_sizes)

@@ -267,3 +267,12 @@ def test_has_dotted(keys: list[str]) -> None:
     """Many keys have a dot in the way where one of them has."""
     names = [key.encode() for key in keys]
     assert has_dotted_keys(PackedStrings.of(names)) == any(map(has_early_dot, names))
+
+
+@pytest.mark.parametrize("options", [{"on_error": "skip"}, {"where": "key < 'b'"}, {"head": 1}])
+@pytest.mark.parametrize("ending", ["tar", "tfrecord"])
+def test_a_field_of_an_excluded_sample_is_not_utf8(options: dict[str, Any], ending: str, tmp_path: Path) -> None:
+    """If a sample whose field is not UTF-8 is excluded, the other samples are packed."""
+    source = write_tree(tmp_path / "in", {b"a.txt": b"1", b"b.t\xff": b"2"})
+    result = create(source, f"{tmp_path}/out/x-{{0..}}.{ending}", CreateOptions(workers=0, **options))
+    assert (result.samples, verify(result.dataset_file, VerifyOptions(source=source, workers=0)).sound) == (1, True)
