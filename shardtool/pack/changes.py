@@ -42,8 +42,8 @@ _MAX_CHECKED_SHARDS = 8
 def count_earlier_shards(destination: Destination) -> int | None:
     """Return the number of shards of the earlier run that this run resumes.
 
-    Return None if no run is resumed, or if its dataset file does not record `place='hash'`. An unfinished run has no
-    dataset file, so read its first sidecar.
+    Return None if no run is resumed. Also return None if the earlier run has a dataset file that does not record
+    `place='hash'`. If it has no dataset file, read its first sidecar.
     """
     if not destination.resumes or destination.appends:
         return None

@@ -56,7 +56,7 @@ class FoundOutputs(NamedTuple):
 
 
 def find_outputs(run: Run, splits: Sequence[str] | None = None) -> FoundOutputs:
-    """Find the datasets that a run writes, and check their existing files. Dry runs check only appends and resumes."""
+    """Find the datasets that a run writes, and check existing files. A dry run checks them only to append or resume."""
     if splits is None:
         splits = [name for name, _ in run.split_options.shares] if run.split_options else [""]
     patterns = {split: parse_output_pattern(run.names, split) for split in splits}

@@ -90,7 +90,7 @@ class Packing:
         self._numbers: dict[str, int] = {}
         self._consumed: dict[int, int] = {}
         self._finished_samples = 0
-        # By task number: the planned shard, and its index if an existing shard of transformed samples is kept.
+        # For each task number: the planned shard, and its index if an existing shard of transformed samples is kept.
         self._pending: dict[int, tuple[resume.ShardPlan, shard_index.ShardIndex | None]] = {}
         self._fetch_counts = np.zeros(2, np.int64)
         self._key_problems: dict[str, NameProblem] = {}

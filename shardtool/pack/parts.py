@@ -1,7 +1,7 @@
 """Write one part of a run (`--part`).
 
-Parts do not communicate. Each part plans the whole dataset, and writes its own shards and a record with the plan's
-fingerprint. The part that finds all records merges the parts.
+Each part plans the whole dataset, and writes its own shards and a record with the plan's fingerprint. The part that
+finds all records merges the parts.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _start_part(planned: Planned, output: PlannedOutput, own_part: RunPart) -> s
 def finish_part(run_plan: Planned, output: PackedOutput, part: RunPart) -> DatasetFile:
     """Write the record of a finished part, and return a dataset that contains only this part.
 
-    Delete the existing dataset file unless it contains this part.
+    Delete an existing dataset file that does not contain exactly this part.
     """
     planned, totals, listed = output.planned, output.totals, run_plan.listed
     destination, planned_shards, run_record = planned.destination, planned.plan.shards, listed.record(planned)

@@ -149,7 +149,7 @@ def _add_plan_notes(planned: Planned) -> None:
 
 
 _OPTIONAL_TEXT_FIELDS = ("txt", "text")
-_MANY_SHARDS, _FEW_SAMPLES, _SMALL_SHARD_BYTES = 1000, 100, 2**22  # the last two are per shard
+_MANY_SHARDS, _FEW_SAMPLES, _SMALL_SHARD_BYTES = 1000, 100, 2**22  # a plan of many small shards gets a note
 
 
 def _reader_notes(entries: SampleTable, options: CreateOptions | ReshardOptions) -> Iterator[str]:

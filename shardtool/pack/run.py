@@ -199,7 +199,7 @@ class Listed:
     """The samples of a source, and the output datasets.
 
     Attributes:
-        transform: The transform. Its `where` is the part of the query that workers evaluate.
+        transform: The transform. `transform.where` is the part of the query that workers evaluate.
         dots: Whether the first or the last dot of a member name ends the key.
         transform_identity: A string that identifies the transform, or "" without a transform.
         unchanged_outputs: Existing datasets that get no new samples from this run.
