@@ -97,7 +97,7 @@ class ImageOptions:
         only_larger: Never enlarge. An image that fits in `resize` is not changed, even by `pad`. With `exact` or
             `crop`, a side that is shorter than its target keeps its length.
         encode: Output format. For `jpg`, CMYK JPEGs are re-encoded as RGB.
-        fields: Image fields. If empty, all fields with an image suffix.
+        fields: Image fields. If empty, fields with an image suffix are used.
         masks: Fields with labels. They are resampled with NEAREST, and never encoded as jpg or webp.
         max_pixels: Maximum pixels to read or write. Pillow's own limit also applies.
     """
@@ -150,7 +150,7 @@ def _ending(field: str) -> str:
 
 
 def change_image(data: bytes | memoryview, field: str, options: ImageOptions) -> tuple[bytes | memoryview, ImageInfo]:
-    """Return the changed image and its `ImageInfo`. If no change is needed, the image is `data` itself.
+    """Return the changed image and its `ImageInfo`.
 
     With `resize` or `encode`, always decode pixels, to detect damage.
     """

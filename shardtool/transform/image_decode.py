@@ -54,7 +54,7 @@ GREY_MODES = frozenset({"1", "L", "LA", "La"}) | WIDE_MODES
 _MAX_16_BIT = 0xFFFF
 ORIENTATION_TAG = 0x0112
 
-TRANSPOSES = {  # by EXIF orientation, to turn the image upright
+TRANSPOSES = {  # for each EXIF orientation, the change that turns the image upright
     2: Transpose.FLIP_LEFT_RIGHT,
     3: Transpose.ROTATE_180,
     4: Transpose.FLIP_TOP_BOTTOM,
@@ -354,7 +354,7 @@ def to_sixteen_bits(image: Image.Image) -> Image.Image:
 
 
 def to_eight_bits(image: Image.Image, picture: OpenedImage) -> Image.Image:
-    """Convert grey to eight bits. Raise `BadImage` if white is not defined."""
+    """Convert a grey image to eight bits. Raise `BadImage` if white is not defined."""
     if not 0 < picture.white_value <= _MAX_16_BIT:
         integers = "integers that are signed, have more than 16 bits, or use 0 as white"
         values = "floats" if image.mode == "F" else integers

@@ -43,7 +43,7 @@ _MAX_BYTES_PER_PIXEL = 9  # three colours of one byte, and three coefficients of
 _MARGIN_PIXELS = 32  # the last blocks may extend this far beyond the image
 _SCALE_FRACTIONS = (8, 4, 2)
 
-# Matches the orientation tag of EXIF in either byte order, and of XMP.
+# Matches the orientation tag of EXIF (either byte order) or XMP.
 _ORIENTATION_PATTERN = re.compile(rb"\x01\x12\x00|\x12\x01.\x00|tiff:Orientation", re.DOTALL)
 
 _UPRIGHT_TAGS = (b"\x01\x12\x00\x03\x00\x00\x00\x01\x00\x01", b"\x12\x01\x03\x00\x01\x00\x00\x00\x01\x00")
@@ -104,7 +104,7 @@ def decode_jpeg_fast(
     min_size: tuple[int, int] | None = None,
     max_bytes: int = MAX_DECODE_BYTES,
 ) -> NDArray[np.uint8] | None:
-    """Return the RGB pixels of a JPEG as a writable array, uint8[height, width, 3]. Return None if Pillow must decode.
+    """Return the RGB pixels of a JPEG as a writable array, uint8[height, width, 3], or None if Pillow must decode it.
 
     A JPEG of at least twice `min_size` is decoded at a fraction of its size.
     """

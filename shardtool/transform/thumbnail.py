@@ -134,7 +134,7 @@ def _mask_colours(image: Picture, values: Sequence[int]) -> dict[int, tuple[int,
 
 
 def value_colour(value: int) -> tuple[int, int, int]:
-    """Return the colour of a mask value. The colours of small values differ clearly."""
+    """Return the colour of a mask value."""
     if 0 <= value <= len(_MASK_COLOURS):
         return _MASK_COLOURS[value - 1]
     saturation, brightness = (0.9, 0.7, 0.5)[value % 3], (0.95, 0.75, 0.55)[value // 3 % 3]
@@ -182,7 +182,7 @@ def make_thumbnail(
     """Return an upright thumbnail of an image. A mask is coloured.
 
     Args:
-        max_bytes: Maximum bytes, or None. If necessary, `edge` is reduced, down to a minimum.
+        max_bytes: Maximum size in bytes, or None. If necessary, `edge` is reduced, down to a minimum.
         has_photo: Whether the sample also has a photograph. If so, an image with few values is a mask.
     """
     _, info = change_image(data, name, ImageOptions(probe=True, max_pixels=MAX_PIXELS))
