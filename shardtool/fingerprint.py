@@ -40,7 +40,7 @@ def content_digest(
 ) -> int:
     """Return the fingerprint of samples: the sum of their BLAKE2b hashes modulo 2^256.
 
-    The sum does not depend on the order of the samples or on their shards. The hash of a sample covers:
+    The hash of a sample covers:
 
     1. the key and the field names, each followed by NUL
     2. the lengths of the fields
@@ -67,7 +67,7 @@ def content_digest(
 
 
 def sum_fingerprints(texts: Iterable[str]) -> int | None:
-    """Add fingerprints of datasets. Return None if one is unknown."""
+    """Return the sum of the fingerprints of datasets, or None if one is unknown."""
     matches = [_FINGERPRINT.fullmatch(text) for text in texts]
     numbers = [int(match[1], 16) for match in matches if match]
     return sum(numbers) % _MODULUS if len(numbers) == len(matches) else None

@@ -66,7 +66,7 @@ def call_text(verb: str, **options: object) -> str:
 
 
 def export_text(form: str) -> str:
-    """Return an export option as users know it: `export energon` in Python or `--export energon` as a flag."""
+    """Return `--export energon` if messages write options in command-line form, otherwise `export energon`."""
     return choose_text(f"export {form}", f"--export {form}")
 
 

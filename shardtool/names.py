@@ -107,7 +107,7 @@ def to_local_name(name: str) -> str:
 
 
 def quote_name(name: bytes) -> str:
-    """Convert a source name to text. Percent-encode a name that contains `%` or is not UTF-8."""
+    """Convert a name to text. Percent-encode a name that contains `%` or is not UTF-8."""
     return quote(name) if b"%" in name or not is_utf8(name) else name.decode()
 
 

@@ -1,4 +1,4 @@
-"""Parse shard patterns and shard names. A pattern defines the names of a dataset's shards and other files.
+"""Parse shard patterns and shard names.
 
 `parse_pattern` accepts `out-{000000..000999}.tar`, `out-<000000..000999>.tar`, `out-%06d.tar`, the open range
 `out-{000000..}.tar`, and lists of names in one folder or URL. The file extension selects the format and compression.
@@ -201,10 +201,7 @@ def sidecar_name(shard: str) -> str:
 
 
 def replacement_plan_name(base: str) -> str:
-    """Return the name that the new dataset file has while a run replaces shards.
-
-    If the run is interrupted, a later run finishes the replacement.
-    """
+    """Return the name that the new dataset file has while a run replaces shards."""
     return f".{base}.replacing"
 
 
@@ -273,7 +270,7 @@ def _parse_range(folder: str, name: str, ranges: list[re.Match[str]]) -> ShardPa
     match = ranges[0]
     prefix, suffix = name[: match.start()], name[match.end() :]
     if extra := _UNPARSED_RANGE.search(prefix) or _UNPARSED_RANGE.search(suffix):
-        where = os.path.join(folder, name)  # errors remove secrets only from complete URLs
+        where = os.path.join(folder, name)  # the full path, because errors find secrets only in complete URLs
         found = f"a range and {extra[0]!r}" if extra[0] in "*?" else "more than one range"
         raise InvalidRequest(where, found, expected="one range, in the file name")
     start, last = match[1] or match[3], match[2] or match[4]
@@ -296,7 +293,7 @@ def _expand_braces(texts: list[str]) -> list[str]:
     if not any("{" in text for text in texts):
         return texts
     all_texts, too_many = " ".join(texts), f"more than {MAX_EXPANDED_NAMES:,} names"
-    for match in re.finditer(r"\{(\d+)\.\.(\d+)", all_texts):  # `braceexpand` creates all names in memory
+    for match in re.finditer(r"\{(\d+)\.\.(\d+)", all_texts):  # check now: `braceexpand` creates all names in memory
         if max(map(len, match.groups())) > _MAX_DIGITS or abs(int(match[2]) - int(match[1])) >= MAX_EXPANDED_NAMES:
             raise InvalidRequest(match[0][:100], too_many, expected="one pattern")
     from braceexpand import UnbalancedBracesError, braceexpand  # type: ignore[attr-defined,unused-ignore]

@@ -148,7 +148,7 @@ def count_reasons(rows: Iterable[Skipped], dropped: int = 0) -> str:
 
 
 def failed_rows(rows: Iterable[Skipped]) -> list[Skipped]:
-    """Return the rows without `INTENDED_CODES`."""
+    """Return the rows whose codes are not in `INTENDED_CODES`."""
     return [row for row in rows if row.code not in INTENDED_CODES]
 
 

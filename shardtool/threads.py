@@ -43,7 +43,7 @@ def may_wait(
 def stop_threads(
     pool: ThreadPoolExecutor, futures: Iterable[Future[Any]], *, _may_wait: Callable[[], bool] = may_wait
 ) -> None:
-    """Cancel the futures. Wait for the threads if `may_wait()`. Otherwise, they stop when `pool` is deleted."""
+    """Cancel the futures. Wait for the threads if `may_wait` allows it. Otherwise, they stop when `pool` is deleted."""
     for future in futures:
         future.cancel()
     if _may_wait():
