@@ -164,7 +164,7 @@ def main() -> NoReturn:
         code = 128 + late.signum
     LOG.end(code)
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, AttributeError):  # all results were already flushed
+        with suppress(OSError, AttributeError):  # ignore errors: results were already flushed
             stream.flush()
     # Skip the interpreter's shutdown, which takes 50 ms if pyarrow and NumPy are loaded.
     os._exit(code)

@@ -48,7 +48,7 @@ class CommaChoice(click.Choice):  # type: ignore[type-arg,unused-ignore]  # gene
 
 
 def drop_overridden(options_type: type[Any], context: click.Context) -> None:
-    """Drop job-file values that the command line overrides, and only the overridden keys of options such as `fetch`."""
+    """Drop job-file values that the command line overrides. From options such as `fetch`, drop only overridden keys."""
     params, specs, file_values = context.params, option_specs(options_type), context.default_map or {}
     typed = {name for name in params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     for name, spec in specs.items():
@@ -140,7 +140,7 @@ def _apply_option(spec: OptionSpec, _context: click.Context, param: click.Parame
         try:
             spec.apply(value)
         except InvalidRequest as error:
-            if spec.form == "path":  # keep `error.where`, the location in the file
+            if spec.form == "path":  # keep `error.where`, which names the job file and the key
                 raise
             raise click.BadParameter(f"{error.found}; expected {error.expected}.", param=param) from error
     return value

@@ -36,13 +36,13 @@ def _use_config(path: str) -> None:
 
     context = click.get_current_context()
     context.default_map = read_config(path, context)
-    if isinstance(context.obj, list):  # the command-line words, which error output searches for these flags
+    if isinstance(context.obj, list):  # add the job file's flags to the typed words, for error output
         context.obj += [word for name, word in _ERROR_OPTIONS.items() if context.default_map.get(name)]
 
 
 @options_class
 class PrintOptions(BaseOptions):
-    """Options of all verbs: what is printed, and job files.
+    """Options of all verbs, for printing and job files.
 
     Attributes:
         as_json: Print the result as one JSON document on stdout.
@@ -112,7 +112,7 @@ class IndexCommandOptions(IndexOptions):
     """Options of `index` on the command line.
 
     Attributes:
-        merge: Merge parts into one dataset. Parts come from runs with `part`, or from several writers.
+        merge: Merge parts into one dataset. Parts come from runs with `part`, or from several ShardWriter objects.
     """
 
     export: Texts = option.like(CreateOptions.export, section="indexes", common=True)

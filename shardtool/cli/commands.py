@@ -312,7 +312,7 @@ def copy(names: tuple[str, ...], make_options: Callable[[], CopyOptions], run_op
     https://. DEST is a folder, or a prefix at s3://, gs:// or az://. Shards, sidecars, the list of skipped samples and
     valid indexes of other tools are copied first, then the dataset file. All files keep their names.
 
-    Existing files with the right bytes are not copied again. To continue an interrupted copy, or to copy only the new
+    Existing files with the same content are not copied again. To continue an interrupted copy, or to copy only the new
     shards of a dataset, run the same command again. If DEST contains a different dataset of the same name, --overwrite
     replaces it, and deletes old shards that DATASET does not have.
 
@@ -372,7 +372,7 @@ def remove(names: tuple[str, ...], make_options: Callable[[], RemoveOptions], ru
     DATASET is a dataset file, in a folder or a store. The old shards are deleted only after the new shards are
     complete. To continue an interrupted run, run the same command again. After the run, no file of the dataset contains
     the removed samples. NAME.skipped keeps a hash of each key, so `create --resume` does not add the samples again.
-    Copies and caches are not changed.
+    Copies and caches of the dataset are not changed.
 
     An argument that is neither a file nor the name of a dataset is a KEY. Use --keys if a key looks like a file
     or dataset.
@@ -560,8 +560,8 @@ def doctor(names: tuple[str, ...], make_options: Callable[[], DoctorOptions], ru
     also tests listing, writing, conditional writing and deleting; for a web file, ranges and conditional requests. For
     a folder, it tests free space, writing, renaming and locks.
 
-    doctor writes one small file or object with a unique name below PLACE and deletes it, even after Ctrl-C. It writes
-    nothing to a store where you may not delete. Failing requests are retried for five seconds only.
+    In a store or folder, doctor writes one small object or file with a unique name and deletes it, even after Ctrl-C.
+    Without permission to delete, it writes nothing to a store. Failing requests are retried for five seconds only.
 
     Exit code: 0 no problems, 3 problems found.
 

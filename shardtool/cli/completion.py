@@ -68,7 +68,7 @@ class _ShellCompletion(ShellComplete):
 
 @add_completion_class
 class _BashCompletion(_ShellCompletion):
-    """Escapes completions, and returns only the part after the last = or :, because bash splits words there."""
+    """Escapes each completion, and omits its part up to the last = or :, because bash splits words there."""
 
     name = "bash"
 
@@ -196,7 +196,7 @@ def _read_document(path: str) -> dict[str, Any] | None:
     return None
 
 
-# By metavar: the characters after which a name can start, and the function that lists names.
+# Maps metavars to the characters after which a name can start, and to the function that lists names.
 _COMPLETERS: dict[str, tuple[str, Callable[[Any, Any], Iterable[str]]]] = {
     "COLUMN": ("", _list_columns),
     "COLUMNS": (",", _list_columns),

@@ -1,7 +1,7 @@
 """Read and write job files: options and arguments of a verb in TOML.
 
 Keys are command-line options without the leading dashes, or arguments as in the usage line (`source`, `output`). Paths
-are relative to the folder of the job file. Typed options override the file.
+are relative to the folder of the job file.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def read_config(path: str, ctx: click.Context) -> dict[str, Any]:
             is_key = "--" in suggestion and key.replace("-", "_") not in CONFIG_OPTIONS
             remedy = suggestion.replace("--", "") if is_key else f"`{ctx.command_path} --help` lists all options."
             raise InvalidRequest(where, f"not an option of {ctx.info_name}", remedy=remedy)
-    # Without the first argument, ignore all arguments, because click would use the second one as the first.
+    # If the file sets only the second argument, ignore it, because click would use it as the first.
     is_complete = bool(arguments.get(next(iter(is_path_argument), "")))
     words = [text for key in is_path_argument for text in arguments.get(key, ()) if is_complete]
     names = [param.name or "" for param in ctx.command.params if isinstance(param, click.Argument)]
@@ -142,7 +142,7 @@ def _rebase_name(where: str, name: str, from_folder: str, to_folder: str) -> str
 
 
 def prepare_config(path: str, ctx: click.Context) -> Callable[[], None]:
-    """Check that a job file can be written. Return a function that writes it without secrets or `--dry-run`."""
+    """Check that a job file can be written. Return a function that writes the file, without secrets and `--dry-run`."""
     check_local_name(path, _EXAMPLE_NAME)
     if not path.endswith(".toml"):  # a mistyped name must not replace another file
         raise InvalidRequest(path, "does not end in .toml", expected=f"a name such as {_EXAMPLE_NAME}")
@@ -162,7 +162,7 @@ def prepare_config(path: str, ctx: click.Context) -> Callable[[], None]:
         text = f"{' and '.join(secret)} may contain secrets and {'are' if secret[1:] else 'is'} not saved in {path}"
         print_message(text, label="note:", label_color="yellow")
 
-    @cache  # only the first call writes, because the verb may change the file before later calls
+    @cache  # only the first call writes; a later call could overwrite a file that the verb wrote
     def write() -> None:
         if _read_existing(path) != data:
             write_target(path, data)

@@ -42,7 +42,7 @@ REVOKED_OPTIONS = "shardtool.taken_back"  # key in `Context.meta` for the option
 
 
 class Topic(NamedTuple):
-    """A heading, and the sentences of the background text."""
+    """The title and the sentences of a help topic."""
 
     title: str
     prose: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ def _read_resource(name: str) -> str:
 
 
 class VerbOption(click.Option):
-    """A click option with attributes of `OptionSpec`."""
+    """A click option with attributes that the help needs."""
 
     section = "output"
     common = False
@@ -121,7 +121,7 @@ def usage_error(error: click.ClickException, verb: str, arguments: Sequence[str]
 
 
 class VerbCommand(click.Command):
-    """A verb that has three levels of help, and suggests names for unknown options."""
+    """A verb that has three levels of help."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse arguments. Suggest a name for an unknown option."""
@@ -177,7 +177,7 @@ class VerbCommand(click.Command):
         return [name for option in self.options(rare=True) for name in option.opts if name not in option.former_names]
 
     def find_topic(self, name: str) -> str:
-        """Return the topic that has this name or contains this option, or ""."""
+        """Return the topic `name`, or the topic that contains the option `name`, or ""."""
         word = f"--{name.lstrip('-')}"
         sections = (param.section for param in self.params if isinstance(param, VerbOption) and word in param.opts)
         return name if name in self.topics() else next(sections, "")
@@ -296,7 +296,7 @@ class _HelpPage(click.HelpFormatter):
 
 
 def overview_help(group: click.Group, ctx: click.Context, verbs: dict[str, str]) -> str:
-    """Return the help of `shardtool` itself, with the summaries in `verbs`."""
+    """Return the help of `shardtool` itself. `verbs` contains a summary of each verb."""
     page = _start_page(group, ctx)
     page.list_options("Verbs", [*verbs.items()])
     page.list_examples(list_examples(group))
@@ -407,7 +407,7 @@ class Passage(NamedTuple):
 
 
 def search_help(words: Sequence[str], verbs: Mapping[str, click.Command | None]) -> str:
-    """Return the best matches, each with the command that prints the whole text, or ""."""
+    """Return the best matches, each with the command that prints the whole text, or "" if nothing matches."""
     query = " ".join(words)
     patterns = [_word_pattern(word.lstrip("-").lower()) for word in query.split()]
     passages = [*_list_topics_and_options(verbs), *_list_sections()]
@@ -503,7 +503,7 @@ def _make_anchor(heading: str) -> str:
 
 
 def _word_pattern(word: str) -> re.Pattern[str]:
-    """Return a pattern for words that start with `word`, with its singular, or with shardtool's name for it."""
+    """Return a pattern for words that start with `word`, its singular, or the name that shardtool uses for it."""
     words = [word, word.removesuffix("s")] if len(word) > _MIN_PLURAL_LETTERS else [word]
     for kind in ("help", "options"):
         meanings = [meaning for names, meaning in read_synonyms(kind) if word in names]

@@ -175,7 +175,7 @@ def _stdout_errors() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - the interpreter flushes it at exit
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - stays open until exit
     except OSError as error:
         raise OutputFailed("stdout", f"cannot write: {os_error_text(error)}") from None
 
@@ -219,7 +219,7 @@ def fit_line(text: str, width: int) -> str:
 
 
 def pad(text: str, width: int, *, right: bool = False) -> str:
-    """Pad a string with spaces to `width` columns. `right` aligns it on the right."""
+    """Pad a string with spaces to `width` columns. `right` puts the spaces before the string."""
     blanks = " " * max(0, width - display_width(text))
     return blanks + text if right else text + blanks
 

@@ -1,4 +1,4 @@
-"""Format results of verbs as text, except the summary of `inspect`. Format `verify` reports also for CI systems."""
+"""Format results of verbs as text, except the summary of `inspect`, and `verify` reports for CI systems."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _CLEANUP_LIMIT_S = 2.0  # time for cleanup after a second signal
 
 
 class SignalHandler:
-    """Handles signals after `install`. Calls `report` if the process exits during cleanup."""
+    """Handles signals. Calls `report` if the process exits during cleanup."""
 
     def __init__(self, report: Callable[[int], object]) -> None:
         self._report = report

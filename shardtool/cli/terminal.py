@@ -33,7 +33,7 @@ _MAX_STALL_AGE_S = 2.0
 class PlainProgress:
     """Prints progress lines from a background thread. Has the same methods as a `tqdm` bar.
 
-    `stall` is the time and text of the latest report that a worker makes no progress.
+    `stall` is the time and text of the latest report about a worker that makes no progress.
     """
 
     def __init__(self) -> None:
@@ -154,7 +154,7 @@ class Terminal(Observer):
     """Prints notes and details on stderr, with a progress bar if stderr is a terminal.
 
     Args:
-        progress: `plain` prints lines instead of a bar.
+        progress: With `plain`, print lines instead of a bar.
         on_valid_request: Called before the main step, once the request has passed all checks.
     """
 
@@ -297,7 +297,7 @@ class Terminal(Observer):
             yield
         except OSError:
             self._quiet, self._verbose, self._bar = True, False, None
-            sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - the interpreter flushes it at exit
+            sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - stays open until exit
 
 
 # Key in `Context.meta` for a function to call once the request is valid.
@@ -315,7 +315,7 @@ def open_progress_display(options: RunOptions) -> closing[Terminal]:
 def run_and_print(
     work: Callable[..., Any], run_options: RunOptions, format_text: Callable[[Any], str], *, always: bool = False
 ) -> Any:
-    """Run a verb with progress. Print and return its result. `always` overrides `--quiet`."""
+    """Run a verb, and show its progress. Print and return the result. `always` overrides `--quiet`."""
     with open_progress_display(run_options) as terminal:
         result = work(observer=terminal)
     print_result(run_options, result.to_json, partial(format_text, result), always=always)

@@ -27,7 +27,7 @@ from shardtool.request.option_spec import (
 from shardtool.request.run_record import to_recorded_name, to_recorded_value
 from shardtool.units import parse_size
 
-_INVALID_TEXT = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # surrogates that `os.fsdecode` does not return
+_INVALID_TEXT = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # surrogates, except those that `os.fsdecode` returns
 _CONTAINERS = (list, tuple, set, frozenset)
 _SINGLE_TEXT_TYPES = {str, os.PathLike[str], type(None)}
 

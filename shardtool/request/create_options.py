@@ -249,7 +249,6 @@ class ReshardOptions(SelectingOptions):
     """Options of `reshard`.
 
     After `sample` and before `sort_by`, these options are applied: `rename_keys`, `on_duplicate` and `per_class`.
-    `split` and `shuffle` are applied last.
 
     Attributes:
         add: Add the fields of this dataset to samples with the same keys.

@@ -99,7 +99,7 @@ class IndexOptions(WorkerOptions):
         columns_from: Store the values of this field as columns of the sidecars. The field must contain a JSON object, a
             number or a text.
         dots: End the key at the first dot of the member name, or at the last.
-        overwrite: Replace files that are invalid or differ, and columns with other values.
+        overwrite: Replace existing files and columns that do not match the shards.
     """
 
     checksum: bool = option(False, section="indexes", common=True)
@@ -115,7 +115,7 @@ class ExportOptions(WorkerOptions):
 
     Attributes:
         output: Output folder.
-        overwrite: Replace existing files. By default, an existing file with other bytes is an error.
+        overwrite: Replace existing files. By default, an existing file with different content is an error.
     """
 
     output: PathLike | None = option(None, default_text="next to the shards")
@@ -127,7 +127,7 @@ class CopyOptions(BaseOptions):
     """Options of `copy`.
 
     Attributes:
-        overwrite: Replace existing files, even of a different dataset. Files that already match are kept.
+        overwrite: Replace existing files, even of a different dataset. Files with the same content are kept.
         dry_run: Print the files that would be copied; write nothing.
         workers: Number of shards to copy in parallel, each in a thread. 0 copies in the calling thread.
         trust: Compare existing shards by time or size instead of reading them. Comparing times requires two local

@@ -46,7 +46,7 @@ class Observer:
         """Receive how many samples, bytes and shards were finished since the last call."""
 
     def close(self) -> None:
-        """Close the display. Verbs call this only if the user passed no observer."""
+        """Close the progress display. Verbs call this only if the user passed no observer."""
 
 
 class _NotebookObserver(Observer):

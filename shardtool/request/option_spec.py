@@ -70,7 +70,7 @@ class Given(Generic[_ValueT]):
     """The condition that an option is given. Other options use it in `requires` and `conflicts`.
 
     Args:
-        option: The class attribute: `shuffle` in the body of its class, `OutputOptions.shuffle` elsewhere.
+        option: The class attribute, such as `OutputOptions.shuffle`, or `shuffle` in the class body.
         reason: Why two options conflict, for the message.
     """
 
@@ -100,7 +100,7 @@ class Needs:
 
 
 class OptionSpec(NamedTuple):
-    """Description of an option, in addition to its type, default and text.
+    """The properties of an option, except its type, default and text.
 
     Attributes:
         section: Section of `--help`, or "" for the section of the previous option.
@@ -109,7 +109,7 @@ class OptionSpec(NamedTuple):
         common: Whether `-h` lists the option, with the first sentence of its text.
         rare: Show the option only in the help of its topic.
         parent: The option whose value contains this option on the command line, such as `fetch` for
-            `--fetch timeout=VALUE`. A template can follow: `fields -{}` means `--fields -VALUE`.
+            `--fetch timeout=VALUE`. A format for the value can follow: `fields -{}` means `--fields -VALUE`.
         expand: Converts the value to values of other options.
         metavar: Placeholder for the value in the help, or "" for the default of the type.
         default_text: Text to show as the default in the help.

@@ -99,7 +99,7 @@ class OutputOptions(WorkerOptions):
         export: Write the index of another tool.
         on_error: Stop at a sample that cannot be read, or skip it. Skipped samples are listed in NAME.skipped.
         update: Add only samples that the existing dataset lacks, and keep its shards. If no dataset exists, create it.
-        append: Add new shards to the existing dataset. Existing shards are not rewritten.
+        append: Add new shards to the existing dataset; keep its shards unchanged.
         resume: Continue an interrupted run, and keep complete and unchanged shards.
         overwrite: Replace an existing dataset once the new dataset is complete. With `resume`, replace only the shards
             that must change.

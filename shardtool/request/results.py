@@ -92,7 +92,7 @@ class JoinedTable:
 
     Attributes:
         columns: Metadata columns that the table adds to the sidecars.
-        fields: Table column of each field that the option `field` creates.
+        fields: For each field that the option `field` creates, the table column.
         advice: A `field` option that would create fields from the remaining columns, or "".
     """
 
@@ -117,7 +117,7 @@ class CreateResult(Result):
         urls: Pattern of shards to pass to `webdataset.WebDataset`. Empty for TFRecord, splits, parts and dry runs, and
             if webdataset cannot open the shards.
         appended: The appended shards. All other attributes describe the whole dataset.
-        changes: The changes of a resumed run, or None if no dataset existed.
+        changes: What `resume` changed. None without `resume` or existing shards, and with `append`.
         part: The part of a parallel run, such as `3/64`, or "". Counts cover only this part.
         merged: Whether all parts are finished and the dataset file exists.
         planned: The shards that a dry run planned, for all splits.
@@ -289,7 +289,7 @@ class ExportResult(Result):
     """The result of `export`.
 
     Attributes:
-        files: Names of the index files: first the files of shards, then the files of folders.
+        files: Names of the index files: first of each shard (`out-000000.idx`), then of the folder (`sizes.json`).
         kept: Number of existing files that were not replaced: unchanged files, and files that users may have edited.
     """
 

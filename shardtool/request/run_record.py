@@ -114,7 +114,7 @@ class RunRecord:
         return tuple(map(RunRecord, runs)) if isinstance(runs, list) else ()
 
     def as_append_to(self, first: RunRecord) -> RunRecord:
-        """Return an item for `first.appended`: this record without `splits`, and without an unchanged `split`."""
+        """Return this record for `first.appended`: without `splits`, and without `split` if `first` has the same."""
         skipped = {"splits", "split"} if self.split == first.split else {"splits"}
         return RunRecord({name: value for name, value in self.document.items() if name not in skipped})
 
@@ -156,7 +156,7 @@ def format_command_line(run: RunRecord) -> str:
 
 def describe_differences(then: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
     """Return a text with both values for each option that differs between two runs."""
-    then, now = ({"dots": "first", **from_recorded(options)} for options in (then, now))  # `first` is the default
+    then, now = ({"dots": "first", **from_recorded(options)} for options in (then, now))  # `dots` defaults to first
     names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
     labels = {name: name if name == "format" else option_text(name) for name in names}  # `format` is not an option
     values = {name: (_describe_value(name, then.get(name)), _describe_value(name, now.get(name))) for name in names}

@@ -48,7 +48,8 @@ class SelectingOptions(OutputOptions):
     datasets, however, `rename_keys` is applied before `sort_by`.
 
     For a manifest, only these options select samples and fields: `where`, `keys_from`, `sample`, `head`, `field`,
-    `classes`, `classes_from` and `rename_keys`. For every source, `drop_duplicates` is applied last.
+    `classes`, `classes_from` and `rename_keys`. For every source, `drop_duplicates` is applied after these
+    options, before `split` and `shuffle`.
 
     Attributes:
         keys_from: Use only samples whose keys are in this file (- for stdin). The file has one key per line, or is a
@@ -64,8 +65,8 @@ class SelectingOptions(OutputOptions):
             old_key keeps the previous keys.
         join: Table whose columns become metadata: CSV, Parquet, COCO JSON and others.
         on: Column with keys or file paths in the `join` table.
-        collect: Collect the values of each key into a list, in these columns (a,b) or in all. In columns without lists,
-            all rows of a key must have the same value. Lists keep the order of rows.
+        collect: Collect the values of each key into a list, in these columns (a,b) or in all. In the other columns, all
+            rows of a key must have the same value. Lists keep the order of rows.
         delimiter: Separator in a text table or manifest: ';', '|' or tab. With '|', quotation marks are plain text.
         no_header: Read the first row of a text table as values. Columns are named 1, 2, ...
         field: Create a field from a metadata column.
@@ -76,8 +77,8 @@ class SelectingOptions(OutputOptions):
         descending: Sort by `sort_by` in descending order.
         sample: Use only this share of the samples, chosen by a hash of the key: 0.01 or 1%.
         head: Use only the first N samples.
-        drop_duplicates: Use only the first sample by key if several have the same content. Images, audio, video and
-            arrays are compared. If a sample has none of these, its texts are compared.
+        drop_duplicates: Use only the sample whose key sorts first if several have the same content. Images, audio,
+            video and arrays are compared. If a sample has none of these, its texts are compared.
         resize: Resize images to this many pixels; see `resize_mode`.
         resize_mode: Resize the shorter side, the longer side, or both (exact, crop or pad). exact may distort the
             image, crop cuts off edges, and pad adds borders.
@@ -88,7 +89,8 @@ class SelectingOptions(OutputOptions):
         mask: Treat this field as a segmentation mask: resize with nearest neighbour.
         probe: Store the width, height and mode of images in the sidecars.
         exif: Store the EXIF data of images in the sidecars, as JSON.
-        hash: Store checksums of each original file in the sidecars.
+        hash: Store checksums of one original file per sample in the sidecars. Downloads, images, audio and video come
+            first.
         map: Call this function with each sample, a dict. The function returns one sample, several samples, or None.
     """
 
