@@ -4,9 +4,9 @@ Each bundle takes one position of the epoch. Ranks, workers and saved stream pos
 samples.
 
 A window is a range of consecutive samples of the epoch. A rule is a function that divides a window into bundles. The
-rule gets the size of each sample, and can split samples into pieces. It returns four int64 columns with one row per
-piece, sorted by bundle: the bundle number, the index of the sample in the window, and the start and length of the piece
-in the sample.
+rule gets the size or aspect ratio index of each sample, and can split samples into pieces. It returns four int64
+columns with one row per piece, sorted by bundle: the bundle number, the index of the sample in the window, and the
+start and length of the piece in the sample.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def of_like_length(tokens: int, lengths: Numbers) -> Pieces:
 
 
 def of_one_kind(size: int, kinds: Numbers) -> Pieces:
-    """Group up to `size` samples of the same kind into a batch. The kind is the index of the aspect ratio."""
+    """Group up to `size` samples with the same value in `kinds` (indexes of aspect ratios) into a batch."""
     order = np.argsort(kinds, kind="stable")
     _, firsts, counts = np.unique(kinds[order], return_index=True, return_counts=True)
     begins = (np.arange(len(order)) - np.repeat(firsts, counts)) % size == 0
@@ -200,7 +200,7 @@ class BundleReader:
     """Divides the samples of an epoch into bundles, and reads the bundles.
 
     Args:
-        sizes: Size of each sample, indexed by sample number, int64 [samples]. It is 0 outside `samples`.
+        sizes: Number of tokens, or aspect ratio index, of each sample, indexed by sample number, int64 [samples].
         rule: Function that divides a window into bundles; see the module docstring.
         limit: Maximum number of tokens or samples in a bundle.
         make: Function that makes a block or batch from a bundle and its samples.
@@ -279,7 +279,10 @@ class BundleReader:
         return reader
 
     def skip_or_raise(self, error: ShardError, number: int, *counts: SkippedSamples, damaged: bool = True) -> None:
-        """Count the damaged samples of a skipped bundle. With `on_error="raise"`, raise the first error instead."""
+        """Count the damaged samples of a skipped bundle, or raise their first error if `on_error="raise"`.
+
+        If `damaged` is false, count only one sample.
+        """
         members, failed = self.bundle(number).numbers, list[tuple[int, ShardError]]()
         if damaged:
             samples = zip(members.tolist(), self._reader.read(members), strict=True)
@@ -287,7 +290,7 @@ class BundleReader:
         for member, failure in failed or [(int(members[0]), error)]:
             self._reader.skip_or_raise(failure, member, *counts, damaged=damaged)
 
-    def read(self, numbers: Numbers, *, on_demand: bool = False) -> Samples:  # noqa: ARG002 - signature of all readers
+    def read(self, numbers: Numbers, *, on_demand: bool = False) -> Samples:  # noqa: ARG002 - all readers accept it
         """Yield bundles. For a block with a damaged sample, or a batch with only damaged samples, yield an error."""
         members = self._sample_numbers(numbers)
         unique_members, inverse = np.unique(members, return_inverse=True)
@@ -299,7 +302,7 @@ class BundleReader:
     def with_skip_callback(
         self, bundles: Samples, get_skipped: Callable[[], SkippedSamples]
     ) -> Iterator[Sample | ShardError]:
-        """Yield bundles, and count damaged samples. `SizeBatches` calls a batch's `__on_skip__` for skipped samples."""
+        """Yield bundles, and count damaged samples. For samples that stages skip, `SizeBatches` calls `__on_skip__`."""
 
         def on_skip(error: ShardError, number: int, *, damaged: bool = False) -> None:
             self._reader.skip_or_raise(error, number, get_skipped(), damaged=damaged)
@@ -349,10 +352,10 @@ def each_dataset(reader: AnySampleReader, samples: EpochSamples) -> Iterator[tup
 def sample_sizes(
     reader: AnySampleReader, samples: EpochSamples, shard_sizes: Callable[[SampleReader, int], Numbers], what: str
 ) -> Numbers:
-    """Return the size of each sample, indexed by sample number. It is 0 outside `samples`.
+    """Return the size of each sample, indexed by sample number. Samples that are not in `samples` have size 0.
 
-    `shard_sizes` returns the size of each sample in a shard, or a negative number if a value is missing. `what`
-    describes this value. If one of the samples lacks the value, raise InvalidRequest.
+    `shard_sizes` returns the size of each sample in a shard, or a negative number if a value is missing. If one of the
+    samples lacks the value, raise InvalidRequest. `what` describes the value in the error.
     """
     parts = []
     for dataset_reader, dataset_samples in each_dataset(reader, samples):
@@ -371,7 +374,7 @@ def metadata_sizes(name: str, reader: AnySampleReader, samples: EpochSamples) ->
     """Return the values of an integer metadata column, indexed by sample number.
 
     Raises:
-        InvalidRequest: The column does not exist, has another type, or lacks the value of a sample.
+        InvalidRequest: The column does not exist, does not contain integers, or lacks the value of a sample.
     """
 
     def shard_sizes(dataset_reader: SampleReader, shard: int) -> Numbers:
@@ -421,7 +424,7 @@ def make_size_batch(aspects: Sequence[float], bundle: Bundle, samples: Samples) 
 
 
 class SizeBatches(Map):
-    """The stage of `batch(by=...)`. It runs the earlier stages on each sample of a batch, and collates the results.
+    """The stage that `batch(by=...)` adds. It runs the earlier stages on each sample, and collates the results.
 
     If the earlier stages skip all samples of a batch, this stage skips the batch.
     """
@@ -448,6 +451,6 @@ def _run_and_collate(stages: Pipeline, lists: ListFields, bundle: Sample, rng: n
 
         kept += stages.run([{**sample, **padding}], skip, rng_of)
     if "__on_skip__" in bundle:  # a batch that replaces a skipped batch has no callback
-        for skipped_sample in skipped[not kept :]:  # if none is kept, the stream counts the first skipped sample
+        for skipped_sample in skipped[not kept :]:  # if `kept` is empty, the stream counts the first skipped sample
             cast("Callable[..., None]", bundle["__on_skip__"])(*skipped_sample)
     return collate(kept, lists) if kept else None

@@ -53,14 +53,15 @@ class Catalog:
     """The shards of one or several datasets. An attribute is empty if its value is unknown.
 
     Attributes:
-        first_samples: Number of the first sample of each shard, then the number of samples, int64 [shards + 1].
+        first_samples: Number of each shard's first sample, followed by the total sample count, int64 [shards + 1].
         order_hash: A hash of the sizes, checksums and order of the shards.
         fields: Number of samples that have each field.
         kinds: The type of each numeric TFRecord field.
         lists: TFRecord features that are lists in every sample.
         fingerprint: Content fingerprint of the samples, from the dataset file.
         key_ranges: First and last key of each shard.
-        parts: The catalog of each dataset, if there are several. The joined catalog has no `split` and `appends`.
+        parts: The catalog of each dataset, if there are several. In a joined catalog, `fingerprint`, `split` and
+            `appends` are empty.
         shared: Shared memory with the index of all keys and, except in a joined catalog, the index of each shard.
         crcs: The CRC-32C of each shard, or -1 if unknown, int64 [shards].
         split: Name of the split. Without a split, the name of the dataset file or folder.

@@ -60,13 +60,13 @@ _EXPECTED_INDEX = "a number, a key, a slice, a list of numbers or keys, or a boo
 class Dataset(Streamable[SampleT]):
     """The samples of one or several datasets, as returned by `open`, or a view of some of these samples.
 
-    A dataset can be pickled, and can be used in several threads and after a fork.
+    A dataset can be pickled, and used in several threads and after a fork.
     """
 
     reader: SampleReader
     source: CatalogSamples
 
-    if TYPE_CHECKING:  # declare narrower result types than the base class
+    if TYPE_CHECKING:  # declare narrower result types
 
         def decode(
             self, own: Mapping[str, Decoder] | None = None, **options: Unpack[DecodeOptions]
@@ -186,7 +186,7 @@ class Dataset(Streamable[SampleT]):
     def __getitem__(self, which: int | str | np.integer | slice | SampleIndexes) -> Any:
         """Return a sample for a number or key, a list of samples for a list or mask, or a view for a slice.
 
-        A list omits the samples that a stage skips. `skipped` counts them.
+        A returned list omits the samples that a stage skips. `skipped` counts them.
 
         Raises:
             IndexError: A number is out of range.
@@ -355,7 +355,7 @@ class Dataset(Streamable[SampleT]):
         `streaming`, `from_generator` copies the samples to the cache of `datasets`.
 
         Raises:
-            InvalidRequest: `datasets` is not installed, or the dataset already has stages.
+            InvalidRequest: `datasets` (or `torchcodec`, for audio) is not installed, or the dataset has stages.
         """
         from shardtool.read.huggingface import huggingface_dataset
 
@@ -366,7 +366,7 @@ class Dataset(Streamable[SampleT]):
 
 
 def check_in_range(positions: Numbers, count: int) -> Numbers:
-    """Convert negative positions, which count from the end, to positions from 0. Raise IndexError if out of range."""
+    """Convert positions from the end (below 0) to positions from 0. Raise IndexError if a position is out of range."""
     out_of_range = positions[(positions < -count) | (positions >= count)]
     if len(out_of_range):
         raise IndexError(f"sample {out_of_range[0]} of {count:,}")
@@ -387,7 +387,7 @@ def open(  # noqa: A001
 ) -> Dataset[dict[str, Any]]: ...  # fmt: skip
 @with_dataloader_hints
 @explaining_missing_cwd()
-def open(  # noqa: A001, PLR0913 - part of the public API
+def open(  # noqa: A001, PLR0913 - public API
     dataset: DatasetLike | GrowingCache | HeldShards, *, check: bool = False, cache: ShardCache | None = None,
     on_error: OnError = "raise", metadata: bool = False, splits: SplitShares | None = None, seed: int = 0,
     storage_options: Mapping[str, Any] | None = None,

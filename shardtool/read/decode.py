@@ -47,7 +47,7 @@ RngOf: TypeAlias = "Callable[[int], np.random.Generator]"  # returns the generat
 
 
 def seeded_rng(_: int = 0) -> np.random.Generator:
-    """Return a generator seeded from Python's `random`, for samples outside streams."""
+    """Return a generator seeded from Python's `random`, for samples read outside a stream."""
     return np.random.default_rng(random.getrandbits(64))
 
 
@@ -75,11 +75,11 @@ class Decode:
     Images (JPEG, PNG, WebP, BMP, GIF, TIFF, PNM) become upright 8-bit RGB:
 
     - Alpha is dropped, not blended.
-    - Grey becomes three equal channels. Palette indices become colours. Pillow converts CMYK without a colour profile.
+    - Grey becomes three equal channels. Palette indices become colours. Colour profiles are ignored, even for CMYK.
     - 16-bit grey is scaled: 65535 becomes 255. In a 12-bit image, 4095 becomes 255.
     - 16-bit colours keep the upper eight bits.
     - Float images, signed images, and images with more than 16 bits are rejected.
-    - A warning reports lost frames or bits once per field and process.
+    - A warning reports lost bits, or lost frames of a TIFF, PNG or WebP, once per field and process.
     - Truncated images are rejected. An image that has more pixels than Pillow accepts (178 million), or may need more
       than `max_bytes`, is rejected before memory is allocated.
 
@@ -274,7 +274,7 @@ class Audio(NamedTuple):
     rate: int
 
 
-_AUDIO_COPIES = 2  # decoding needs the audio and a transposed copy
+_AUDIO_COPIES = 2  # decoding needs memory for the audio and a transposed copy
 _UNKNOWN_FRAMES = 2**62  # a FLAC written to a pipe claims at least this many frames
 _STREAMED_WAV_BYTES = 2**31 - 2**16  # a WAV written to a pipe claims 0 bytes, or at least this many
 
@@ -291,7 +291,7 @@ def _import_soundfile(where: str) -> Any:
 def _decode_audio(data: bytes, max_bytes: int) -> Audio:
     library = _import_soundfile("audio")
     claim = int.from_bytes(data[4:8], "little") if data[:4] == b"RIFF" else 0
-    if claim and len(data) - 7 < claim < _STREAMED_WAV_BYTES:  # one missing byte may be padding
+    if claim and len(data) - 7 < claim < _STREAMED_WAV_BYTES:  # accept one missing byte: it may be padding
         raise ValueError(f"the audio ends too early: {len(data):,} bytes of {claim + 8:,}")
     try:
         with library.SoundFile(BytesIO(data)) as file:
@@ -338,7 +338,7 @@ def read_npy(data: bytes) -> NDArray[Any]:
     try:
         read = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
         shape, by_column, dtype = read(stream)
-    except Exception as error:  # noqa: BLE001 - NumPy and the tokenizer raise errors of many kinds
+    except Exception as error:  # noqa: BLE001 - NumPy raises errors of many kinds for a damaged header
         # Python's parser raises MemoryError for deep nesting
         is_deep = isinstance(error, (MemoryError, RecursionError))
         raise ValueError("its header is nested too deeply" if is_deep else f"an invalid header: {error}") from None

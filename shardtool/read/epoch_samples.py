@@ -47,7 +47,7 @@ def window_size(mean_size: int, buffer: int | None, parts: int) -> int:
     if buffer is not None:
         return max(1, buffer // parts)
     room = max(1, min(_MAX_WINDOW_SAMPLES, _BUFFER_BYTES // parts // mean_size))
-    return 1 << (room * room).bit_length() // 2  # powers of two are permuted faster
+    return 1 << (room * room).bit_length() // 2  # windows of 2^n samples are permuted faster
 
 
 def choose_parts(

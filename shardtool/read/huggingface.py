@@ -102,7 +102,7 @@ def _require_torchcodec() -> None:
 
 
 def _fingerprint(catalog: Catalog, numbers: Numbers | None, features: object) -> str:
-    # the columns of sidecars can change while the shards stay the same
+    # include the sidecars, because their columns can change without the shards
     files = [os.stat(shard.sidecar) for shard in catalog.shards if os.path.exists(shard.sidecar)]
     sidecars = [f"{file.st_size} {file.st_mtime_ns}" for file in files]
     return hash_texts(catalog.order_hash, "" if numbers is None else numbers.tobytes().hex(), str(features), *sidecars)

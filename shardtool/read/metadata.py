@@ -114,7 +114,7 @@ def read_column(catalog: Catalog, chosen: Numbers | None, name: str) -> list[Any
 
 
 def read_table(catalog: Catalog, chosen: Numbers | None) -> pads.Dataset:
-    """Return the sidecars as one table. If `chosen` is given, load only the rows of these samples, into memory."""
+    """Return the sidecars as one table. If `chosen` is given, load the rows of these samples into memory."""
     import pyarrow.dataset as pads
 
     schema = arrow_schema(catalog)
@@ -201,7 +201,7 @@ class SelectedShard(NamedTuple):
     rows: NDArray[np.int64]
 
     def raise_damage(self) -> None:
-        """Raise an error if damage stopped the scan of the shard."""
+        """Raise an error if the shard or its sidecar is damaged."""
         if self.shard_index.problems:
             raise self.shard_index.problems[-1]
 

@@ -32,7 +32,7 @@ class MixedDataset(Streamable[SampleT]):
     source: MixedSamples
     reader: MixedReader
 
-    if TYPE_CHECKING:  # declare narrower result types than the base class
+    if TYPE_CHECKING:  # declare narrower result types
 
         def decode(
             self, own: Mapping[str, Decoder] | None = None, **options: Unpack[DecodeOptions]
@@ -87,8 +87,8 @@ def mix(
         choose: Number of samples per epoch from each dataset, instead of weights.
         repeat: How often to read each dataset per epoch, instead of weights. With 0.5, the epochs 0 and 1 together
             read each sample once.
-        stop: With weights, end an epoch when one dataset was read completely (`first`), when every dataset was read
-            completely (`all`), or after this number of samples.
+        stop: With weights, end an epoch when one dataset was read completely (`first`, the default), when every
+            dataset was read completely (`all`), or after this number of samples.
 
     Raises:
         InvalidRequest: A dataset is empty or batched, or an option is invalid.

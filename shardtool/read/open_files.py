@@ -40,14 +40,14 @@ _ADVICE_BLOCK_BYTES = 2**20  # skip blocks in the page cache, because posix_fadv
 _pread = os.pread
 _MAX_OPEN_SHARDS = 256
 _DESCRIPTORS_PER_SHARD = 4  # a dataset uses at most a quarter of the file descriptors
-_DESCRIPTORS_PER_SHARD_OF_ALL = 3  # all datasets of a process together use at most a third
+_DESCRIPTORS_PER_SHARD_OF_ALL = 3  # all datasets together use at most a third of the file descriptors
 
 
 class OpenShardFile:
     """An open shard. It is closed when the last reference is deleted, so other threads can finish reading.
 
     Attributes:
-        fd: File descriptor, or -1 for a remote shard.
+        fd: File descriptor, or -1 for an uncompressed remote shard.
     """
 
     def __init__(self, shard: StoredShard, cache: ShardCache | None, size: int | None = None) -> None:

@@ -44,7 +44,7 @@ class ShardCache(Protocol):
     """A cache of whole shards on fast local storage."""
 
     def open(self, shard: StoredShard) -> CachedShard:
-        """Return the cached copy of a shard. Create the copy if necessary."""
+        """Return the cached copy of a shard, or create it."""
 
 
 @runtime_checkable

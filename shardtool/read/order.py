@@ -77,7 +77,7 @@ def rng_at(options: OrderOptions, position: int, stage: int) -> np.random.Genera
 
 
 class Order(NamedTuple):
-    """The length of an epoch, and a function from positions to sample numbers."""
+    """The length of an epoch, and a function that converts positions to sample numbers."""
 
     length: int
     numbers: Callable[[Numbers], Numbers]
@@ -112,7 +112,7 @@ def _shuffled_samples(options: OrderOptions, starts: Numbers, ends: Numbers, pos
     different order in each row.
 
     `starts` contains the number of each shard's first sample, and `ends` the cumulative number of samples, int64
-    [shards]. Both are in the random order of the shards.
+    [shards], in the random order of the shards.
     """
     part, row = positions % options.parts, positions // options.parts
     whole, longer_parts = divmod(int(ends[-1]), options.parts)

@@ -72,7 +72,7 @@ class TokenField(NamedTuple):
         return cls(name, "bytes", kind, row=kind.itemsize)
 
     def values(self, sample: Sample, size: int) -> NDArray[np.generic]:
-        """Return the `size` values of this field. Raise SampleFailed if the number or type of the values differs."""
+        """Return the `size` values of this field. Raise SampleFailed if their number or type is not as expected."""
         value, values = sample.get(self.name), None
         head = b"%b%d,)" % (self.head, size) if self.head else b""
         if not isinstance(value, bytes):

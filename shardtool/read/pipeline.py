@@ -48,7 +48,7 @@ if TYPE_CHECKING:
         on_error: OnError | None
         max_bytes: str | int
 
-    SampleT = typing_extensions.TypeVar("SampleT", covariant=True, default=Any)  # noqa: PLC0105 - without suffix _co
+    SampleT = typing_extensions.TypeVar("SampleT", covariant=True, default=Any)  # noqa: PLC0105 - name lacks _co
 else:
     SampleT = TypeVar("SampleT", covariant=True)  # noqa: PLC0105
 
@@ -190,7 +190,7 @@ class Pipeline:
 
     Attributes:
         types: Field types in the dataset file, for a `Decode` that is added later.
-        on_error: Default value for a `Decode` that is added later.
+        on_error: Default `on_error` of a `Decode` that is added later.
     """
 
     stages: tuple[Stage | Batch, ...] = ()
@@ -447,7 +447,7 @@ class PipelineMethods(Generic[SampleT]):
             raise AttributeError(f"{type(self).__name__} has no {name}{hint}", name=name, obj=self)
 
     def with_stages(self, stages: Pipeline) -> Self:
-        """Return a copy with other stages."""
+        """Return a copy with these stages."""
         changed = copy(self)
         changed.stages = stages
         return changed

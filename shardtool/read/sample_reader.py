@@ -109,7 +109,7 @@ class SampleReader:
         return SampleReader, (self.catalog, self.options)
 
     def copy_ahead(self, numbers: Numbers, seen: set[str]) -> None:
-        """Start copying the shards of these samples to the cache, except paths in `seen`. Add their paths to `seen`."""
+        """Start copying the shards of these samples to the cache. Skip paths in `seen`, and add new paths."""
         if isinstance(cache := self.options.cache, CopyingCache):
             for shard in [self.catalog.shards[number] for number, *_ in self.catalog.group_by_shard(numbers)]:
                 if shard.path not in seen:
@@ -128,7 +128,7 @@ class SampleReader:
         return self.with_options(on_error=on_error)
 
     def with_fields(self, fields: frozenset[str] | None) -> SampleReader:
-        """Return a reader of only these fields, or this reader if the samples have no other fields.
+        """Return a reader that reads only these fields, or this reader if the samples have no other fields.
 
         If a sample may lack one of these fields, also return this reader, because the error for a missing field lists
         all fields of the sample.
@@ -197,7 +197,7 @@ class SampleReader:
         return map(self.read_one, numbers.tolist())
 
     def read_one(self, number: int) -> Sample | ShardError:
-        """Return a sample, or its error. This is a hot path."""
+        """Return a sample, or its error."""
         shard = bisect_right(self._first_samples, number) - 1
         row = number - self._first_samples[shard]
         if self._plain and shard not in self._broken:

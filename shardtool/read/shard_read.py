@@ -83,7 +83,7 @@ def _parse_record(record: bytes, start: int, where: str, lists: frozenset[str]) 
 
 
 class PayloadColumns(NamedTuple):
-    """The locations of payloads in a shard, in file order.
+    """The locations of payloads in a shard, in the order of its index.
 
     Attributes:
         counts: Number of payloads of each sample, int64 [samples].
@@ -132,7 +132,7 @@ class ReadableShard:
         """Return the selected fields of one sample. This is a hot path.
 
         Raises:
-            OSError, EOFError, ValueError, IndexError: The shard is damaged, or its payloads are not in order.
+            OSError, EOFError, ValueError, IndexError: The shard is damaged, or its payloads are not in file order.
         """
         index, fd = self.index, self.file.fd
         key_offsets, first_rows, codes, offsets, lengths = self.views

@@ -132,8 +132,8 @@ _LARGE_READ_BYTES = 2**25  # large samples are read on demand, so they need not 
 _MAX_SAMPLES_PER_READ = 2**12
 _STEPS_AHEAD = 2
 _CONCURRENT_ROUNDS = 2  # with a shuffle, maximum number of concurrent reads of remote shards
-_ROUNDS_PER_READ = 2  # rounds (`OrderOptions.round_size`) read together from remote shards, to avoid small requests
-_MAX_ROUND_GROWTH = 4  # limits memory if a loaded state has larger rounds, because more ranks saved the state
+_ROUNDS_PER_READ = 2  # from remote shards, read several rounds (`OrderOptions.round_size`) together (fewer requests)
+_MAX_ROUND_GROWTH = 4  # limits memory: rounds are larger in a state that more ranks saved
 _PREFETCH_BYTES = 2**30  # enough to copy a large shard before it is read
 _MAX_PREFETCH_JOBS = 2**8
 
@@ -177,7 +177,7 @@ class Stream(SampleSource[SampleT]):
         skipped: Counts of damaged samples (with `on_error="skip"`) and of samples dropped by stages.
     """
 
-    if TYPE_CHECKING:  # declare narrower result types than the base class
+    if TYPE_CHECKING:  # declare narrower result types
 
         def decode(
             self, own: Mapping[str, Decoder] | None = None, **options: Unpack[DecodeOptions]

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class Streamable(SampleSource[SampleT]):
     """Base class of datasets and mixes."""
 
-    if TYPE_CHECKING:  # declare narrower result types than the base class
+    if TYPE_CHECKING:  # declare narrower result types
 
         def decode(
             self, own: Mapping[str, Decoder] | None = None, **options: Unpack[DecodeOptions]
@@ -54,7 +54,7 @@ class Streamable(SampleSource[SampleT]):
         if not self.source.length:
             return iter(())
         in_order = self.stream(shuffle=False, rank=0, world_size=1, ends="uneven")
-        in_order.skipped.has_warned = True  # loops over a dataset often filter, so do not warn
+        in_order.skipped.has_warned = True  # do not warn: many loops over a dataset filter samples
         return iter(in_order)
 
     def count_dropped(self, error: ShardError) -> None:
@@ -74,7 +74,7 @@ class Streamable(SampleSource[SampleT]):
         """Return a stream of the samples.
 
         The order depends on the data, `shuffle`, `seed`, `epoch`, `parts` and `buffer`. Without `parts`, a shuffled
-        order can also depend on the number of ranks.
+        order can also depend on the number of ranks and on whether shards are cached.
 
         Args:
             shuffle: Whether to shuffle shards and samples. `"full"` shuffles all samples globally.
@@ -92,8 +92,7 @@ class Streamable(SampleSource[SampleT]):
                 several ranks. For skipped samples, see `Stream`.
             groups: Number of groups of adjacent ranks. All ranks of a group get the same samples, for tensor and
                 sequence parallelism.
-            on_error: What to do with a sample that is damaged or cannot be decoded: `raise` an error, or `skip` and
-                count the sample. The default is the value passed to `open`.
+            on_error: `raise` or `skip`, as in `open`. The default is the value passed to `open`.
 
         Raises:
             InvalidRequest: The dataset is empty, an argument is invalid, or `drop` would drop all samples.
@@ -131,7 +130,7 @@ class Streamable(SampleSource[SampleT]):
         - `tokens`: The tokens, [tokens].
         - `positions`: The position of each token, int32 [tokens]. Positions start at 0 in each document. If a
           document is split, they start at 0 in each piece.
-        - `segments`: For each token, the number of its document in the block, from 1, or 0 for padding, int32 [tokens].
+        - `segments`: The number of each token's document, int32 [tokens]. The first document is 1, and padding is 0.
         - `__key__`: The keys of the documents.
 
         The lengths of documents are read from the sidecars; see `docs/training.md`.
@@ -194,11 +193,11 @@ class Streamable(SampleSource[SampleT]):
                 columns `width` and `height`, and adds the ratio as `__aspect__`.
             tokens: With `by="length"`, maximum number of tokens in a batch, including padding to the longest sample.
             field: Field that determines the length of a sample. For a `.npy`, the length is the first dimension. For
-                other fields, it is the number of values of `dtype`, or the number of bytes without `dtype`.
+                other fields, it is the number of values of `dtype`, or of bytes if `dtype` is not given.
             dtype: Type of values stored as plain bytes.
             length: Metadata column with the length of each sample, instead of `field`.
             aspects: Ratios of width to height. Each image gets the nearest ratio.
-            lists: Fields whose values always become a list, never an array.
+            lists: Fields whose values always become a list.
 
         Raises:
             InvalidRequest: Sample lengths or image sizes are unknown, or a sample is longer than `tokens`.
