@@ -123,7 +123,7 @@ class RandomResizedCrop(_Crop):
     sample get the same crop. The crop depends only on the seed, the epoch and the position.
 
     Attributes:
-        scale: Minimum and maximum share of the area.
+        scale: Minimum and maximum area, as a share of the image.
         ratio: Minimum and maximum of width / height.
         flip: Probability of mirroring left to right.
         place: Name of a field to add with the position of the crop.

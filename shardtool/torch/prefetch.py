@@ -216,18 +216,18 @@ class Prefetcher:
     A batch is a tensor, an array, or a nested dict, list or tuple of tensors and arrays. Numeric arrays become tensors.
     Other values stay unchanged. Returned tensors never share memory with the loader.
 
-    With `mean`, `std`, `dtype` or `channels_last`, images are copied as uint8, and become floats [n, c, h, w] on the
-    device, with the values (value / 255 - mean) / std. Images are uint8 tensors [n, h, w, c] or [n, c, h, w]. If `mean`
-    or `std` has several values, their number is the number of channels. If not, images have 1, 3 or 4 channels.
+    With `mean`, `std`, `dtype` or `channels_last`, images are copied as uint8. On the device, they become floats
+    [n, c, h, w], computed as (value / 255 - mean) / std. Images are uint8 tensors [n, h, w, c] or [n, c, h, w]. If
+    `mean` or `std` has several values, their number is the number of channels. If not, images have 1, 3 or 4 channels.
 
     Attributes:
         loader: Any iterable of batches. Batches in pinned memory need one copy fewer.
         device: By default, the current CUDA device, or the CPU.
-        mean: Mean of values between 0 and 1, for all channels or per channel; 0 by default.
+        mean: Mean pixel value, between 0 and 1, for all channels or per channel; 0 by default.
         std: Standard deviation, like `mean`; 1 by default.
         channels_last: Whether to store the channels of a pixel next to each other.
         dtype: Type of the images, by default float32.
-        depth: Number of batches that are on a CUDA device or being copied to it.
+        depth: Number of batches on a CUDA device, including batches that are still being copied.
 
     Raises:
         InvalidRequest: An option is invalid, the device does not exist, or a batch has no image to normalise.

@@ -53,13 +53,13 @@ class Loader(StreamOptions):
 
     - Arrays and images of one shape become a tensor [samples, ...], in pinned memory if there is a GPU.
     - Arrays of different shapes become a list of tensors.
-    - Numbers become a tensor of int64, float64 or bool.
+    - Numbers become a tensor. Python numbers become int64, float64 or bool.
     - Other values become a list.
 
     Attributes:
         threads: Number of decoder threads, by default one per usable core.
         drop_last: Whether to skip a smaller last batch.
-        lists: Fields (such as boxes) or tuple positions whose values always become a list of tensors.
+        lists: Fields or tuple positions whose values always become a list of tensors.
         collate: Function that makes a batch from a list of samples.
         pin_memory: Whether to use pinned memory, by default if there is a GPU.
         depth: Number of batches prepared ahead.
@@ -158,7 +158,7 @@ class Loader(StreamOptions):
             self._state, self._next_epoch, self._pass = {**self._state, "epoch": epoch, "position": 0}, None, None
 
     def state_dict(self) -> dict[str, object]:
-        """Return the state after the last batch as JSON data, equal on all ranks."""
+        """Return the state after the last returned batch as JSON data. It is equal on all ranks."""
         return dict(self._state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
