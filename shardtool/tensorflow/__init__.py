@@ -42,8 +42,8 @@ _COMPRESSION_TYPES = {"": "", "gzip": "GZIP"}
 class TFRecordShards(NamedTuple):
     """TFRecord shards that TensorFlow can read.
 
-    With a dataset file, `size` is the number of bytes in all shards. Otherwise, it is the number of bytes in all
-    fields. `compression` is TensorFlow's name of the compression, or "".
+    `size` is the number of bytes in all shards, or, without a dataset file, in all fields. `compression` is
+    TensorFlow's name of the compression, or "".
     """
 
     paths: tuple[str, ...]
@@ -178,7 +178,7 @@ def import_library(module: str) -> Any:
 
 
 class BatchSequence:
-    """Batches of a dataset, reordered each epoch, as a mixin for `keras.utils.PyDataset`.
+    """Batches of a dataset, in a new order each epoch: a mixin for `keras.utils.PyDataset`.
 
     Keras requests batches from worker threads, so the order must not change during an epoch. To determine shapes,
     Keras also reads batches outside an epoch, and then calls `on_epoch_end`. This call therefore starts the next epoch
@@ -281,7 +281,7 @@ def tf_dataset(
 
     Returns:
         A dataset of dicts. A field is a scalar of `tf.string`, `tf.int64` or `tf.float32`, or a vector in a batch. A
-            missing field is `""` or -1. A list of values is a `tf.sparse.SparseTensor`.
+            missing field is `""`, or -1 for numbers. A list of values is a `tf.sparse.SparseTensor`.
 
     Raises:
         InvalidRequest: TensorFlow is missing, a dataset or field is missing, or shards are not TFRecords.
