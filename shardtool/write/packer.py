@@ -77,7 +77,7 @@ class Packer:
         self.view = get_buffer("shard")
         self.size = self.crc = 0
         self.field_crcs = array("I")
-        # argument of `compute_content_fingerprint`
+        # passed to `compute_content_fingerprint`
         self.single_numbers = array("Q")
         self.reported = (0, 0, time.monotonic())
         samples, self.content = task.samples, task.samples.content

@@ -66,7 +66,7 @@ class ScatterResult(NamedTuple):
 
 
 def scatter_rows(task: ScatterTask, report: Callable[[int, int], None]) -> ScatterResult:
-    """Copy the payloads of a task to the spool. `report(0, n)` is called after each `n` copied bytes."""
+    """Copy the payloads of a task to the spool. Call `report(0, n)` after n bytes were copied."""
     with closing(SpoolFile(task.spool)) as spool:
         try:
             has_crcs = min(array("q", task.expected), default=-1) >= 0

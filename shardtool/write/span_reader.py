@@ -54,7 +54,7 @@ def open_span_file(planned: SpanFile) -> OpenFile:
 def check_unchanged(source: OpenFile, planned: SpanFile, ctime_ns: int | None) -> None:
     """Raise an error if a file has changed since it was planned.
 
-    If payload checksums are verified, pass None as `ctime_ns`, so the ctime is not compared.
+    If `ctime_ns` is None, do not compare the ctime.
 
     Raises:
         SampleFailed: The size or modification time has changed.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class KeepShard(NamedTuple):
-    """Keep the existing shard if its checksum is `crc`. If `trusts_size` is true, do not compare checksums."""
+    """Keep the existing shard if its checksum is `crc`. If `trusts_size` is true, do not compute the checksum."""
 
     crc: int
     field_crcs: bytes

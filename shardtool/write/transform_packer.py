@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     Encoded = tuple[Parts, list[EncodedField]]
 
 
-# `--where` filters samples in batches (docs/decisions/025-what-is-found.md).
+# maximum size of a batch that `--where` filters (docs/decisions/025-what-is-found.md)
 _CONDITION_BATCH_SAMPLES, _CONDITION_BATCH_BYTES = 256, 2**24
 
 _MEDIA_KINDS = ("image", "audio", "video")
