@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 FORMAT_VERSION = 1
 RUN_VERIFY = "Run `shardtool verify` to list all damage."
-# One of these marks is enough, because the other may be damaged.
+# A file with one of these marks is a dataset file. The other mark may be damaged.
 _DATASET_FILE_MARKS = (b'  "shardtool": {\n    "format_version": ', b'  "checksum": "crc32c:')
 _WIDS_HEAD = b'{\n  "__kind__": "wids-shard-index'
 _APPENDS_MARK = b'\n    "appends": ['
@@ -101,11 +101,11 @@ class DatasetFile:
         run: A record of the runs that created the dataset and appended samples.
         fingerprint: The content fingerprint, or "" if unknown.
         skipped_crc: CRC-32C of `out.skipped`, or None if this file does not exist.
-        types: Value types of fields by name, such as `int64` or `text`. Bytes have no value type.
+        types: Value types of fields by name, such as `int64` or `text`. Fields of bytes are omitted.
         appends: For each append, the index in `shards` of the first added shard.
         shards_folder: Subfolder of the shards, such as `train/tars`, or "".
-        part_of: 0 if `shards` lists all shards of the dataset, else the total number of shards. For a part,
-            `field_bytes`, `skipped` and `fingerprint` are unknown (0 or "").
+        part_of: 0 if `shards` lists all shards of the dataset, else the total number of shards. If only
+            some shards are listed, `field_bytes`, `skipped` and `fingerprint` are unknown (0 or "").
     """
 
     name: str
@@ -200,14 +200,14 @@ class DatasetFile:
         return body + b'%08x"\n}\n' % crc32c(body)
 
     def feature_texts(self) -> dict[str, str]:
-        """Return Python source for each item of the argument `features` of `tf.io.parse_single_example`."""
+        """Return the Python source of each feature, by name, for `tf.io.parse_single_example`."""
         return {name: feature.encode() for name, feature in self.features.items()}
 
 
 def merge_value_types(parts: Sequence[tuple[Mapping[str, ValueType], Collection[str]]]) -> dict[str, ValueType]:
     """Return the common value type of each field across groups of shards.
 
-    `parts` has the value types and field names of each group. A group without field names may have any field.
+    `parts` has the value types and field names of each group. Empty names mean that the fields are unknown.
     """
     names = sorted({name for types, _ in parts for name in types}, key=to_bytes)
     common = {

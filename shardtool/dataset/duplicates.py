@@ -1,6 +1,6 @@
 """Define what a duplicate is: a sample with the same content as another sample.
 
-Keys, labels and numbers are not content. The content of a sample is the first of these that it has:
+Keys, labels and numbers are not content. The content of a sample is the first item in this list that the sample has:
 
 1. its images, audio, video and arrays
 2. its texts
@@ -8,7 +8,7 @@ Keys, labels and numbers are not content. The content of a sample is the first o
 4. its JSON
 
 Two samples are duplicates if their content fields have the same digests (16-byte BLAKE2b, RFC 7693), in any order.
-Digests are computed only for samples with the same payload sizes and CRC-32C as another sample.
+Digests are computed only for samples with the same payload sizes (and CRC-32C, if known) as another sample.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 JSON_RANK, _NO_RANK = 3, 4
 _CONTENT_RANKS = {"image": 0, "audio": 0, "video": 0, "array": 0, "text": 1, "bytes": 2, "pickle": 2, "json": JSON_RANK}
-# Odd multipliers map different numbers to different products modulo 2^64.
+# The multipliers are odd, so different numbers have different products modulo 2^64.
 _HASH_MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)
 
 
@@ -117,7 +117,7 @@ def find_content(
 
 
 def content_rank(field: str) -> int:
-    """Return a rank: 0 (images) to 3 (JSON), or 4 (numbers). A sample's content is its fields of the lowest rank."""
+    """Return 0 (images) to 3 (JSON), or 4 (not content). A sample's content is its fields of the lowest rank, except 4."""
     return _CONTENT_RANKS.get(content_type(field), _NO_RANK)
 
 

@@ -1,6 +1,6 @@
 """Find all datasets that the user named by a folder of splits, a pattern with `{split}`, a glob, or a list.
 
-Shards that are in no dataset file form a separate dataset, because their run may be unfinished.
+Shards that no dataset file lists form a separate dataset, because they may come from an unfinished run.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _RANGE_PATTERN = re.compile(r"[^{}<>,*?%\[\]]*\{\d{1,18}\.\.\d{0,18}\}[^{}<>,*?%
 
 
 def expand_datasets(dataset: DatasetLike) -> list[DatasetLike]:
-    """Return a list of arguments for `find_dataset`, one per dataset. The datasets may not exist.
+    """Return a list of arguments for `find_dataset`, one per dataset, even for datasets that do not exist.
 
-    The shards in a list form one dataset, except shards that belong to another item (such as a folder).
+    The shards in a list form one dataset, without the shards that another list item, such as a folder, contains.
     """
     if dataset and isinstance(dataset, (str, os.PathLike)):
         datasets = _expand_name(os.fspath(dataset))
@@ -67,7 +67,7 @@ def expand_datasets(dataset: DatasetLike) -> list[DatasetLike]:
 
 
 def splits_in(folder: str, run: RunRecord) -> dict[str, DatasetFile]:
-    """Return a dict from file names in a folder to the dataset files of other splits that `run` wrote."""
+    """Find the other splits that `run` wrote to a folder. Return their dataset files, by file name."""
     names = [name for name in list_folder_names(folder or ".") if name.endswith(DATASET_SUFFIX)] if run.split else []
     return _splits_of_run(run, {name: join(folder, name) for name in names})
 
@@ -80,7 +80,7 @@ def sibling_splits(dataset: StoredDataset) -> list[StoredDataset]:
 
 
 def sibling_files(dataset_file: str, run: RunRecord) -> dict[str, DatasetFile]:
-    """Return the dataset files of the other splits that `run` wrote, by path. `dataset_file` belongs to one split."""
+    """Find the other splits of `run`, given the `dataset_file` of one split. Return their dataset files, by path."""
     folder, file_name = folder_of(dataset_file), base_name(dataset_file)
     files, own_folder = splits_in(folder, run), absolute_path(folder)
     siblings = {join(folder, name): file for name, file in files.items()}

@@ -27,7 +27,7 @@ class TfFeature:
 
     @property
     def default(self) -> str | int:
-        """The parser's value for samples that lack the feature."""
+        """The value that the parser returns if a sample lacks the feature."""
         return "" if self.kind == "bytes" else -1
 
     def encode(self) -> str:

@@ -1,7 +1,7 @@
 """Find the shards of one dataset. A user names a dataset by its dataset file, a pattern, a glob, a folder, or shards.
 
-A range or glob also finds missing shards, if a dataset file in the same folder lists them. On the web, a range needs
-an end, because web servers cannot list files.
+A range or glob also matches missing shards that a dataset file in the same folder lists. On the web, a range needs an
+end, because web servers cannot list files.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from shardtool.values import DatasetLike, Dots
 
 
-_DIGITS = re.compile(r"(\d+)", re.ASCII)  # ASCII only, as in shard patterns
+_DIGITS = re.compile(r"(\d+)", re.ASCII)  # only ASCII digits, as in shard patterns
 _MAX_LISTED_MISSING = 1000
 _MAX_PROBED_FILES = 8
 _RANGE_MARKS = "{<%"
@@ -332,7 +332,7 @@ def names_listed_by(path: str) -> set[str]:
 def _read_dataset_file(path: str, *, listed: bool = False) -> bytes | None:
     try:
         data = files.read_small(path) if is_url(path) or os.path.isfile(path) else b""
-    except (OSError, AccessRefused) as error:  # a store may deny access to missing objects
+    except (OSError, AccessRefused) as error:  # a store may also deny access if the object does not exist
         if listed and isinstance(error, AccessRefused):
             raise
         return None
@@ -349,7 +349,7 @@ def default_dataset_names(shards: list[str]) -> Iterator[str]:
 
 
 def find_damaged_file(dataset: StoredDataset) -> str | None:
-    """Return the path of a damaged dataset file with a default name for these shards, or None."""
+    """Return the path of a file that may be the damaged dataset file of `dataset`, or None."""
     if dataset.dataset_file is not None:
         return None
     for name in default_dataset_names([base_name(path) for path in dataset.paths]):
@@ -360,7 +360,7 @@ def find_damaged_file(dataset: StoredDataset) -> str | None:
 
 
 def check_not_damaged(dataset: StoredDataset) -> None:
-    """Raise an error if `find_damaged_file` finds a file that is not valid."""
+    """Raise an error if `find_damaged_file` finds a file, unless the file is a valid dataset file."""
     if (path := find_damaged_file(dataset)) is not None:
         parse_dataset(files.read_small(path), path)
 

@@ -48,7 +48,7 @@ class ParquetLeaf(NamedTuple):
 
     Attributes:
         path: Names from the top-level column `top` to the leaf, joined by dots.
-        width: Bytes in memory per value. For text, only its Arrow offset counts.
+        width: Bytes in memory per value. For text, this is the size of an offset, without the text.
     """
 
     path: str
@@ -60,7 +60,7 @@ class ParquetLeaf(NamedTuple):
 
 
 class ParquetFooter(NamedTuple):
-    """The content of a footer.
+    """The content of a Parquet footer.
 
     Attributes:
         chunks: For each row group, the number of rows, and the metadata of each leaf's column chunk.

@@ -199,7 +199,7 @@ def _mp3_seconds(data: bytes, length: int) -> float:
 
 
 def parse_json(data: bytes) -> object | None:
-    """Parse JSON. Return None if it is invalid. Raise `RecursionError` if it is nested too deeply."""
+    """Parse JSON. Return None if `data` is not JSON. Raise `RecursionError` if the JSON is nested too deeply."""
     try:
         document: object = json.loads(data)
     except ValueError:

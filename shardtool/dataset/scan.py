@@ -1,7 +1,7 @@
 """Read all headers of a shard, whichever tool wrote it, and return its samples and fields as columns.
 
-A sample is a TFRecord, or a sequence of tar members with the same key, as in WebDataset. A leading `./` of a name is
-ignored. Payloads are read only for checksums.
+A sample is a record of a TFRecord file, or a sequence of tar members with the same key, as in WebDataset. A leading
+`./` of a name is ignored. Tar payloads are read only for checksums.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _FILE_NAME_FEATURE = b"image/filename"
 _KEY_FEATURES = (b"__key__", b"key", b"__key", _FILE_NAME_FEATURE)
 _FILE_SUFFIX = re.compile(rb"(?<=[^/])\.[A-Za-z0-9]{1,8}$")
 _RECORD_SUFFIX = re.compile(r"\.tfrecords?|\.(?:gz|bz2|xz|zst)$", re.IGNORECASE)
-_MAX_KEY_BYTES = 2**20  # a longer `__key__` is treated as an attack
+_MAX_KEY_BYTES = 2**20  # a longer `__key__` may be an attack, and is an error
 _NO_END = 2**63
 # Memory is limited, because a compressed shard can expand to a thousand times its size.
 _BYTES_PER_FIELD, _BYTES_PER_SAMPLE, _BYTES_PER_NAME = 48, 128, 256
@@ -111,7 +111,7 @@ class FeatureConflict(NamedTuple):
 
 @dataclass(slots=True)
 class ShardScan:
-    """The content of a shard, as columns. See `ShardIndex` for the attributes that are not listed here.
+    """The content of a shard, as columns. `ShardIndex` describes the other columns.
 
     If `ShardScanTask.checksum` is false, `crcs`, `nonzero_padding` and `text_rows` are empty.
 
@@ -123,10 +123,10 @@ class ShardScan:
         text_lengths: Length of the decimal text of each integer, such as 3 for -12.
         text_crcs: CRC-32C of each decimal text.
         ambiguous_headers: Offset and problem of each header that tar readers interpret differently.
-        conflicts: For TFRecord, the first `FeatureConflict` of each feature, by index in `names`. If the type varies,
-            the first conflict of types.
+        conflicts: For TFRecord, the first `FeatureConflict` of each feature, by index in `names`. If the type of a
+            feature varies, the first sample with another type.
         list_rows: For TFRecord, row numbers of fields whose payload is a whole list (see `ExampleFeature.is_list`).
-        incomplete: With `salvage`, offset, key and problem of each excluded sample.
+        incomplete: Offset, key and problem of each sample that `salvage` excluded.
     """
 
     path: str
@@ -166,7 +166,7 @@ class ShardScan:
         return code
 
     def list_features(self) -> Iterator[str]:
-        """Yield each TFRecord feature with several values or no value in some sample, unless its type varies."""
+        """Yield each TFRecord feature of one type that has several values, or no value, in at least one sample."""
         for code, conflict in self.conflicts.items():
             if conflict.kind == self.kinds[code]:
                 yield decode_name(self.names[code])

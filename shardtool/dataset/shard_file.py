@@ -73,7 +73,7 @@ class ShardFile:
         return self._window[:length]
 
     def _read(self, offset: int, length: int) -> bytes:
-        try:  # a context manager would take as long as the read itself
+        try:  # `raising_machine_errors` would take as long as the read itself
             return self._file.read(offset, min(length, max(0, self.size - offset)))
         except OSError as error:
             raise self._failed(offset, error) from None
@@ -177,7 +177,7 @@ class _XzStream:
 class CompressedFile:
     """An open compressed shard. Bytes must be read in order, except bytes that `hold` keeps.
 
-    Offsets count decompressed bytes. By default, `compression` is detected.
+    Offsets count decompressed bytes.
     """
 
     def __init__(self, path: str, compression: str | None = None) -> None:
@@ -185,7 +185,7 @@ class CompressedFile:
 
         self.path, self.size = path, -1
         compression = compression or detect_kind(path).compression
-        with ShardFile(path) as shard:  # unlike `open`, does not block on a FIFO
+        with ShardFile(path) as shard:  # `open` would block on a FIFO
             self.packed_size, self._file = shard.size, shard.stream()
         self._stream: Any
         try:
@@ -262,7 +262,7 @@ class CompressedFile:
         return self._window[position : position + length]
 
     def _decompress(self, length: int) -> bytes:
-        # A `read` that finds damage returns no bytes. Use a fixed size, so the loss does not depend on `length`.
+        # A read from `_stream` that reaches damage loses all of its bytes, so read in small steps of a fixed size.
         if self._failed is not None:
             raise self._failed
         parts, size = [], 0

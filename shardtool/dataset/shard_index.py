@@ -49,7 +49,7 @@ _NO_FACTS = ShardFacts("", -1, None, "")
 _ALIGNMENT_BYTES = 8
 # This byte, which does not occur in UTF-8, replaces NUL in keys that other tools wrote.
 _NUL_SUBSTITUTE = b"\xff"
-# `keys_of` decodes a whole range of keys at once if it contains fewer than this many keys per requested key.
+# `keys_of` decodes all keys from the first to the last requested key, unless fewer than one in this many is requested.
 _MAX_DECODED_PER_KEY = 8
 _OFFSET_COLUMNS = ("key_offsets", "starts", "sizes", "first_rows", "offsets", "lengths")
 
@@ -346,8 +346,8 @@ def compare_indexes(first: ShardIndex, second: ShardIndex) -> Iterator[IndexDiff
     """Compare two indexes of a shard.
 
     First yield a difference in the number of samples. Then yield the first difference in keys, offsets, sizes or
-    fields, or else all differences in checksums. If the scan of `second` stopped early, its last sample is not
-    compared.
+    fields, or else all differences in checksums. If the scan of `second` stopped early, neither its last sample
+    nor its number of samples is compared.
     """
     samples = min(len(first), len(second))
     if second.error is not None:

@@ -49,13 +49,13 @@ _FIELD_LEAVES = [f"__fields__.list.element.{name}" for name in ("name", "offset"
 _INDEX_LEAVES = ["__key__", "__offset__", "__size__", *_FIELD_LEAVES]
 _FOOTER_READ_BYTES = 2**14
 _MIN_FIELD_BYTES = 2
-# limits the samples per byte of sidecar, and the fields per byte; in real sidecars, each is at most 1
+# maximum number of samples, and of fields, per byte of a sidecar (at most 1 in real sidecars)
 _MAX_SAMPLES_PER_BYTE = 8
 _SAMPLES_SLACK = 2**16
 _INDEX_BYTES_PER_FIELD = 64
 _INDEX_SLACK_BYTES = 2**24
 _METADATA_SLACK_BYTES = 2**25
-_MAX_BYTES_PER_BYTE = 64  # limits the ratio of decoded to stored bytes (for metadata, the shard's bytes count too)
+_MAX_BYTES_PER_BYTE = 64  # maximum decoded bytes per byte of the sidecar (for metadata, of sidecar and shard)
 _VERSION_KEY = f"{METADATA_PREFIX}format_version"
 _ARROW_SCHEMA_KEY = "ARROW:schema"  # this key is rejected, because it changes how pyarrow decodes columns
 _MAX_ERROR_LENGTH = 300
@@ -92,7 +92,7 @@ def parse_sidecar(data: bytes, where: str, size: int | None, *, metadata: bool =
 
 
 def has_small_metadata(data: bytes, metadata: pa.Table, size: int) -> bool:
-    """Return whether readers accept the amount of metadata in a sidecar, without decoding the sidecar.
+    """Check, without decoding a sidecar, whether readers accept its amount of metadata.
 
     Return False for dictionary-encoded columns, because their decoded size is unknown.
     """
@@ -209,7 +209,7 @@ def _check_counts(leaves: Sequence[LeafMemory], own_columns: Sequence[str], rows
     fields = values[_FIELD_LEAVES[0]]
     if any(values[path] != fields for path in _FIELD_LEAVES):
         raise ValueError("columns of unequal length")
-    if rows > limit or fields > limit + rows:  # `fields` also counts each empty list
+    if rows > limit or fields > limit + rows:  # `fields` also counts empty lists, at most one per sample
         raise ValueError(f"{rows:,} samples with {fields:,} fields, more than the sizes of sidecar and shard allow")
 
 
@@ -252,7 +252,7 @@ def _open_parquet(data: bytes, **options: Any) -> Any:
 
 
 def parquet_schema(data: bytes) -> pa.Schema:
-    """Return the schema of a Parquet file, without key-value metadata. `data` may be only the end of the file."""
+    """Return the schema of a Parquet file, without key-value metadata. The footer in `data` is enough."""
     return _stored_schema(_open_parquet(data))
 
 

@@ -66,7 +66,7 @@ class ShardFacts(NamedTuple):
         crc: CRC-32C of the shard, or None if unknown.
         plan: Hash of the shard's plan, or "" if unknown.
         first: Name of the run's first shard, or "" if unknown.
-        shards: Number of shards of the complete run, or a lower limit. None if unknown.
+        shards: Minimum number of shards of the complete run, or None if unknown.
     """
 
     name: str
@@ -79,7 +79,7 @@ class ShardFacts(NamedTuple):
 
 
 class ShardTally(NamedTuple):
-    """What a dataset file records about a shard's samples. `fields` maps each field to its number of samples."""
+    """What a dataset file records about a shard's samples. `fields` counts the samples with each field."""
 
     samples: int
     first_key: str
@@ -88,7 +88,7 @@ class ShardTally(NamedTuple):
     field_bytes: int
 
     def entry(self, facts: ShardFacts, sidecar: bytes) -> ShardEntry:
-        """Return the dataset file's entry for the shard with these sidecar bytes."""
+        """Return the shard's entry for the dataset file. `sidecar` contains the bytes of the sidecar."""
         index = sidecar_name(facts.name), len(sidecar), crc32c(sidecar)
         return ShardEntry(facts.name, self.samples, facts.size, facts.crc, *index, self.first_key, self.last_key)
 

@@ -132,7 +132,7 @@ def encode_sidecar_table(table: pa.Table, shard: ShardFacts, version: int = FORM
         facts |= {"dropped": f"{transform.dropped}", "skipped": f"{transform.skipped}"}
         if transform.skipped_rows:
             facts["left_out"] = pack_rows(transform.skipped_rows)
-        # With this checksum, `--resume` detects changed facts: it encodes the sidecar again and compares the bytes.
+        # `--resume` encodes the sidecar again and compares the bytes. If a fact was changed, this checksum differs.
         facts["check"] = f"{crc32c(' '.join(facts.values()).encode()):08x}"
     metadata_columns = table.column_names[len(SIDECAR_SCHEMA) :]
     if version > 1:

@@ -123,12 +123,12 @@ class StoredDataset:
     Attributes:
         shards: The shards, in the order of the dataset file, range or list. Some may not exist.
         dataset_file: Path of the dataset file, or None. The file may also list shards that are not in `shards`.
-        folder: The folder of the dataset file, or "" for the current folder.
+        folder: The folder of the dataset file, else of the first shard. "" is the current folder.
         has_own_file: Whether shardtool wrote the dataset file, even if the file is damaged. Sidecars are then in
             `folder`.
-        is_whole: Whether the caller named the whole dataset, by its file, folder or complete range. Unlisted shards are
-            then ignored.
-        missing: For a range, up to 1,000 names that have no file and are not in the dataset file.
+        is_whole: Whether the caller named the whole dataset, by its file, folder or complete range. Then `read`
+            moves shards that are not in the dataset file to `unlisted`.
+        missing: Up to 1,000 names of a range that neither exist nor are listed in the dataset file.
         unlisted: Paths of shards that the dataset file does not list.
     """
 

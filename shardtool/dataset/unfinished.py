@@ -29,7 +29,7 @@ def describe_unfinished(facts: Iterable[ShardFacts | None], sibling_facts: Itera
     """Yield a description of each run that planned more shards than exist.
 
     `facts` come from the shards' sidecars, or are None if a sidecar is missing or invalid. `sibling_facts` come from
-    other shards in the folder. These shards may belong to the same runs.
+    other shards in the folder, which may belong to the same runs.
     """
     counts: Counter[str] = Counter()
     planned: dict[str, int] = {}
