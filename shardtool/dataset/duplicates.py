@@ -117,7 +117,7 @@ def find_content(
 
 
 def content_rank(field: str) -> int:
-    """Return 0 (images) to 3 (JSON), or 4 (not content). A sample's content is its fields of the lowest rank, except 4."""
+    """Return 0 (images) to 3 (JSON), or 4 (not content). A sample's content is its fields of the lowest rank."""
     return _CONTENT_RANKS.get(content_type(field), _NO_RANK)
 
 
