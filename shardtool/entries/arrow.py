@@ -52,7 +52,7 @@ def ipc_stream(table: pa.Table) -> pa.Buffer:
 
 
 def hashable_stream(table: pa.Table) -> bytes:
-    """Return the table as Arrow IPC streams, without null values, whose bytes are undefined."""
+    """Return the table as Arrow IPC streams. Null values are omitted, because their bytes are undefined."""
     streams = []
     for number, column in enumerate(table.columns):
         if column.null_count:

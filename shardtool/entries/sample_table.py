@@ -73,7 +73,7 @@ class FieldRows:
 
 @dataclass(frozen=True, slots=True)
 class FieldSpans:
-    """Locations of the payloads of SPAN rows. These payloads are in shards, archives or a temporary file.
+    """Where the payloads of SPAN rows are inside shards, archives or a temporary file.
 
     Attributes:
         files: The files that contain the payloads. Empty if the payloads will be written to a temporary file later.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 _MIN_ARROW_STRINGS = 2**18  # from this column size, Arrow gathers strings three times as fast as a loop
-_MAX_SLICED_STRINGS = 2**8  # up to this many positions, a loop is faster
+_MAX_SLICED_STRINGS = 2**8  # up to this many positions, a loop is faster than Arrow
 
 
 class StringColumn(Protocol):
