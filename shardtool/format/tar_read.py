@@ -3,8 +3,8 @@
 If GNU tar, bsdtar and `tarfile` read a header differently, this module follows the majority and reports the difference.
 Unlike in `tarfile`, damage or an early end of the file raises `CorruptShard`.
 
-After damage, `next_header` searches for a block with a valid header checksum. If the size in the damaged header
-leads to another header, headers in between that belong to a nested tar are ignored.
+After damage, `next_header` searches for a block with a valid header checksum. If the size field of the damaged header
+leads to another header, the search skips the headers of a nested tar in the payload.
 
 Source: POSIX.1-2017, pax; GNU tar manual, "Basic Tar Format"; docs/format.md, "Tar shards".
 """
@@ -21,7 +21,7 @@ from shardtool.format.tar_write import HEADER_TAIL, TAR_BLOCK_BYTES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    Read = Callable[[int, int], bytes | memoryview]  # (offset, length); returns fewer bytes only at the end of the file
+    Read = Callable[[int, int], bytes | memoryview]  # `read(offset, length)` returns fewer bytes only at the file's end
     Note = Callable[[int, str], None]
 
 

@@ -139,7 +139,7 @@ def parse_features(data: Data, start: int, where: str) -> list[ExampleFeature]:
     """Return the features of an Example. `start` is the offset of the Example in the shard.
 
     Raises:
-        CorruptShard: `data` is not an Example, or its features would need far more memory than `data`.
+        CorruptShard: `data` is not an Example, or has too many features or too long feature names.
     """
     features: list[ExampleFeature] = []
     count = name_bytes = 0
@@ -187,7 +187,7 @@ def _parse_any_feature(data: Data, at: int, end: int, start: int, features: list
 
 
 def decode_numbers(data: bytes | memoryview, kind: str) -> list[int] | list[float]:
-    """Return the numbers in an encoded int64_list or float_list, packed or not. Raise `ValueError` if it is invalid."""
+    """Return the numbers in an encoded int64_list or float_list, packed or not. Raise `ValueError` for other `data`."""
     try:
         if kind == "float":
             spans = [*_value_spans(data)]

@@ -36,7 +36,7 @@ _ZIP64_EXTRA_ID = 1
 _UNIX_SYSTEM = 3
 _MAX_DEFLATE_RATIO = 1032
 _BLOCK_BYTES = 2**18
-_PACKED_SLACK_BYTES = 2**16  # if the compressed size is unknown, read at most twice the decompressed size plus this
+_PACKED_SLACK_BYTES = 2**16  # if the compressed size is unknown, read at most this plus twice the decompressed size
 _DESCRIPTOR_BYTES = 12
 _HEADER_READ_BYTES = 512
 
