@@ -40,7 +40,7 @@ class Listing:
         name: The name of the source in the dataset file, without folders.
         recorded: Values that the dataset file records in addition to the options.
         digest: The content fingerprint of all samples, or None if unknown.
-        stored: Pairs of dataset and shard, one for each name in `shards`.
+        stored: The dataset and shard of each name in `shards`, except names from `--add`.
         compressed: Whether some shards are compressed, and can only be read from start to end.
         condition: The conditions of `--where` on the content of files. Workers evaluate these conditions.
         dropped: Label fields that are not packed. Their metadata columns are kept until splits are chosen.
@@ -109,7 +109,7 @@ class Source(ABC):
         """Return the samples, with the requested fields and metadata."""
 
     def choose(self, listing: Listing, read_existing_keys: Callable[[], PackedStrings | None]) -> Listing:  # noqa: ARG002
-        """Select and sort the listed samples. For an append, `read_existing_keys` returns the output's keys."""
+        """Select and sort the samples. `read_existing_keys` returns the output's keys for an append, else None."""
         return listing
 
     def labels(self, listing: Listing, option: str, name: str) -> pa.ChunkedArray:

@@ -165,7 +165,7 @@ class _SpanChecksums:
 
 
 def checksum_payloads(task: FileReads | SpanReads, kind: Callable[[], _Checksum] = _Crc32c) -> list[int]:
-    """Return a checksum of each payload, or -1 if a file cannot be read."""
+    """Return a checksum of each payload, or -1 for an unreadable file or zip member."""
     if isinstance(task, SpanReads):
         return _checksum_spans(task, kind)
     files, checksums = [*zip(task.paths, task.links, strict=True)], [-1] * len(task.paths)

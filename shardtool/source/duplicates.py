@@ -36,11 +36,11 @@ class DuplicateGroups(NamedTuple):
     """Groups of samples with the same content.
 
     Attributes:
-        groups: The sample numbers of each group. Samples that exist in the output come first, then the others by key.
+        groups: The sample numbers of each group: samples that exist in the output, then new samples, both by key.
             Groups are sorted by their first samples.
-        sizes: Content bytes of one sample of each group.
+        sizes: The content size in bytes of each group's first sample.
         fields: The fields whose content was compared.
-        differ: By sample number, the names of fields and labels whose values differ from the group's first sample.
+        differ: Maps a sample number to the fields and labels that differ from the first sample in the group.
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -117,7 +117,7 @@ def drop_duplicate_samples(
     observer: Observer,
     read_existing_keys: Callable[[], PackedStrings | None],
 ) -> Listing:
-    """With `drop_duplicates`, drop new samples whose content is in the output or in a sample with a smaller key."""
+    """With `drop_duplicates`, drop a new sample if another with its content is in the output or has a smaller key."""
     # The run that wrote a plan file has already dropped the duplicates.
     if not options.drop_duplicates or getattr(options, "plan", None) is not None:
         return listing

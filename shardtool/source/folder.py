@@ -321,8 +321,8 @@ def drop_failed_samples(entries: SampleTable, skipped: Iterable[Skipped]) -> Sam
 def check_dots(entries: SampleTable) -> None:
     """Raise an error for names that WebDataset's rule splits at the wrong dot, such as `scan.2019.01.jpg`.
 
-    A field such as `seg.png` is allowed, unless a part before its last dot is a number or empty. Several
-    such fields must have at least two files each on average, unless there is only one sample.
+    A field such as `seg.png` is allowed, unless a part before its last dot is a number or empty. Several such fields
+    are an error if they have fewer than two files each on average, and there are several samples.
     """
     dotted = [code for code, name in enumerate(entries.fields) if "." in name]
     if not dotted:

@@ -49,7 +49,7 @@ class JsonScalars(NamedTuple):
 
 
 def read_scalars(task: tuple[str, FileReads | SpanReads]) -> JsonScalars:
-    """Read the payloads of a field in a worker, and return their scalars."""
+    """Read the payloads of a field, and return their scalars."""
     field, payloads = task
     return parse_scalars(field, _read_payloads(payloads))
 

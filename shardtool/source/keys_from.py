@@ -35,7 +35,7 @@ _MAX_SIMILAR_KEYS, _MAX_COMPARED_KEYS = 3, 1000
 def match_keys(
     keys: PackedStrings, key_list: object, is_known: Callable[[bytes], bool] | None = None, *, may_lack: bool = False
 ) -> tuple[Rows, str]:
-    """Look up listed keys. Return their ascending positions in `keys`, and a string that describes unknown keys.
+    """Return the ascending positions of listed keys in `keys`, and a string that describes unknown keys.
 
     A listed key is unknown if it is not in `keys` and `is_known` returns false. Unknown keys are an error, unless
     `may_lack` is true and `keys` contains a listed key. `key_list` is a text file with one key per line, a table with a

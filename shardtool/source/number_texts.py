@@ -64,7 +64,7 @@ class NumberTexts:
     Attributes:
         data: The strings in order, each followed by NUL. Empty if `changed` is above 0.
         changed: The number of strings that would change if stored as numbers.
-        rounded: The number of `changed` strings that represent numbers.
+        rounded: The number of `changed` strings that are numbers, such as 0.123456789.
         first_changed: The index of the first of the `changed` strings, or -1.
         damaged: The indexes of damaged values, whose strings are empty.
     """
@@ -135,8 +135,8 @@ def float_text(data: bytes) -> bytes | None:
         return b"%a" % value
     for digits in _FLOAT_DIGITS if abs(value) >= _MIN_NORMAL_FLOAT else range(1, 10):
         text = f"{value:.{digits - 1}e}"
-        # Floats next to a power of two are closer together toward zero. If the nearest decimal is on that side and
-        # parses as another float, try the next decimal on the other side.
+        # A power of two is closer to the next float toward zero than to the one away from zero. If `text` parses as
+        # another float, try the next decimal away from zero.
         if data[:2] == b"\0\0" and struct.pack("<f", float(text)) != data:
             mantissa, exponent = text.replace(".", "").split("e")
             text = f"{int(mantissa) + (1 if value > 0 else -1)}e{int(exponent) - digits + 1}"

@@ -56,7 +56,8 @@ _SOURCE_OPTIONS = ("root", "allow_outside", "symlinks", "map", "join")
 def verify_options_in_errors(source: object, join: object, remedy: str) -> Iterator[None]:
     """Change errors about the source, so they mention only options of `verify` and `diff`.
 
-    `remedy` replaces the advice, unless the advice names one of `_SOURCE_OPTIONS` or starts with "Did you mean".
+    `remedy` follows advice that starts with "Did you mean". Advice that names one of `_SOURCE_OPTIONS` stays.
+    `remedy` replaces other advice.
     """
     try:
         yield
@@ -106,8 +107,9 @@ class RecordedRun(NamedTuple):
     """The recorded run, without the options that cannot be repeated.
 
     Attributes:
-        table: The path of the `--join` table that was found, or else its recorded name. Empty if the user named it.
-        made_fields: Fields that may come from the `--join` table, if it was not found.
+        table: The path of the `--join` table, or its recorded name if the table was not found. Empty if the run
+            used no table, or if the user named the table.
+        made_fields: If the `--join` table was not found, the fields that may come from the table.
         selecting_options: Options whose selection of samples cannot be repeated.
         without_table: The run to use if the table cannot be joined.
     """

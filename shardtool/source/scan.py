@@ -36,7 +36,7 @@ _MAX_ITEM_FILES = 8192
 
 
 class ScanItem(NamedTuple):
-    """A folder to list, or some of its files, in key order.
+    """A folder to list, or some files of a folder, sorted by key.
 
     Attributes:
         prefix: The folder relative to the root, with a final slash. Empty for the root.
@@ -76,11 +76,11 @@ def scan_items(task: ScanTask) -> ScanPart:
 def make_scan_tasks(root: bytes, rules: ScanRules, parts: int, top: ScanPart) -> Iterator[ScanTask]:
     """List the upper levels of the tree, until there are about `parts` items. Then yield tasks for these items.
 
-    The tasks are in key order. Skipped files of the listed folders are added to `top`.
+    Tasks are in key order. Skipped files of the listed folders are added to `top`.
     """
     changed = max(os.lstat(root.rstrip(b"/") or b"/").st_ctime_ns, os.stat(root).st_ctime_ns)
     items = [ScanItem(b"", None, changed)]
-    for _ in range(4):  # folders below the fourth level are not divided among workers
+    for _ in range(4):  # one worker lists a folder on the fourth level, with all its subfolders
         if len(items) >= parts or not any(item.names is None for item in items):
             break
         parts_of_items = [[item] if item.names else _expand_folder(root, rules, item, top) for item in items]

@@ -203,7 +203,7 @@ class FileCollector:
         return parent + split[0], split[1]
 
     def add(self, name: tuple[bytes, bytes], size: int, version_or_offset: int, changed_ns: int) -> None:
-        """Add a file and three numbers, which `in_order` returns. `name` is the key and field that `split` returned."""
+        """Add a file. `in_order` returns its three numbers. `name` is the key and field that `split` returned."""
         self._names += b"%b\0%b\0" % name
         self._starts.append(len(self._names))
         self._numbers.extend((size, version_or_offset, changed_ns))

@@ -71,7 +71,8 @@ def find_listed_samples(
 ) -> tuple[NDArray[np.int64], list[str]]:
     """Find the keys that `keys_from` lists. Return their positions in `keys`, and notes.
 
-    For each listed key that is not in `keys`, `is_known` must be true. With `on_error="skip"`, one found key is enough.
+    A listed key that is not in `keys` is an error, unless `is_known` returns true. With `on_error="skip"`, raise
+    the error only if `keys` contains no listed key.
     """
     samples, problem = match_keys(keys, options.keys_from, is_known, may_lack=options.on_error == "skip")
     return samples, [f"{option_text('keys_from')}: {problem}"] if problem else []

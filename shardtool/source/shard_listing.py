@@ -1,7 +1,6 @@
 """Find the shards of datasets, merge classes and metadata, and list the samples in the order of the shards.
 
-A listing contains the offset of each payload, and each number in a TFRecord as a string. Offsets come from sidecars or
-from scans of shards.
+A listing contains the offset of each payload, and each number in a TFRecord as a string.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ def open_datasets(
         elif dataset.dataset_file is None:
             _check_one_dataset(dataset)
         record_types: Mapping[str, NumberType] | None = None
-        # `index` also accepts shards of other tools. Only a scan can find lists in these shards.
+        # `index` also accepts shards of other tools. Only a scan can find which of their fields contain lists.
         is_ours = file is not None and file.run.verb != "index"
         if file is not None and is_ours and not any(feature.is_list for feature in file.features.values()):
             record_types = number_features(file.features)
@@ -131,7 +130,7 @@ def source_dataset_name(dataset: StoredDataset) -> str:
 def merge_classes(
     datasets: Sequence[StoredDataset], parts: Sequence[SourceShard], is_wanted: Callable[[str], bool]
 ) -> tuple[dict[str, list[str]], list[str]]:
-    """Return the class names by field, and notes. Raise an error if datasets have different names for a field."""
+    """Return the class names by field, and notes. Raise an error if the class names of a field differ."""
     merged: dict[str, list[str]] = {}
     datasets_of_field: dict[str, dict[int, None]] = {}
     for part in parts:
@@ -222,7 +221,7 @@ def _metadata_conflict(
 
 
 def merge_fingerprints(datasets: Sequence[StoredDataset]) -> int | None:
-    """Return the sum of the datasets' fingerprints, or None if the samples may have a different fingerprint."""
+    """Return the sum of the datasets' fingerprints, or None if the sum may not match the samples."""
     files = [dataset.file for dataset in datasets if dataset.file is not None and not dataset.file.part_of]
     for file in files:
         kinds = {*number_features(file.features).values()}
@@ -252,13 +251,13 @@ def list_datasets(  # noqa: PLR0913 - keyword options
 ) -> Listing:
     """Return the samples of datasets.
 
-    `Listing.recorded` contains the option `--dots last` if a dataset was written with this option, or if the last
-    component of a key contains a dot.
+    `Listing.recorded` contains `--dots last` if a dataset used this option, or if the last component of a key contains
+    a dot.
 
     Args:
-        only: The fields to pack, or empty for all fields.
-        without: Fields not to pack or check.
-        salvage: Skip damaged numbers and, in shards without a sidecar, damaged parts.
+        only: The fields to check and to read numbers from, or empty for all fields.
+        without: Fields to exclude from `only`.
+        salvage: Skip samples with damaged numbers and, in shards without a sidecar, damaged parts.
         as_stored: List numbers as stored, not as strings. Fields and class names are then not checked.
     """
 

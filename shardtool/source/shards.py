@@ -1,4 +1,4 @@
-"""Datasets as the source of `reshard`. Payloads are copied without decoding them."""
+"""Datasets as the source of `reshard`."""
 
 from __future__ import annotations
 

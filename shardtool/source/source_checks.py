@@ -35,8 +35,8 @@ _MAX_PROBED_SHARDS = 8
 def shards_note(entries: SampleTable, *, named: bool) -> str:
     """Return a note if a folder contains shards, or "".
 
-    Raise an error if the shards belong to a dataset, or if there are no other files, unless the user selected the
-    shards (`named`).
+    If the user did not select the shards (`named`), raise an error if a shard belongs to a dataset, or if all files
+    are shards.
     """
     counts = entries.code_counts()
     codes = [code for code, field in enumerate(entries.fields) if counts[code] and is_shard_name(f"x.{field}")]

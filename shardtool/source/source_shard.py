@@ -1,7 +1,7 @@
-"""One shard of a source as columns, from its sidecar or from a scan. Only the scan of a TFRecord shard reads payloads.
+"""One shard of a source as columns, from its sidecar or from a scan.
 
-A shard or sidecar that does not match the dataset file is an error. A scan of the shard would lose metadata and
-checksums.
+If a shard or sidecar does not match the dataset file, raise an error instead of scanning the shard, because a scan
+would lose metadata and checksums.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ExaminedFiles:
         self._hash = blake2b(digest_size=16)
 
     def add(self, path: str, info: FileInfo) -> None:
-        """Add a file to the hash. Call this before the file is read."""
+        """Add a file to the hash. Get `info` before you read the file."""
         if isinstance(info, os.stat_result):
             self.changed_ns = max(self.changed_ns, info.st_mtime_ns, info.st_ctime_ns)
             self._hash.update(b"%d %d " % (info.st_dev, info.st_ino))
@@ -70,7 +70,7 @@ class SourceShard:
     Attributes:
         kinds: Types by field, or None if only a scan can find the types. A field without a type contains bytes. A
             tar stores values of other types as strings.
-        conflicts: The first `FeatureConflict` of each field, from a scan.
+        conflicts: For each field, the first sample with no value, several values or another type.
         is_list: For each row, whether the payload is a TFRecord list (not one value). None if no payload is a list.
         regrouped: The number of samples whose fields were not adjacent.
     """

@@ -1,4 +1,4 @@
-"""Check the files of a manifest in workers, without opening them."""
+"""Check the files of a manifest without opening them."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Match(NamedTuple):
 def read_table_head(path: str) -> TableHead | None:
     """Return the first rows of a table, or None if the table cannot be read."""
     ending = table_ending(path)
-    with suppress(Exception):  # the user did not request this table
+    with suppress(Exception):  # report no errors, because the user did not name this table
         if ending in (PARQUET_ENDING, *ARROW_ENDINGS):
             return TableHead((({}, _arrow_rows(path, ending)),)) if not address.is_url(path) else None
         text = _read_head(path).decode("utf-8-sig", "ignore")

@@ -73,9 +73,9 @@ def choose_root(options: CreateOptions, folder: str) -> bytes:
 
 
 def relative_to_root(paths: pa.Array, root: bytes) -> pa.Array:
-    """Make paths below `root` relative to `root`, and remove `./` and `//`.
+    """Make absolute paths below `root` relative to `root`, and remove redundant `./` and `/`.
 
-    Other paths stay absolute. A component `..` stays, because the component before it may be a link.
+    A component `..` stays, because the component before it may be a link.
     """
     text = os.fsdecode(root)
     replacements = [(r"/(?:\.?/)+", "/"), (r"^\./", "")]
@@ -230,6 +230,6 @@ def row_paths(
 
 
 def join_paths(columns: Sequence[pa.Array], first: int, last: int) -> bytes:
-    """Return the paths of samples `first` to `last` (exclusive), row by row, each followed by NUL."""
+    """Return all paths of samples `first` to `last` (exclusive), sample by sample. A NUL follows each path."""
     parts = [part for column in columns for part in (_to_large_strings(column.slice(first, last - first)), _NUL_TEXT)]
     return bytes(arrow.concat_values(pc.binary_join_element_wise(*parts, _EMPTY_TEXT)))

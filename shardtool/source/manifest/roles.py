@@ -45,8 +45,8 @@ _SIGNATURES = (
 class ColumnRoles:
     """The columns of each role. Each pair contains a field name and a column name.
 
-    If `key` is None, keys are paths without extensions, from the first column that `paths` returns or from
-    a column of `struct<bytes, path>` with unique paths. If there is no such column, keys are row numbers.
+    If `key` is None, keys are paths without extensions. These paths are in the first column of `paths()`, or in
+    a column of `struct<bytes, path>` with unique paths. Without such a column, keys are row numbers.
     """
 
     key: str | None

@@ -1,7 +1,4 @@
-"""Combine the columns of a manifest into rows: one row per field of a sample, in the byte order of field names.
-
-All samples have the same fields, except the field that the extension of a sample's path defines.
-"""
+"""Combine the columns of a manifest into rows: one row per field of a sample, in the byte order of field names."""
 
 from __future__ import annotations
 
@@ -39,7 +36,9 @@ class FieldColumn(NamedTuple):
 
 
 class FieldLayout(NamedTuple):
-    """The fields of a sample, sorted by name. One may be the path's extension, so each extension has its own order.
+    """The fields of a sample, sorted by name.
+
+    The extension of a path may name a field, so each extension has its own order of fields.
 
     Attributes:
         code: uint16[extensions, fields], indices into `fields`.

@@ -161,7 +161,7 @@ class ManifestSource(Source):
         self.notes.append(collected_note(count, len(groups.first), self._table.name))
 
     def keep_rows(self, rows: NDArray[np.int64]) -> None:
-        """Keep only the rows at these positions among the selected rows."""
+        """Keep only some of the selected rows: those at the positions `rows`."""
         for columns in (self._columns, self._labels):
             columns.update({name: column.take(arrow.number_array(rows)) for name, column in columns.items()})
         self._lengths = [lengths[rows] for lengths in self._lengths]
