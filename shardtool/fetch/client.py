@@ -41,10 +41,10 @@ _REFUSED_NETWORKS = [
     for network in (
         "0.0.0.0/8",  # "this network"
         "10.0.0.0/8",
-        "100.64.0.0/10",  # carrier-grade NAT; Alibaba's metadata
+        "100.64.0.0/10",  # carrier-grade NAT, and the metadata service of Alibaba's cloud
         "127.0.0.0/8",
         "168.63.129.16/32",  # Azure's platform services, listed in no registry
-        "169.254.0.0/16",  # link-local; metadata of most clouds
+        "169.254.0.0/16",  # link-local, and the metadata services of most clouds
         "172.16.0.0/12",
         "192.0.0.0/24",  # protocol assignments, and the metadata service of Oracle's cloud
         "192.0.2.0/24",  # documentation, like 198.51.100.0 and 203.0.113.0

@@ -24,7 +24,7 @@ _MAX_LISTED_RETRIES = 10
 
 
 class HttpFetcher:
-    """Downloads one list of URLs after the other. Not thread-safe."""
+    """Downloads one list of URLs at a time. Not thread-safe."""
 
     def __init__(self, options: FetchOptions) -> None:
         self._options = options
@@ -59,7 +59,7 @@ class HttpFetcher:
         self._next_report = self._started + _PROGRESS_INTERVAL_S
 
     def take(self, number: int) -> bytes:
-        """Wait for the download of the URL at index `number`, and return the file. Drop earlier files."""
+        """Wait for the download of the URL at index `number`, and return the file. Drop files with smaller indexes."""
         if number > self._limits.head:
             self._loop.call_soon_threadsafe(self._skip_until, number)
         while (result := self._take_if_done(number)) is None:

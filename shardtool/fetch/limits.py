@@ -58,7 +58,7 @@ class HostTimes:
         self._remaining[number // (AHEAD_FACTOR * self._options.connections)][host] -= 1
 
     def estimate(self) -> tuple[float, str, int, int, float]:
-        """Return `remaining_s` and the facts about the slowest host, as in `FetchProgress`. Thread-safe."""
+        """Return the attributes of `FetchProgress` from `remaining_s` to `seconds_per_file`. Thread-safe."""
         seconds_per_file, seconds = self._seconds_per_file(), defaultdict[str, float](float)
         for counts in self._remaining:
             busy = {host: count * seconds_per_file[host] for host, count in counts.items() if count}
@@ -149,7 +149,7 @@ class DownloadLimits:
             await self._wait(download, self._memory_queue, size, take)
 
     def release(self, size: int) -> None:
-        """Stop counting `size` bytes, which are no longer in memory."""
+        """Stop counting `size` bytes of memory."""
         self.held -= size
         queue = self._memory_queue
         while queue and self.held + self._waiting[queue[0]].size <= self._options.memory:
