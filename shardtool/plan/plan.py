@@ -1,7 +1,7 @@
 """Assign samples to shards, in order or by the hash of their keys.
 
-If samples are assigned by hash, adding or removing one changes only one shard, unless the number of shards changes
-(docs/format.md, "Shards by hash").
+If samples are assigned by hash, adding or removing a sample changes only one shard, unless the number of shards
+changes (docs/format.md, "Shards by hash").
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class HashAssignment:
     def assign(
         self, requested: RequestedShards | None, seed: int | None
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], tuple[str, ...]]:
-        """Return the samples in shard order, the position after the last sample of each shard, and notes.
+        """Return `order` and `ends` (see `Plan`), and notes.
 
         The samples of a shard are sorted by key. With a seed, they are sorted by a seeded hash of the key.
         """
@@ -163,12 +163,12 @@ class Plan:
     """The order of the samples, and the end of each shard.
 
     Attributes:
-        stored_sizes: int64[rows], bytes of each payload in the shard. None if equal to `entries.rows.size`.
+        stored_sizes: int64[rows], bytes of each payload in the shard. None if `entries.rows.size` has the same sizes.
         order: int64[samples], the sample at each position. None if the plan has the order of `entries`.
         total: int64[samples + 1], bytes of all samples before each position.
         ends: int64[shards], the position after the last sample of each shard.
-        regions: int64[regions, 2], start and end of byte ranges in the temporary file of a shuffle. One call
-            reads a whole range. None if payloads are read one by one.
+        regions: int64[regions, 2], start and end of each part of a shuffle's temporary file that one call can read.
+            None if payloads are read one by one.
     """
 
     format: str
@@ -253,8 +253,8 @@ def make_plan(
     """Return the plan for `entries`.
 
     Args:
-        pattern: Pattern of the shard names. A closed range of 100 names requests 100 shards. If `bounds` contains a
-            limit, or if there are fewer than 100 samples, 100 is only the maximum.
+        pattern: Pattern of the shard names. A closed range of 100 names requests exactly 100 shards, or at most 100
+            shards if `bounds` contains a limit or there are fewer than 100 samples.
         samples: Indexes of the samples to pack, or None for all samples.
         estimate: int64[samples], estimated bytes of each sample, if exact sizes are unknown.
     """
@@ -357,7 +357,7 @@ def rounded_note(name: str, count: int) -> str:
 
 
 def count_rounded(texts: Sequence[bytes]) -> int:
-    """Return how many numbers change if stored as 32-bit floats and converted back to text."""
+    """Return how many numbers a 32-bit float would round. 0.1 does not count, because its float is written as 0.1."""
     wide = np.array([float(text) for text in texts])
     narrow = wide.astype(np.float32).astype(str).astype(np.float64)
     return int(np.count_nonzero((narrow != wide) & ~np.isnan(wide)))

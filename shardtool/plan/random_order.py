@@ -46,7 +46,7 @@ def random_at(start: int, positions: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def random_permutation(count: int, seed: int) -> NDArray[np.int64]:
-    """Return a uniform random permutation, by sorting one 64-bit random number per position."""
+    """Return a uniform random permutation."""
     return np.argsort(random_numbers(derive_state("shuffle", seed), count), kind="stable")
 
 

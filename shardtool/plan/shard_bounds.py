@@ -22,7 +22,7 @@ NO_LIMIT = 2**62
 class ShardBounds(NamedTuple):
     """The limits that the user requested.
 
-    `current_shards` is the number of existing shards. An assignment by hash keeps this number if possible.
+    `current_shards` is the number of existing shards. An assignment by hash keeps this number if the samples fit.
     """
 
     max_size: int | None = None
@@ -47,7 +47,7 @@ class ShardCapacity(NamedTuple):
 
     Attributes:
         max_bytes: Maximum bytes of a shard's samples, or `NO_LIMIT`.
-        max_planned_bytes: Maximum bytes that a plan puts in a shard. Less than `max_bytes` if sizes are estimates.
+        max_planned_bytes: Maximum planned bytes of a shard's samples. Less than `max_bytes` if sizes are estimates.
     """
 
     max_bytes: int = NO_LIMIT
@@ -143,7 +143,7 @@ class ShardRuns:
 
         `count` must be at least the number of shards that `find_fewest_ends` returns.
         """
-        # Shard k must not start before position earliest[k], or shards k and later could not hold the rest.
+        # If shard k starts before position earliest[k], it and the later shards cannot hold all remaining samples.
         earliest = [0] * (count + 1)
         earliest[count] = self.samples
         for shard in range(count - 1, 0, -1):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 PLAN_HASH_VERSION = 1
-_MIN_REGION_SHARE = 0.25  # if a shard needs less of a region (see `Plan.regions`), single reads are faster
+_MIN_REGION_SHARE = 0.25  # for a smaller share of a region (see `Plan.regions`), reading payloads one by one is faster
 
 
 def build_shard_samples(plan: Plan, shard: int) -> ShardSamples:
@@ -123,9 +123,9 @@ def encode_known_columns(plan: Plan, shard: int, where: ReadCondition | None) ->
 
 
 def hash_shard_plan(shard_format: str, samples: ShardSamples, identity: str = "") -> str:
-    """Return a hash of a shard's keys, fields, sizes and paths, and of the transform's `identity`.
+    """Return a hash of a shard's keys, fields, sizes, paths and inline payloads, and of the transform's `identity`.
 
-    A copy of the source has the same hash, because the hash ignores the source's root and times.
+    The hash ignores the source's root and times, so a copy of the source has the same hash.
     """
     # Hash only the fields of this shard, so the hash does not depend on other shards.
     content = samples.content
