@@ -56,7 +56,7 @@ class Table:
     def read(self, columns: list[str], text: Collection[str], /) -> pa.Table:
         """Read `columns`, which must be in the order of `schema`. If `columns` is empty, the result may have no rows.
 
-        Formats without types, such as CSV, return the columns in `text` as text.
+        A format without types, such as CSV, infers types, except for the columns in `text`.
         """
         raise NotImplementedError
 
@@ -65,7 +65,7 @@ class Table:
         return sum(batch.num_rows for batch in self.batches(self.schema.names[:1]))
 
     def row_counts(self) -> list[tuple[str, int]]:
-        """Return the path and row count of each file if the table consists of several files, else []."""
+        """Return the path and row count of each concatenated file, or [] for other tables."""
         return []
 
     def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:

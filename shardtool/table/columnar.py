@@ -1,6 +1,6 @@
 """Read Parquet, Feather and Arrow files.
 
-Byte columns are read for the plan and again for the shards, so the files must not change in between.
+Byte columns are read twice: for lengths in the plan, and for the shards. The files must not change in between.
 """
 
 from __future__ import annotations

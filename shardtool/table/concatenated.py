@@ -20,7 +20,7 @@ _MAX_NAMED_FILES = 3
 
 
 class ConcatenatedTable(Table):
-    """Several tables, read as one table. `folder` is empty if the tables are in different folders."""
+    """Several tables as one table. `folder` is empty if the tables are in different folders."""
 
     def __init__(self, files: Sequence[str], open_file: Callable[[str], Table]) -> None:
         names = [paths.base_name(file) for file in files]
@@ -48,7 +48,7 @@ class ConcatenatedTable(Table):
         tables = self._read_all(columns, text)
         kinds = _types_by_column([table.schema for table in tables])
         if mixed := {name for name in kinds if len(kinds[name]) > 1 and kinds[name] & {"string", "large_string"}}:
-            # Open the tables again, because text files keep the column types of the first read.
+            # Open the tables again, because a `DelimitedTable` infers its types only once.
             self._tables = [self._open_file(file) for file in self._files]
             tables = self._read_all(columns, mixed.union(text))
         try:

@@ -7,7 +7,7 @@ The checks are needed because of how pyarrow reads JSON lines:
 - It uses memory for each name in each row, even if the row does not have the name.
 
 Each line must therefore be one object with at most `MAX_NESTING` levels. The number of names times the number of rows
-has a limit, which depends on the file size. Python parses only blocks of lines that look suspicious.
+must not exceed a limit, which grows with the file size. Python parses only blocks that may break these rules.
 
 Times stay text. Integers of more than 64 bits become floats.
 """
@@ -105,7 +105,7 @@ _SUSPICIOUS = (
 )
 
 _NON_MARKS = bytes({*range(256)} - {*b'"[]{}'})
-_MIN_CELL_LIMIT = 5 * 10**7  # pyarrow needs about 500 MB for this many values
+_MIN_CELL_LIMIT = 5 * 10**7  # for 50 million values, pyarrow needs about 500 MB
 _CELLS_PER_BYTE = 2
 
 

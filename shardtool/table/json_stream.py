@@ -15,7 +15,7 @@ from shardtool.table.columns import MAX_ROW_BYTES, nesting_error, row_size_error
 
 _BLOCK_BYTES = 2**20
 _WHITE_SPACE = re.compile(r"[ \t\r\n]*")
-_MAX_TOKEN_CHARS = 16  # if decoding stops this close to the end of the buffer, a number, word or escape may be cut
+_MAX_TOKEN_CHARS = 16  # if decoding stops this close to the end of the buffer, read more: a token may be cut off
 _NUMBER_CONTINUES = ("", ".", "e", "E")
 _DECODER = json.JSONDecoder()
 ROWS_OR_COCO = "an array of objects, one per row, or COCO annotations"
@@ -91,7 +91,7 @@ class JsonStream:
         return name
 
     def skip(self) -> None:
-        """Skip the next value. An array is skipped one element at a time."""
+        """Skip the next value. Read an array element by element."""
         if self.peek() != "[":
             self.value()
             return
@@ -99,7 +99,7 @@ class JsonStream:
             pass
 
     def end(self) -> None:
-        """Raise an error unless the document ends here."""
+        """Raise an error if another value follows."""
         if self.peek():
             raise self._problem("more than one value", self._at)
 

@@ -130,7 +130,7 @@ def hash_keys(keys: PackedStrings) -> NDArray[np.uint64]:
 
 
 def contains_hashes(hashes: NDArray[np.uint64], ordered: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Return for each hash whether the sorted array `ordered` contains the hash. Faster than `np.isin`."""
+    """Return for each hash whether the sorted array `ordered` contains the hash. This is faster than `np.isin`."""
     is_contained = np.zeros(len(hashes), bool)
     if len(ordered):
         order = np.argsort(hashes)

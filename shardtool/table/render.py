@@ -51,7 +51,8 @@ class ArrowStrings:
         render: Function that creates the strings for a slice or for positions. Each string is followed by NUL.
         step: Maximum number of strings per call of `render`.
         positions: The positions of the selected strings, or None for all strings.
-        size: Bytes of each payload, if the strings encode payloads of one size (see `decode_inline_payload`), or None.
+        size: If the strings encode payloads of equal size (see `decode_inline_payload`), the bytes of one payload.
+            Otherwise None.
     """
 
     count: int
@@ -68,7 +69,7 @@ class ArrowStrings:
         return replace(self, positions=positions if self.positions is None else self.positions[positions])
 
     def lengths(self) -> NDArray[np.int64]:
-        """Return the length in bytes of each string or, if `size` is set, of each payload."""
+        """Return the length of each string in bytes, or `size` if it is set."""
         if self.size is not None:
             return np.full(len(self), self.size, np.int64)
         lengths, done = np.empty(len(self), np.int64), 0

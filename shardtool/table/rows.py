@@ -37,7 +37,7 @@ def mixed_types_error(name: str, column: str, kinds: dict[str, list[int]]) -> In
 
 
 def format_rows(rows: list[int], *, total: int | None = None) -> str:
-    """Return a string such as `row 3`, or `rows 3, 17 and 12 more`. `total` counts all rows, if `rows` is truncated."""
+    """Return a string such as `row 3`, or `rows 3, 17 and 12 more`. `total` is the number of all rows."""
     total = len(rows) if total is None else total
     return f"row{'' if total == 1 else 's'} {format_list([f'{row:,}' for row in rows[:_MAX_LISTED_ROWS]], total=total)}"
 
@@ -162,8 +162,8 @@ def collect_rows(
 ) -> dict[str, pa.Array]:
     """Return the columns `names` with one value per group of rows.
 
-    In the columns `requested`, this value is the list of the group's values. `all` requests all columns. In other
-    columns, all rows of a group must have the same value.
+    In `requested` columns, this value is the list of the group's values. `all` requests all columns. In other columns,
+    all rows of a group must have the same value.
     """
     listed = names if [*requested] == [ALL_COLUMNS] else requested
     if unknown := [name for name in listed if name not in names]:
