@@ -66,7 +66,7 @@ _MIN_SAMPLES_FOR_SHARE = 100
 class Packing:
     """Writes the planned shards of one dataset. The caller must hold the lock.
 
-    Transformed samples that are larger than estimated go into additional shards.
+    If transformed samples are larger than estimated, the remaining samples go into additional shards.
     """
 
     def __init__(self, planned: Planned, output: PlannedOutput, made_keys: set[bytes]) -> None:
