@@ -67,7 +67,7 @@ def copy_verified(
             report_bytes(len(block))
         original.check(size, crc)
 
-    # Try twice, because a network file system may return wrong bytes once.
+    # Try twice, because a network file system may return wrong bytes on the first read.
     with suppress(CorruptShard):
         return folder.write(original.name, fill, original.size, mtime_ns)[1]
     return folder.write(original.name, fill, original.size, mtime_ns)[1]
@@ -101,9 +101,10 @@ def copy_inside_store(
 
 
 def publish_staged(folder: OutputFolder, staged: Sequence[OriginalFile]) -> None:
-    """Rename each staged file from its `path` to its `name`. An interrupted call can be repeated.
+    """Rename each staged file from its `path` to its `name`.
 
-    Stores cannot rename objects, so objects are copied, and the originals are then deleted.
+    Stores cannot rename objects, so objects are copied, and the originals are then deleted. To finish an
+    interrupted call, pass the files that are still staged.
     """
     if isinstance(folder, Folder):
         folder.publish(*(DurableFile(file.name, file.path) for file in staged))

@@ -32,7 +32,7 @@ class EntryInfo(NamedTuple):
     """The size, time and type of an entry in a folder.
 
     Attributes:
-        special: "" if a file may replace the entry. Otherwise, the type of the entry, such as `a folder`.
+        special: "" if a new file may replace the entry. Otherwise, the type of the entry, such as `a folder`.
     """
 
     size: int
@@ -41,7 +41,7 @@ class EntryInfo(NamedTuple):
 
     @property
     def is_folder(self) -> bool:
-        """Whether the entry is a folder, and not a link to a folder."""
+        """Whether the entry is a folder, not a link to one."""
         return self.special == _FOLDER_KIND
 
 
@@ -61,7 +61,7 @@ def check_entries(full_path: Callable[[str], str], entries: Mapping[str, EntryIn
 
 
 def check_owner(path: str) -> None:
-    """Raise `OutputFailed` if the folder has the sticky bit, and another user owns the file."""
+    """Raise `OutputFailed` if the sticky bit of the folder prevents this user from replacing the file."""
     with suppress(OSError):
         folder, file = os.stat(os.path.dirname(path) or "."), os.lstat(path)
         if folder.st_mode & stat.S_ISVTX and os.geteuid() not in (0, folder.st_uid, file.st_uid):

@@ -64,7 +64,7 @@ class LocalFile(AbstractContextManager["LocalFile"]):
         """Return `length` bytes at `offset`, or fewer at the end of the file."""
         data = os.pread(self._fd, length, offset)
         while len(data) < length and (more := os.pread(self._fd, length - len(data), offset + len(data))):
-            data += more  # a network file system may return fewer bytes
+            data += more  # a network file system may return fewer bytes than requested
         return data
 
     def read_into(self, into: memoryview, offset: int) -> int:
@@ -75,11 +75,11 @@ class LocalFile(AbstractContextManager["LocalFile"]):
         return done
 
     def read_parts(self, parts: list[memoryview], offset: int, total: int) -> int:
-        """Fill at most `MAX_IOVEC` buffers with `total` bytes from `offset`. Return the number of bytes read."""
+        """Read `total` bytes at `offset` into `parts`, at most `MAX_IOVEC` buffers. Return the number of bytes read."""
         done = os.preadv(self._fd, parts, offset)
         if done == total or not done:
             return done
-        # a network file system may return fewer bytes, and a system call returns at most 2 GiB
+        # a network file system may return fewer bytes than requested, and a system call returns at most 2 GiB
         before = 0
         for part in parts:
             missing = part[max(0, done - before) :]
@@ -155,7 +155,7 @@ class LocalFiles:
         try:
             return os.listdir(folder or ".")
         except OSError as error:
-            if not isinstance(error, PermissionError):  # not a machine error: the files may still be readable
+            if not isinstance(error, PermissionError):  # files may be readable although the folder cannot be listed
                 raise_if_machine_error(error, folder or ".")
             raise
 
@@ -176,7 +176,7 @@ def stat_file(path: str | bytes) -> os.stat_result:
 
 
 def is_regular(path: str) -> bool:
-    """Return whether a local path is a regular file, and not a link."""
+    """Return whether a local path is a regular file, not a link."""
     try:
         return stat.S_ISREG(os.lstat(path).st_mode)
     except (OSError, ValueError):
@@ -223,12 +223,12 @@ def read_optional(path: str) -> bytes | None:
     """Return the content of a small file, or None if the file cannot be read."""
     try:
         return read_small(path)
-    except (OSError, AccessRefused):  # if listing is denied, a missing object looks like a denied one
+    except (OSError, AccessRefused):  # without list permission, requests for a missing object are denied
         return None
 
 
 def read_head(path: str, limit: int, flags: int = READ_FOLLOWING) -> tuple[bytes, int]:
-    """Return the first `limit` bytes of a regular file, and its size."""
+    """Return the first `limit` bytes of a regular file or object, and its size."""
     with files_at(path).open(path, flags) as file:
         return file.read(0, limit), file.stat().st_size
 
@@ -332,9 +332,9 @@ def list_folder(folder: str) -> list[str]:
 
 
 def list_folder_names(folder: str, *, needed: bool = False) -> list[str]:
-    """Return the sorted names in a folder, or an empty list for a web server or an unreadable local folder.
+    """Return the sorted names in a folder, or [] for a web server or if a local folder cannot be read.
 
-    If a store denies listing, return an empty list or, with `needed`, raise `AccessRefused`.
+    If a store denies listing, return [] or, with `needed`, raise `AccessRefused`.
     """
     try:
         return [] if is_web(folder) else sorted(list_folder(folder))

@@ -36,8 +36,7 @@ def open_folder(path: str) -> OutputFolder:
     if any(part in ("", ".", "..") for part in parts.key.rstrip("/").split("/") if parts.key):
         found, expected = "an empty, `.` or `..` component", "an address without `//`, `/./` and `/../`"
         raise InvalidRequest(path, found, expected=expected)
-    # This call raises an error for unsupported store options.
-    object_headers(path)
+    object_headers(path)  # raises an error for unsupported store options
     folder: RemoteFolder = remote.remote_folder.RemoteFolder(path)
     return folder
 
@@ -64,7 +63,7 @@ def check_published(folder: OutputFolder, sizes: Mapping[str, int], remedy: str)
 def check_space(folder: OutputFolder, size: int, action: str, *, keeps_old: bool = False) -> None:
     """Raise `OutputFailed` if there is no space for shards of `size` bytes in total, plus their sidecars.
 
-    The message contains `action`, such as `copied`. If `keeps_old`, the message adds that the old dataset is kept.
+    The message contains `action` (such as `copied`) and, if `keeps_old`, that the old dataset is kept.
     """
     need, free = int(size * _INDEX_SPACE_FACTOR), folder.free_bytes()
     if free is not None and need > free:

@@ -1,4 +1,4 @@
-"""File locks (`flock`), acquired without waiting.
+"""Acquire file locks (`flock`) without waiting.
 
 A forked child keeps the shared locks of its parent, because the child may read the locked files. The child closes
 exclusive locks; otherwise, files would stay locked after the parent releases its locks.
@@ -42,7 +42,7 @@ class FileLock(AbstractContextManager["FileLock"]):
         os.pwrite(self._fd, data, 0)
 
     def close(self) -> None:
-        """Release the lock. The locked file is kept."""
+        """Release the lock, but do not delete the file."""
         if _exclusive_locks is None:  # at exit, Python sets module variables to None
             return
         fd, self._fd = self._fd, -1
@@ -56,7 +56,7 @@ _exclusive_locks: dict[int, FileLock] = {}
 
 
 def take_lock(path: str, *, shared: bool = False, create: bool = False) -> FileLock | None:
-    """Acquire a lock on a regular file. Return None if another process holds a conflicting lock.
+    """Acquire a lock on a regular file. Return None if a conflicting lock is held.
 
     If the file is deleted before it is locked, this function opens the path again, because a lock on a deleted file
     excludes no one.

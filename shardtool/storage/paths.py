@@ -41,7 +41,7 @@ def base_name(path: str) -> str:
 
 
 def is_same_location(first: str, second: str) -> bool:
-    """Return whether two locations refer to the same folder."""
+    """Return whether two locations are the same file or folder."""
     return real_path(first) == real_path(second)
 
 
@@ -56,9 +56,10 @@ def absolute_path(path: str) -> str:
 
 
 def source_root(folder: str, *, needed: bool = False) -> bytes:
-    """Return the root of a source folder. Raise `InvalidRequest` if `needed` is true and a local folder does not exist.
+    """Return a source folder as bytes to which relative paths can be appended.
 
-    A root ends with a slash. The root of a web address ends with `#` instead, because the address may have a query.
+    The result ends with a slash or, for a web address, with `#`, because the address may have a query.
+    Raise `InvalidRequest` if `needed` is true and a local folder does not exist.
     """
     if needed and not is_url(folder) and not os.path.isdir(folder):
         found = "not a folder" if os.path.exists(folder) else "no such file or folder"
@@ -94,10 +95,7 @@ def similar_path(path: str) -> str:
 
 
 def source_identity(root: bytes) -> str:
-    """Return text that identifies a source: its address, or the device and inode of a folder.
-
-    The device and inode do not change if the folder is renamed.
-    """
+    """Return text that identifies a source: its address, or a folder's device and inode, which survive a rename."""
     if is_address(root):
         return to_text(root)
     info = os.stat(root)

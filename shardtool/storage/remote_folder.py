@@ -58,8 +58,8 @@ class RemoteFolder:
     def find_entries(self, names: Iterable[str]) -> dict[str, EntryInfo]:
         """Return an `EntryInfo` for each of `names` that exists, by name.
 
-        Modification times are 0 or truncated to seconds, so they never equal a recorded time in nanoseconds. In a
-        store, an equal time would not prove that an object is unchanged.
+        Modification times are 0 or truncated to seconds, so they never equal a recorded time in nanoseconds. An equal
+        time would not prove that an object is unchanged.
         """
         requested = [*names]
         if len(requested) > 1:
@@ -85,7 +85,7 @@ class RemoteFolder:
     ) -> tuple[Result, DurableFile]:
         """Let `fill` write an object of `size` bytes. If the upload fails, `fill` is called again.
 
-        If `size` is None or `fill` writes fewer bytes, let `fill` write a local file, and upload the file.
+        If `size` is None or `fill` writes fewer bytes, upload a local file that `fill` writes.
         """
         if size is not None:
             with suppress(TruncatedUpload):

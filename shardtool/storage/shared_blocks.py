@@ -160,7 +160,7 @@ class SharedBlocks:
                 mapping.madvise(mmap.MADV_DONTNEED)
 
     def _is_open(self) -> bool:
-        """Return whether the descriptor still refers to the file. The program may have closed the descriptor."""
+        """Return whether the descriptor still refers to the file. The program may have closed it."""
         if self._origin is None:
             return False
         try:

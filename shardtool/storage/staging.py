@@ -133,7 +133,7 @@ class Folder:
         return self
 
     def create(self) -> None:
-        """Create the folder if it does not exist, and sync it to disk."""
+        """Create the folder and missing parents, and sync them to disk."""
         with write_errors(self.path):
             for created in make_folders(self.path):
                 sync_folder(created.parent)
@@ -232,7 +232,7 @@ class Folder:
         return read_small(self.full_path(name), flags=READ_PLAIN)
 
     def append(self, name: str, data: bytes, *, durable: bool = True) -> None:
-        """Append data to an existing file. If the process is killed, the file may contain only a part of the data."""
+        """Append data to an existing file. If the process is killed, only a part of the data may be written."""
         check_replaceable(self.full_path(name))
         with write_errors(self.full_path(name)):
             fd = os.open(self.full_path(name), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -279,7 +279,7 @@ class Folder:
         """Hold the lock of the dataset `base` during the `with` block.
 
         Args:
-            shared: Allow other shared locks. The lock file is then not deleted, because other runs may still use it.
+            shared: Let other runs hold shared locks, too. Keep the lock file at the end, because they may still use it.
             continues_replacement: Whether this run continues an interrupted replacement of shards.
 
         Raises:
@@ -321,7 +321,7 @@ def local_folder(path: str | os.PathLike[str], remedy: str = "") -> Folder:
 
 
 def named_local_folder(path: str | os.PathLike[str]) -> Folder:
-    """Return the folder at the user's path. Raise `InvalidRequest` for "", which may come from an unset variable."""
+    """Return the folder at the user's path. Raise `InvalidRequest` for "", which an unset shell variable may cause."""
     if path == "":
         raise InvalidRequest("the folder", "''", expected="a local folder (`.` is the current one)")
     return local_folder(path)

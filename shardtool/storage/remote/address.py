@@ -21,7 +21,7 @@ SCHEME_ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "az", "abfss": 
 
 INSTALL_COMMANDS = {"hf": "pip install 'shardtool[hf]'"}
 SOURCE_PREFIX = "SHARDTOOL_SOURCE_"
-# The first part of a marker (see `Address`). A server or a key of `known_options` follows.
+# A marker (see `Address`) is one of these prefixes, then a server or a key of `known_options`.
 SOURCE_MARKER = "source="
 OPTIONS_MARKER = "options="
 _PORT_PATTERN = r"(?:[0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
@@ -40,7 +40,7 @@ class Address(NamedTuple):
         host: A bucket, a container, or a server and its port.
         key: Key or path without slash at the start.
         query: A query that starts with `?`, or "".
-        marker: `source=SERVER` or `options=KEY`, which refers to settings for this address, or "".
+        marker: `source=SERVER` or `options=KEY` if the address has its own settings, else "".
     """
 
     scheme: str
@@ -146,7 +146,7 @@ def _unknown_scheme(text: str, scheme: str) -> InvalidRequest:
 
 
 def display_address(text: str) -> str:
-    """Remove the user, password and query from an address, because they may be secret."""
+    """Remove the user, password and query from an address. They may be secret."""
     return redact_secrets(text)
 
 

@@ -38,7 +38,7 @@ class BucketEntry(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The key after its last slash."""
+        """The part of the key after the last slash."""
         return self.key.rpartition("/")[2]
 
     @property
@@ -110,11 +110,11 @@ def put_object(address: str, data: bytes, expected: str | None = None, *, use_st
 
     Args:
         expected: The version to replace. If "", the object must not exist. If None, replace any version.
-        use_storage_class: Whether to write the object in the requested storage class. Locks use the default class,
-            because in other classes a store may bill a short-lived object for a month.
+        use_storage_class: Whether to use the requested storage class. Locks use the default class, because in other
+            classes a store may bill a short-lived object for a month.
 
     Raises:
-        FileExistsError: The existing object does not have the version `expected`.
+        FileExistsError: The object exists, and `expected` is "" or another version.
     """
     parts, store = parse_address(address), store_for(address)[0]
     version_kind = "version" if parts.scheme == "gs" else "e_tag"
@@ -125,7 +125,7 @@ def put_object(address: str, data: bytes, expected: str | None = None, *, use_st
 
 
 def object_version(address: str, headers: Mapping[str, str]) -> str:
-    """Return the version in response headers, to pass as `expected` to `put_object`, or "" if there is none.
+    """Return the version of an object from response headers, for `put_object`, or "" if there is none.
 
     For Google, the version is the generation, because Google does not accept an ETag as the condition of a write.
     """

@@ -34,7 +34,7 @@ _WRONG_REGION_CODES = ("", "AuthorizationHeaderMalformed", "AuthorizationQueryPa
               "IllegalLocationConstraintException", "PermanentRedirect")  # fmt: skip
 
 
-# The first alternative matches the XML from a store. The second matches a message from obstore.
+# matches the XML from a store, or a message from obstore
 _ERROR_CODE = re.compile(rb"<Code>([A-Za-z]{1,60})</Code>|\(code: ([A-Za-z]{1,60})\)")
 _STATUS_TEXT = re.compile(r"(?:status(?: code)?|\(code):? (\d{3})|\b(\d{3}) [A-Z][a-z]+")
 _REGION_ELEMENT = re.compile(rb"<Region>([a-z0-9-]{1,40})</Region>")
@@ -51,7 +51,7 @@ CREDENTIAL_ERRORS = {
 
 
 _CREDENTIAL_FAILURES = {
-    # These requests go to a cloud machine's metadata service, where libraries look last for credentials.
+    # matches requests to a cloud machine's metadata service, where libraries look last for credentials
     "no credentials in the environment or from this machine":
         re.compile(r"token request|/latest/(?:api/token|meta-data)|computeMetadata"),
     "the key, key file or token cannot be read":
@@ -183,7 +183,7 @@ def _server_name(url: str) -> str:
 def urllib3_errors(address: str, url: str = "") -> Iterator[None]:
     """Convert exceptions from urllib3 to errors of shardtool.
 
-    `url` is the requested URL, or "" while a response is read. Errors name its server and proxy.
+    `url` is the requested URL, or "" while a response is read. Errors name the server of `url`, and a failed proxy.
     """
     from http.client import HTTPException
 
@@ -205,7 +205,7 @@ def urllib3_errors(address: str, url: str = "") -> Iterator[None]:
 
 
 def status_error(address: str, method: str, status: int, headers: Mapping[str, str], body: bytes = b"") -> Exception:
-    """Return the error for a response with an unexpected status. `body` is the start of the response."""
+    """Return the error for a response with an unexpected status. `body` is the start of the response body."""
     where = display_address(address)
     if status in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE):
         return FileNotFoundError(2, HUGGINGFACE_MISSING.get(headers.get("X-Error-Code", ""), "no such object"), where)
@@ -269,7 +269,7 @@ def error_code(body: bytes) -> str:
 
 
 def retry_after(text: str) -> float | None:
-    """Return how many seconds a Retry-After header asks to wait, or None if the header is invalid."""
+    """Return how many seconds a Retry-After header asks to wait, or None if it is invalid."""
     from email.utils import parsedate_to_datetime
 
     if text.isascii() and text.isdigit():

@@ -112,7 +112,10 @@ def _cached_file_system(address: str) -> Any:
 
 @functools.lru_cache(maxsize=16)
 def _file_system(scheme: str, host: str, marker: str, _pid: int) -> Any:
-    """Return fsspec's file system. Each process has its own, because some file systems do not work after a fork."""
+    """Return fsspec's file system for a server.
+
+    Each process has its own file systems, because some do not work after a fork.
+    """
     from fsspec.core import url_to_fs
 
     options = options_of(marker, f"{scheme}://{host}") or {}

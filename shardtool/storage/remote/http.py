@@ -6,7 +6,7 @@ obstore signs URLs but not headers, so this module signs the headers of S3 reque
 obstore signs the encoded name of a blob but Azure expects the plain name. These Azure signatures are valid for all
 blobs of the container.
 
-Source: Microsoft, "Create a service SAS", the string to sign for version 2020-12-06 and later.
+Source of the Azure signature: Microsoft, "Create a service SAS", version 2020-12-06 and later.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 MAX_CONNECTIONS_PER_SERVER = 64
 MAX_RESPONSE_BYTES = 65536
-_CONNECT_TIMEOUT_S, _SEND_TIMEOUT_S = 10, 60  # `PacedSocket` limits the time of responses
+_CONNECT_TIMEOUT_S, _SEND_TIMEOUT_S = 10, 60  # for responses, `PacedSocket` requires a speed instead
 _MAX_HEADER_BYTES = 2**18
 
 
@@ -136,7 +136,7 @@ def _pool_classes() -> dict[str, type[urllib3.HTTPConnectionPool]]:
         def __init__(self, peer: str, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
             super().__init__(sock, *args, **kwargs)
             self._paced, self._socket_file = PacedSocket(sock, peer), self.fp
-            # Limit the headers. `begin` removes the limit before the body is read.
+            # Limit the size of the headers. `begin` removes the limit before the body is read.
             self._paced.max_bytes = _MAX_HEADER_BYTES
             self.fp = io.BufferedReader(self._paced)
 
@@ -167,7 +167,7 @@ def _pool_classes() -> dict[str, type[urllib3.HTTPConnectionPool]]:
     return {"http": Pool, "https": SecurePool}
 
 
-# Only one thread creates a pool, because loading the certificates takes 75 ms.
+# Two threads must not create the same pool, because loading the certificates takes 75 ms.
 _POOL_LOCK = threading.Lock()
 
 
@@ -410,7 +410,7 @@ def _send_request(address: str, target: str, headers: Mapping[str, str]) -> urll
 
 
 class FirstResponse(NamedTuple):
-    """The first response of a server.
+    """The response of a server, before any redirect.
 
     Attributes:
         error: The error that reading the object would raise, or None.
@@ -447,7 +447,7 @@ def first_response(address: str) -> FirstResponse:
 
 
 def etag_md5(headers: Mapping[str, str]) -> str | None:
-    """Return the MD5 of an object from response headers, or None if the headers contain no MD5."""
+    """Return the MD5 of an object from response headers, or None."""
     for encoded in (headers.get("Content-MD5", ""), google_hashes(headers).get("md5", "")):
         if encoded:
             try:

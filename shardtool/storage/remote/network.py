@@ -1,6 +1,6 @@
 """Find the proxy, certificates and HTTP headers for a server.
 
-For urllib3, `NO_PROXY` works as in reqwest, the HTTP library of obstore.
+urllib3 ignores `NO_PROXY`, so this module applies it like reqwest, the HTTP library of obstore.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def warn(text: str) -> None:
 
 
 def set_listener(listener: Callable[[object], None] | None) -> None:
-    """Call `listener` for each later event, and reset the retry counts. If it is None, only remove the old one."""
+    """Call `listener` for each later event, and reset the retry counts. None only removes the listener."""
     _listeners[:] = [] if listener is None else [listener]
     _totals[:] = _totals if listener is None else [0, 0.0]
 
@@ -93,5 +93,5 @@ def retry_count() -> int:
 
 
 def retry_totals() -> dict[str, float]:
-    """Return the number of retries and the seconds waited, or an empty dict if there were no retries."""
+    """Return the number of retries and the seconds waited, or an empty dict without retries."""
     return {"retries": retry_count(), "waited_s": round(_totals[1], 3)} if retry_count() else {}

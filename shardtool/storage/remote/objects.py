@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 _MAX_SINGLE_READ_BYTES = 2**24
-_MAX_WHOLE_BYTES = 2**30  # limit for reading an object into memory if the server does not support range requests
+_MAX_WHOLE_BYTES = 2**30  # limit for objects in memory, if the server does not support range requests
 
 
 # Azurite sends 0--1/0 for an empty blob.
@@ -132,7 +132,7 @@ class RemoteObject(AbstractContextManager["RemoteObject"]):
         return min(done, total)
 
     def blocks(self, _into: memoryview) -> Iterator[memoryview]:
-        """Yield the whole object. At the end, verify the store's checksum."""
+        """Yield the whole object. At the end, verify the MD5 that the store reports."""
         md5 = hashlib.md5(usedforsecurity=False)
         for piece in self.pieces():
             md5.update(piece)
@@ -250,7 +250,7 @@ FileInfo: TypeAlias = "os.stat_result | ObjectInfo"
 
 
 def read_object(address: str, check_size: Callable[[int], object]) -> tuple[bytes, ObjectInfo]:
-    """Return the content, size and version of an object, read with one request.
+    """Return the content, size and version of an object, read with one request if possible.
 
     `check_size` receives the size before the content is read. If it returns False, the returned content is empty.
     """

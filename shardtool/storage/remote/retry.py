@@ -109,7 +109,7 @@ def _current_policy() -> RetryPolicy:
 
 
 def end_requests(within_s: float) -> None:
-    """Cancel all requests. The main thread may use `within_s` more seconds to release its locks."""
+    """Cancel all requests, but those of the main thread only after `within_s` seconds, so it can release its locks."""
     _deadlines.append(time.monotonic() + within_s)
 
 
@@ -252,7 +252,7 @@ def _has_responded(server: str) -> bool:
 
 
 def start_worker() -> None:
-    """In this worker process, assume that all servers have responded: the parent has contacted them."""
+    """In this worker process, assume that all servers have responded, because the parent has contacted them."""
     _is_worker.set()
 
 

@@ -256,8 +256,8 @@ def key_pair(environment: Mapping[str, str]) -> dict[str, Any]:
 def _aws_session(bucket: str, environment: Mapping[str, str]) -> Any:
     """Return a boto3 session with credentials, or None if obstore must find the credentials.
 
-    If AWS_EC2_METADATA_DISABLED is true and there are no credentials, raise an error: obstore ignores this variable and
-    would send requests to the metadata service.
+    If AWS_EC2_METADATA_DISABLED is true and there are no credentials, raise an error, because obstore ignores this
+    variable and would send requests to the metadata service.
     """
     profile = environment.get("AWS_PROFILE")
     if environment.get("AWS_ACCESS_KEY_ID") and not profile:

@@ -23,7 +23,7 @@ from shardtool.storage.remote.store_options import object_headers
 _MAX_SYNC_COPY_BYTES = 2**28
 # The timeout of a copy assumes this speed, because a store sends nothing during a copy.
 _MIN_COPY_BYTES_PER_S = 10**7
-# Retries stop early, because the caller can copy the object itself.
+# Stop retrying a copy early, because the caller can copy the object itself.
 _COPY_RETRY_S = 30.0
 _CRC_ELEMENT = re.compile(rb"<ChecksumCRC32C>([A-Za-z0-9+/]{6}==)</ChecksumCRC32C>")
 

@@ -138,7 +138,7 @@ _RESERVED_HEADERS = {
 }  # fmt: skip
 StorageOptions = Mapping[str, Any]  # options by name, or a dict of options for each address prefix
 
-# Only spawned workers get this variable. They delete it when they start.
+# Only spawned workers get this variable. Each worker deletes it on import.
 SPAWN_VARIABLE = "SHARDTOOL_CALL_OPTIONS"
 VARIABLES = {  # environment variables, by scheme and storage option
     "s3": {
@@ -177,12 +177,12 @@ def options_in(addresses: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def register_options(options: Mapping[str, dict[str, Any]]) -> None:
-    """Add the storage options of another process."""
+    """Add the storage options of another process to `known_options`."""
     _options_by_key.update(options)
 
 
 def options_of(marker: str, address: str) -> dict[str, Any] | None:
-    """Return the storage options for a marker, or None if the marker does not refer to options."""
+    """Return the storage options for a marker, or None for other markers."""
     if not marker.startswith(OPTIONS_MARKER):
         return None
     if (options := _options_by_key.get(marker.removeprefix(OPTIONS_MARKER))) is None:
@@ -192,7 +192,7 @@ def options_of(marker: str, address: str) -> dict[str, Any] | None:
 
 
 def spawn_environment() -> dict[str, str] | None:
-    """Return the environment for a spawned worker, or None to inherit the environment of this process."""
+    """Return the environment for a spawned worker, or None to inherit this process's environment."""
     if not _options_by_key:
         return None
     import json
@@ -325,7 +325,7 @@ def _check_fsspec_options(scheme: str, options: Mapping[str, Any]) -> dict[str, 
 
 
 def parse_headers(lines: Iterable[str], where: str = HEADERS_VARIABLE) -> dict[str, str]:
-    """Parse lines such as `Name: value`. Errors do not show values, because values may be secret."""
+    """Parse lines such as `Name: value`. Errors do not show values, which may be secret."""
     headers = {}
     for line in lines:
         match = _HEADER.fullmatch(line.strip())

@@ -39,13 +39,13 @@ Result = TypeVar("Result")
 
 MAX_PUT_BYTES = 5 * 10**9
 _HTTPS_PORT = 443
-_CONTINUE_TIMEOUT_S = 1  # some servers do not reply to `Expect: 100-continue`: after this time, send the body
+_CONTINUE_TIMEOUT_S = 1  # then send the body, because some servers do not reply to `Expect: 100-continue`
 _MAX_REFUSAL_BYTES = 2**18
 _STATUS_LINE = re.compile(rb"^HTTP/1\.[01] (\d{3})\b")
 
 
 class TruncatedUpload(Exception):
-    """`fill` wrote fewer bytes than the size of the upload."""
+    """Fewer bytes were written than the announced size of the object."""
 
 
 class _Response(NamedTuple):
@@ -119,7 +119,7 @@ class Upload(AbstractContextManager["Upload"]):
         """Wait for the response and verify the checksum of the object.
 
         Raises:
-            TruncatedUpload: Bytes are missing.
+            TruncatedUpload: Fewer than `size` bytes were written.
             TransientError: The object differs from the bytes sent.
         """
         if self._remaining:
