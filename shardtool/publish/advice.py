@@ -24,7 +24,7 @@ _READER_NAMES = {"huggingface": "Hugging Face datasets"}
 
 
 def loader_notes(outputs: Sequence[tuple[Destination, int]], sizes: Sequence[int]) -> Iterator[str]:
-    """Yield a note for each dataset with fewer shards than a data loader usually has workers.
+    """Yield a note for each large dataset with fewer shards than a data loader usually has workers.
 
     `sizes` contains the total bytes of each dataset's new shards.
     """

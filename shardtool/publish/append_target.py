@@ -27,7 +27,7 @@ _USE_WIDER_RANGE = "Use an open range such as out-{000000..}.tar, or a wider ran
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """An append to the dataset `old`.
+    """A run that appends to the dataset `old`.
 
     Attributes:
         data: The bytes of the old dataset file.
@@ -40,7 +40,7 @@ class Append:
 
 
 class FinishedAppend(Append):
-    """An append that was interrupted after publishing the dataset file. The next run only checks the new shards."""
+    """An append that an earlier run has published. This run only checks the new shards."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""Where a dataset is written: its folder, file names, existing files, and the files that a run may change."""
+"""The folder, file names and existing files of a dataset to write, and the files that a run may change."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Destination:
         return 0 if self.append is None else self.append.first
 
     def open_publication(self, part_record: str = "") -> Publication:
-        """Return a `Publication` of this dataset. For a writer's part, `part_record` is the name of its record."""
+        """Return a `Publication` of this dataset, or of the part with the record `part_record`."""
         indexes = StaleIndexes(self.folder, self.pattern, self.folder.names(), appends=self.appends)
         old_policy: OldDataset = "keep" if self.appends else "replace" if self.if_exists == "overwrite" else "withdraw"
         if self.expected is not None:
@@ -149,7 +149,7 @@ class Destination:
 
 
 def inspect_destination(previous: Destination) -> Destination:
-    """List the existing files. Raise an error if `if_exists` forbids changing them."""
+    """Return a copy that lists the existing files. Raise an error if `if_exists` forbids changing them."""
     folder, pattern, names_in_folder = previous.folder, previous.pattern, previous.folder.names()
     destination = replace(
         previous,
@@ -183,7 +183,7 @@ def inspect_destination(previous: Destination) -> Destination:
 
 
 def changed_meanwhile_error(destination: Destination) -> OutputExists:
-    """Return the error for a dataset that another run changed during this run."""
+    """Return the error for a dataset that another run has changed."""
     problem, expected = "another run changed the dataset", "the same dataset as at the start of this run"
     return OutputExists(destination.dataset_file, problem, expected=expected, remedy="Run the same command again.")
 
@@ -222,7 +222,7 @@ def _check_dataset_file(destination: Destination) -> None:
         append = choose_text(f"Choose {flag_text('append', 'resume')}", "Add --append")
         overwrite = choose_text("'resume-overwrite'", "--overwrite")
         remedy = f"{append} to continue an append, or {overwrite} to replace the dataset."
-        if destination.part is not None:  # neither is possible with `part`
+        if destination.part is not None:  # neither option works with `part`
             remedy = "Delete the dataset first, or use another output."
         raise OutputExists(destination.dataset_file, "appended shards, which this run would delete", remedy=remedy)
 

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from shardtool.storage.folders import OutputFolder
 
 
-# Path, content, `may_replace`, `is_lasting`. If `may_replace`, replace a file with other content even without
-# `overwrite`. If `is_lasting`, never replace an existing file.
+# Path, content, `may_replace` (replace a file with other content even without `overwrite`), and `is_lasting` (never
+# replace an existing file).
 IndexFile = tuple[str, bytes, bool, bool]
 
 
@@ -66,7 +66,7 @@ def _match_listed_shards(dataset: DatasetFile, listed: Collection[str]) -> Datas
 
 
 def check_other_shards(export: ExportFormat, target: OutputFolder, others: Iterable[str]) -> None:
-    """Raise an error if a shard in `others` exists. The folder's index lists these shards of other datasets."""
+    """Raise an error if one of `others` exists, the shards of other datasets in the folder's index."""
     existing_names = {to_output_name(name) for name in target.names()}
     if others := sorted(name for name in others if "/" in name or name in existing_names):
         found = f"an index of other shards: {format_list(others, 3)}"
@@ -147,7 +147,7 @@ class Exporter:
 
         Only indexes with hashes of payloads need `pool`.
         """
-        # Check again, because the dataset may have changed before the caller acquired the lock.
+        # Check again, because the dataset may have changed before it was locked.
         dataset, requested = self.check(), self.requested.values()
         self._note_limits(dataset, target)
         own = self.name if target == self.folder else ""
@@ -308,8 +308,8 @@ def update_exports(
 ) -> None:
     """Update the existing indexes after an append. If an index cannot be updated, add a note.
 
-    Skip formats with hashes of payloads, because hashing requires reading all shards. Skip `written`, the formats that
-    this run has already updated.
+    Skip formats with hashes of payloads, which would require reading all shards. Skip `written`, the formats that this
+    run has already updated.
     """
     for name in find_existing_exports(folder, old):
         export = exports.EXPORTS[name]

@@ -40,7 +40,7 @@ def open_subfolder(folder: OutputFolder, names: str) -> OutputFolder:
 
 
 def read_foreign_index(path: str, export_name: str, shard: indexed_shard.IndexedShard) -> tuple[bytes, str]:
-    """Return the content of a shard's index file, and the problem of the file ("" if the file is valid)."""
+    """Return the content of a shard's index file, and the problem of the file ("" if it is valid)."""
     limit = shard.limit()
     try:
         data, size = files.read_head(path, limit)
@@ -85,7 +85,7 @@ def find_existing_exports(folder: OutputFolder, old: DatasetFile | None) -> list
 
 
 def export_notes(folder: OutputFolder, old: DatasetFile | None, renewed: Collection[str]) -> Iterable[str]:
-    """Yield a note if index files with hashes lack appended samples. Ignore the formats in `renewed`."""
+    """Yield a note if indexes with hashes do not list the appended samples. Ignore the formats in `renewed`."""
     with_hashes = {name for name in find_existing_exports(folder, old) if exports.EXPORTS[name].has_hashes}
     if stale := sorted(with_hashes.difference(renewed)):
         advice = f"update them with {export_call_text('', stale, overwrite=False)}, which reads all shards"
@@ -168,7 +168,7 @@ class StaleIndexes:
 
     Args:
         pattern: The shard pattern, or None to ignore all index files.
-        appends: Whether all existing shards are kept. A folder's index then lacks new shards, but stays valid.
+        appends: Whether all existing shards are kept. A folder's index then stays valid, but lacks new shards.
 
     Attributes:
         removed: The `--export` format of each deleted file.

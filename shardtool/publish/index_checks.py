@@ -76,7 +76,7 @@ def missing_shard_error(path: str) -> CorruptShard:
 def get_subfolder(folder: str, shards: list[str]) -> str:
     """Return the shards' folder relative to `folder`. `shards` contains the folders of all shards.
 
-    Raise an error if there are several, or if one is outside `folder`.
+    Raise an error for several folders, or for a folder outside `folder`.
     """
     if len(shards) > 1:
         found = f"shards in {len(shards)} folders: {format_list(shards, 3)}"
@@ -140,7 +140,7 @@ def check_listed_shards(
 ) -> None:
     """Raise an error if the dataset file lists existing shards that are not in `dataset`.
 
-    Without `overwrite`, also raise an error if the dataset file differs from `dataset`.
+    Without `overwrite`, also raise an error if the file does not list exactly the shards of `dataset`.
     """
     listed, given_names = {entry.name for entry in old.shards}, {shard.name for shard in dataset.shards}
     others = sorted(listed - given_names)
@@ -194,8 +194,8 @@ def compare_sidecar(
 ) -> tuple[ShardIndex, bytes | None] | DifferingSidecar:
     """Compare a sidecar with the scan of its shard.
 
-    If they differ, return a `DifferingSidecar`. Otherwise, return the index and the bytes of the sidecar (None if the
-    sidecar must be rewritten).
+    If they differ, return a `DifferingSidecar`. Otherwise, return the index and the bytes of the sidecar (None if it
+    must be rewritten).
     """
     from shardtool.dataset.shard_index import compare_indexes
     from shardtool.dataset.sidecar_read import FORMAT_VERSION, parse_sidecar

@@ -45,7 +45,8 @@ def add_columns(
 
     Raises:
         SampleFailed: The value of a field is not a JSON object, a number or a short text.
-        OutputExists: A sidecar is a symbolic link, or has one of the columns with other values. Nothing was changed.
+        OutputExists: The dataset file or a sidecar is a symbolic link, or a sidecar has such a column with other
+            values. Nothing was changed.
     """
     path = folder.full_path(name)
     _check_no_link(path)

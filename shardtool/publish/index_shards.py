@@ -97,8 +97,8 @@ class _Indexer:
 
     @cached_property
     def totals(self) -> DatasetTotals:
-        # Use this property only after the workers have started: NumPy starts threads, and a process with threads cannot
-        # fork workers.
+        # Use this property only after the workers have started, because NumPy starts threads, and a process with
+        # threads cannot fork.
         from shardtool.entries.sample_table import FieldValues
 
         return DatasetTotals(FieldValues())
@@ -166,7 +166,7 @@ class _Indexer:
             self.differing.append(f"{self.dataset_file} (of other shards)")
         self._refuse_differing()
         shards = tuple(self.entries[number] for number in range(count))
-        if is_unchanged and old is not None:  # shards without a new checksum keep the old one
+        if is_unchanged and old is not None:  # without a new checksum, keep the old checksum
             shards = tuple(
                 shard if shard.crc is not None else replace(shard, crc=old_entry.crc)
                 for shard, old_entry in zip(shards, old.shards, strict=True)

@@ -47,7 +47,7 @@ class Journal:
         return []
 
     def start(self, header: Mapping[str, object], lines: Iterable[Mapping[str, object]] = ()) -> None:
-        """Replace the journal by a header and lines, and sync it to disk."""
+        """Replace the journal with a header and lines, and sync them to disk."""
         encoded = [_encode(line) for line in (header, *lines)]
         self._folder.publish_bytes(self.name, b"".join(encoded))
         older = [name for name in list_journals(self._base, self._folder.names()) if name != self.name]

@@ -63,18 +63,18 @@ def merge(
 ) -> IndexResult:
     """Create one dataset from the parts that writers or runs of `create` wrote with the same pattern.
 
-    To add parts that finish later, call `merge` again.
+    To add the parts of later writers, call `merge` again.
 
     Args:
-        output: The pattern of the writers, such as `out-{000000..}.tar`.
+        output: The pattern of the writers or runs, such as `out-{000000..}.tar`.
         observer: Receives notes.
-        storage_options: As for `open`.
+        storage_options: Options for stores, as for `open`.
 
     Raises:
         InvalidRequest: Parts are missing or unfinished, share a key, or have contradictory fields or columns. Nothing
             was changed.
         CorruptShard: A part is damaged.
-        OutputExists: The existing dataset file is not the result of a merge, or another run is writing.
+        OutputExists: An existing file does not belong to the parts, or another run is writing.
         OutputFailed: The file system reports an error.
     """
     pattern = parse_pattern(with_options(output, storage_options))

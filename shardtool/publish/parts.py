@@ -193,7 +193,7 @@ def list_run_files(pattern: ShardPattern, names: Collection[str]) -> list[str]:
 
 
 def check_part_count(folder: OutputFolder, pattern: ShardPattern, part: RunPart) -> None:
-    """Raise an error if a finished or running part was started with another number of parts."""
+    """Raise an error if a finished or running part has another number of parts."""
     finished, started = find_run_parts(pattern, folder.names())
     others = [other for other in finished if other.parts != part.parts]
     for other in started:

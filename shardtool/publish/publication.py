@@ -1,6 +1,6 @@
 """Publish the files of a dataset in a safe order (docs/format.md, "Publication order").
 
-- The dataset file lists only complete files. It is replaced last, or deleted before a listed file changes.
+- The dataset file lists only complete files. It is replaced last, or deleted before a listed shard changes.
 - Before a shard changes, its index files for other tools are deleted if they may not match the new shard.
 - A shard is published before its sidecar.
 - Only the parent process publishes files, so a worker that outlives the run publishes nothing.
@@ -43,7 +43,7 @@ class Publication:
 
     `old` selects what happens to an existing dataset:
 
-    - "keep": No listed file changes. The old dataset file exists until the new one replaces it.
+    - "keep": No listed shard changes. The old dataset file exists until the new one replaces it.
     - "withdraw": The old dataset file is deleted before the first file changes.
     - "replace": All files are staged first, so the old dataset stays complete until `finish`. In a store, "replace"
       works like "withdraw", because there is no staging.
@@ -73,7 +73,7 @@ class Publication:
         self.shards_folder = folder if shards_folder is None else shards_folder
         self.keeps_staged = old in ("replace", "exchange") and folder.has_staging
         self._old, self._existing = old, dict(existing or {})
-        # the staged shard and the staged sidecar of each waiting shard
+        # the shards and sidecars that stay staged until `finish`
         self._waiting: list[tuple[list[DurableFile], list[DurableFile]]] = []
 
     def withdraw(self) -> None:
@@ -145,7 +145,7 @@ class Publication:
         stale_shards: tuple[OutputFolder, Sequence[str]] | None = None,
         leftovers: Sequence[str] = (),
     ) -> None:
-        """Publish the waiting files and the dataset file, and delete stale files.
+        """Publish the files that are still staged and the dataset file, and delete stale files.
 
         Args:
             shards: All shards in the dataset file. If given, indexes of other shards are deleted.
@@ -223,7 +223,7 @@ def finish_replacement(folder: OutputFolder, base: str) -> None:
     file = parse_dataset(data, where)
     listed = _list_files(file)
     staged = {new.name: new.path for new in folder.staged() if new.name in listed or new.name == file.skipped_file}
-    # If there is no dataset file, an earlier attempt has checked the published files and deleted it.
+    # An earlier attempt that deleted the dataset file has already checked the published files.
     old = read_valid_dataset(folder.full_path(base + DATASET_SUFFIX))
     old_files = listed if old is None else _list_files(old)
     published = {name for name in listed.keys() - staged.keys() if old_files.get(name) != listed[name]}
@@ -248,7 +248,7 @@ def _list_files(file: DatasetFile) -> dict[str, tuple[int, int | None]]:
 
 
 def finish_replacements(dataset: object, notes: Notes) -> bool:
-    """Finish interrupted replacements of shards in the folders of a dataset. Return whether there was any."""
+    """Finish interrupted replacements of shards in the folders of a dataset. Return whether one was found."""
     # Search folders, because an interrupted run may have deleted the dataset file.
     names = list_names("the dataset", dataset, EXPECTED_DATASET)
     writable = [name for name in names if not is_url(name) or parse_address(name).scheme in STORES]

@@ -51,7 +51,7 @@ def build_dataset_file(
 
 @dataclass(slots=True)
 class DatasetTotals:
-    """The totals of the published shards of a dataset.
+    """The totals of a dataset's published shards.
 
     Attributes:
         shards: Entries for the dataset file, unsorted until the end of the run.
