@@ -2,7 +2,7 @@
 
 On Linux, a parent with a single thread forks the workers, which takes 5 ms. Other parents start new Python processes,
 which takes longer. The command line starts workers before imports that start threads, such as NumPy.
-docs/decisions/002-own-worker-pool.md explains why this module does not use the standard library's pools.
+docs/decisions/002-own-worker-pool.md explains why the standard library's pools are not used.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 RERUN_ADVICE = "Run the same command again."
 _SILENT_WORKER_S = 10.0
-_SIGNAL_GRACE_S = 0.2  # after a signal kills a worker, wait for the same signal to reach this process
+_SIGNAL_GRACE_S = 0.2  # a signal that killed a worker may reach this process a little later
 
 
 def usable_cores() -> int:
@@ -66,7 +66,7 @@ class _Worker:
         return self.tasks, self.results, self.lifeline
 
     def kill(self) -> None:
-        """Kill the process. After `wait`, do nothing: another process may now have this pid."""
+        """Kill the process. After `wait`, do nothing, because another process may have this pid."""
         if self.status is None:
             with suppress(OSError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -217,7 +217,7 @@ class LocalPool(Pool):
                 for fd in (tasks, results, lifeline, *(fd for worker in self._workers for fd in worker.pipes)):
                     os.close(fd)
                 run_worker(*ends)
-            except BaseException:  # noqa: BLE001 - never continue with the parent's code
+            except BaseException:  # noqa: BLE001 - the child must never run the parent's code
                 os._exit(1)
             os._exit(0)
         for fd in ends:
@@ -235,7 +235,7 @@ def _spawn_worker(ends: tuple[int, int, int]) -> subprocess.Popen[bytes]:
         f"import sys; sys.path[:] = {path!r}; from shardtool import messages; from shardtool.execute import worker; "
         f"messages.set_cli_names(command_line={messages.uses_cli_names()}); worker.run_worker{ends}"
     )
-    # the worker inherits the blocked SIGINT, because Ctrl-C during its start would print a traceback
+    # block SIGINT, also in the worker: Ctrl-C while Python starts would print a traceback
     masked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         return subprocess.Popen(  # noqa: S603

@@ -95,7 +95,7 @@ def make_reporter(
 ) -> Callable[..., None]:
     """Return a progress callback that calls `send_report` at most every `pause_s` seconds.
 
-    If `cumulative` is true, the callback reports totals. Otherwise, it reports the counts since the last report.
+    If `cumulative` is true, the callback reports totals, else the counts since the last report.
     """
     last, done = time.monotonic(), [0, 0]
 

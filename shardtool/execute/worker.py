@@ -42,8 +42,8 @@ def send(fd: int, message: object) -> None:
 
 
 def receive(fd: int) -> Any:
-    """Read a message from a pipe, or raise `PipeClosed` at the end."""
-    return pickle.loads(_read_exactly(fd, int.from_bytes(_read_exactly(fd, _LENGTH_BYTES), "little")))  # noqa: S301 - our own process
+    """Read a message from a pipe, or raise `PipeClosed` if the pipe is closed."""
+    return pickle.loads(_read_exactly(fd, int.from_bytes(_read_exactly(fd, _LENGTH_BYTES), "little")))  # noqa: S301 - only shardtool writes to the pipe
 
 
 def _read_exactly(fd: int, size: int) -> bytearray:
@@ -73,7 +73,7 @@ def run_worker(tasks: int, results: int, lifeline: int) -> None:
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     if select.select([lifeline], [], [], 0)[0]:
         return  # the parent died before SIGIO was requested
-    # Several threads send messages. Create the lock here: a lock from before the fork may be locked forever.
+    # Several threads send messages. Create the lock here, because a lock created before the fork may be locked forever.
     sending = threading.Lock()
 
     def answer(kind: int, number: int, value: object) -> None:
