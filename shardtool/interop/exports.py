@@ -36,7 +36,7 @@ class ExportFormat(NamedTuple):
     """A kind of index that another tool reads.
 
     Attributes:
-        suffix: Ending that replaces the shard's ending. "" if the format has no index per shard.
+        suffix: Ending of a shard's index, such as `.idx`, or "" if the format has no index per shard.
         folder_file: The file that lists all shards of a folder, or "" if the format has none.
         has_hashes: Whether the index contains hashes. To compute the hashes, shardtool must read the shard.
         has_readme: Whether shardtool also writes a `README.md` that lists the shards.

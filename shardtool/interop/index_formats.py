@@ -44,7 +44,7 @@ class ShardIndexFile(NamedTuple):
 
     Attributes:
         has_format: Whether a file with these first bytes and this size has the index format.
-        difference: Describes how an index differs from its shard. Returns "" if both are equivalent.
+        difference: Describes how an index differs from its shard, or returns "" if both are equivalent.
     """
 
     encode: Callable[[IndexedShard], bytes]
@@ -88,7 +88,7 @@ def _encode_tfrecord_index(shard: IndexedShard) -> bytes:
 
 
 def _encode_dali_index(shard: IndexedShard) -> bytes:
-    # `wds2idx` 1.2 writes the same format
+    # version 1.2 of the format that `wds2idx` writes
     used = {shard.index.names[code].encode() for code in {*shard.index.codes.tolist()}}
     if unsafe := sorted(name for name in used if _WHITESPACE.search(name)):
         found = f"white space in the field {printable(unsafe[0])!r}, which DALI's index cannot name"

@@ -54,7 +54,7 @@ class ShardHashes(NamedTuple):
 
 
 def hash_shard(task: ShardHashTask, report: Callable[[int, int], None]) -> ShardHashes:
-    """Hash a shard. After each block, call `report` with a sample count of 0 and the size of the block."""
+    """Hash a shard. After each block, report 0 samples and the size of the block."""
     starts, stops = (array("q", offsets).tolist() for offsets in (task.starts, task.stops))
     crc = payload = end = 0
     git_hash, file_hash, payload_hash = sha1(b"blob %d\0" % task.size, usedforsecurity=False), sha256(), sha256()

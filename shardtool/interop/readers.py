@@ -258,7 +258,7 @@ _NAME_RULES = (
 
 
 def unopenable_by(name: str) -> dict[str, str]:
-    """Return the readers that cannot open a shard with this file name, each with the reason."""
+    """Return the readers that cannot open a shard with this file name, with the reasons."""
     reasons: dict[str, str] = {}
     for reader, reason, pattern in _NAME_RULES:
         if pattern.search(name):
