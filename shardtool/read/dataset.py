@@ -406,7 +406,7 @@ def open(  # noqa: A001, PLR0913 - public API
         metadata: Whether to add the sidecar columns to samples. A field replaces a column of the same name.
         splits: Shares of the splits that `partition` returns, such as `{"train": 0.9, "val": 0.1}`. Samples are
             assigned by a hash of their keys, as with `create --split`.
-        seed: Seed for `splits`.
+        seed: Seed of this hash.
         storage_options: Settings for the store or server, such as `endpoint` and `access_key_id`. See docs/remote.md.
 
     Raises:

@@ -35,7 +35,7 @@ _log = logging.getLogger("shardtool")
 ImageType = Literal["numpy", "pil"]
 Named = Literal["numpy", "pil", "mask", "audio", "int", "float", "bool", "text", "json", "npy"]
 Decoder: TypeAlias = "Function | Named | None"
-# fields decoded to int, as in webdataset, but without `label`, because a label may be text
+# fields decoded to int, as in webdataset, except `label`, which may be text
 _INT_FIELDS = frozenset(("cls", "cls2", "index", "inx", "id"))
 _MAX_SHOWN_BYTES = 40
 _NPY_VERSIONS = ((1, 0), (2, 0))

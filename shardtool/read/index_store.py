@@ -138,7 +138,7 @@ class IndexStore(LruCache[int, ShardIndex]):
 
         A duplicate key has the number of its first sample.
         """
-        encoded = [key.encode("utf-8", "surrogatepass") for key in keys]  # a lone surrogate matches no key
+        encoded = [key.encode("utf-8", "surrogatepass") for key in keys]  # no error: a lone surrogate matches no key
         numbers = np.full(len(keys), -1, np.int64)
         if self._all_keys is None and self._first_keys:
             self._search_ranges(keys, encoded, numbers)

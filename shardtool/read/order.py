@@ -104,7 +104,7 @@ def epoch_order(counts: Numbers, options: OrderOptions) -> Order:
 
 
 def _shuffled_samples(options: OrderOptions, starts: Numbers, ends: Numbers, positions: Numbers) -> Numbers:
-    """Return the sample at each position.
+    """Return the sample number at each position.
 
     The shards are concatenated in random order, and the result is cut into `parts` contiguous parts. With 64 parts, the
     positions 0 to 63 (a row) read the first sample of each part, the positions 64 to 127 the second sample, and so on.

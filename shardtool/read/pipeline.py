@@ -418,7 +418,7 @@ _DATALOADER_HINTS = {
 
 
 def refuse_dataloader_options(options: Mapping[str, object], known: Collection[str]) -> None:
-    """Raise InvalidRequest for an option of PyTorch's DataLoader. The error names the equivalent option."""
+    """Raise InvalidRequest for an option of PyTorch's DataLoader. The error names shardtool's equivalent option."""
     for name in options.keys() & _DATALOADER_HINTS.keys() - set(known):
         raise InvalidRequest(name, "an option of PyTorch's DataLoader", remedy=_DATALOADER_HINTS[name])
 

@@ -206,7 +206,7 @@ class SampleReader:
                 if opened.readers is not None:
                     return opened.read_one(row, self._fields)
             except (CorruptShard, OSError, EOFError, ValueError, IndexError):
-                pass  # read the sample again, to create a complete error
+                pass  # read the sample again, to get a detailed error
         return self._read_from_shard(shard, np.array([row]))[0]
 
     def open_shard(self, shard: int) -> ReadableShard:

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from shardtool.values import FeatureType
 
 
-LARGE_SAMPLE_BYTES = 2**12  # larger samples are read faster one by one, on demand (measured)
+LARGE_SAMPLE_BYTES = 2**12  # larger samples are read one by one, which is faster (measured)
 _MAX_SINGLE_READ_BYTES = 2**15  # one system call reads a sample of up to this size
-_MIN_OWN_READ_BYTES = 2**12  # larger payloads are read faster one by one (measured)
+_MIN_OWN_READ_BYTES = 2**12  # larger payloads are read one by one, which is faster (measured)
 _MAX_GAP_BYTES = 2**13  # reading a smaller gap costs less than another system call
 _MAX_BLOCK_BYTES = 2**18
 _NOT_A_NUMBER = "does not match its feature type"
@@ -129,7 +129,7 @@ class ReadableShard:
         object.__setattr__(self, "views", tuple([column.data for column in columns]))
 
     def read_one(self, row: int, selected: frozenset[str] | None) -> Sample:
-        """Return the selected fields of one sample. This is a hot path.
+        """Return the selected fields of one sample.
 
         Raises:
             OSError, EOFError, ValueError, IndexError: The shard is damaged, or its payloads are not in file order.
@@ -389,6 +389,6 @@ def _read_each(
             for name, read in reads:
                 sample[name] = read(sample[name])
         except (OSError, EOFError, ValueError, IndexError):
-            yield read_one(position)  # read the sample again, to create a complete error
+            yield read_one(position)  # read the sample again, to get a detailed error
         else:
             yield sample
