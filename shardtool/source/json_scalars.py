@@ -24,7 +24,7 @@ from shardtool.storage import files, paths
 Scalar = str | int | float | bool | None
 _ReadProblem = tuple[SkipCode, str]
 _MAX_PAYLOAD_BYTES, _MAX_LINE_BYTES = 2**24, 2**20
-MAX_TEXT_LENGTH = 2**15  # longer strings are not metadata: labelme stores images as strings
+MAX_TEXT_LENGTH = 2**15  # longer strings are not metadata, but images, as in labelme files
 _MAX_PLAIN_BYTES = 2**10
 # Strings such as 007 do not match, and stay strings.
 _JSON_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)

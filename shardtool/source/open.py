@@ -1,4 +1,4 @@
-"""Identify the kind of a source, and open the source."""
+"""Identify and open a source."""
 
 from __future__ import annotations
 

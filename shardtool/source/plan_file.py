@@ -70,7 +70,7 @@ _MAX_PAYLOAD_BYTES, _MAX_TOTAL_BYTES = 2**50, 2.0**62
 
 
 def plan_schema(inline: int, split_type: pa.DataType | None, *, paths: bool, spans: bool) -> pa.Schema:
-    """Return the schema of a plan file without its metadata columns.
+    """Return the schema of a plan file, except the metadata columns.
 
     `inline` is the number of fields whose payloads are in the plan. Without `paths`, each path is key + "." + field.
     """

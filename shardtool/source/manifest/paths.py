@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 CHUNK_ROWS = 2**16
-_MAY_NEED_REDACTION = r"[@#?\\]"  # `redact_url` changes only URLs with these characters, and truncates long URLs
+_MAY_NEED_REDACTION = r"[@#?\\]"  # `redact_url` changes only long URLs and URLs with these characters
 
 
 def redact_urls(urls: pa.Array) -> pa.Array:
@@ -164,7 +164,7 @@ class PathEndings:
     """The field name of each path, from its extension.
 
     Attributes:
-        names: The different fields, in order of first occurrence. Without an extension, the field is "".
+        names: Each field name once, in order of first occurrence. Without an extension, the field is "".
         codes: uint16[paths], indices into `names`.
     """
 
