@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shardtool.fetch.options import FetchOptions
 
 
-AHEAD_FACTOR = 4  # start several downloads per connection, because some of them only wait for a slow host
+AHEAD_FACTOR = 4  # start several downloads per connection, because downloads from a slow host wait in a queue
 _MAX_HOSTS = 100_000
 
 
