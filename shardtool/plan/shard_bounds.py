@@ -60,7 +60,7 @@ def cumulative_sizes(sizes: NDArray[np.int64], order: NDArray[np.int64] | None =
     total = np.empty((len(sizes) if order is None else len(order)) + 1, np.int64)
     total[0] = 0
     if order is not None:
-        np.take(sizes, order, out=total[1:], mode="clip")  # the other modes copy the array
+        np.take(sizes, order, out=total[1:], mode="clip")  # other values of `mode` copy the array
     np.cumsum(sizes if order is None else total[1:], out=total[1:])
     return total
 
