@@ -154,7 +154,7 @@ def read_columns(table: Table, names: Collection[str], text: Collection[str]) ->
         remaining = selected.columns[::-1]
         column_names, selected = selected.column_names, None
         for name in column_names:
-            column = remaining.pop()  # a second reference would keep the original in memory
+            column = remaining.pop()  # another reference would keep the unconverted column in memory
             check_column(table.location, name, column)
             columns[name] = arrow.to_one_chunk(arrow.to_plain(column))
             del column
