@@ -62,7 +62,7 @@ def open_dataset(dataset: DatasetLike, *, dots: Dots | None = None) -> StoredDat
 
 
 def find_dataset(dataset: DatasetLike, *, allow_missing: bool = False) -> StoredDataset:
-    """Find the shards of a dataset. If shards of a range are missing and `allow_missing` is false, raise an error."""
+    """Find the shards of a dataset. Raise an error if shards of a range are missing, unless `allow_missing`."""
     names = list_names("the dataset", dataset, EXPECTED_DATASET)
     stored = _find_shards(names)
     if stored.missing and not allow_missing:

@@ -281,7 +281,7 @@ OpenShard: TypeAlias = ShardFile | CompressedFile
 
 
 def open_error(path: str, error: OSError, remedy: str = "") -> CorruptShard:
-    """Return the error for a shard that cannot be opened. For a broken link, advise to fetch its target."""
+    """Return the error for a shard that cannot be opened."""
     if (target := dangling_target(path)) is not None:
         return CorruptShard(path, f"cannot be opened: a broken link to {printable(target)}", remedy=FETCH_ADVICE)
     return CorruptShard(path, f"cannot be opened: {os_error_text(error)}", remedy=remedy)

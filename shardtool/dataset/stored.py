@@ -202,14 +202,14 @@ class StoredDataset:
 def make_dataset(
     paths: Sequence[str], file: str | None, folder: str, *, has_own_file: bool, **attributes: Any
 ) -> StoredDataset:
-    """Create a dataset from shard paths. If `has_own_file`, all sidecars are in `folder`."""
+    """Create a dataset from shard paths."""
     index_folder = folder if has_own_file else None
     shards = tuple(StoredShard(path, index, index_folder=index_folder) for index, path in enumerate(paths))
     return StoredDataset((), shards, file, folder, has_own_file=has_own_file, **attributes)
 
 
 def sidecar_path(shard: str, folder: str | None) -> str:
-    """Return the path of a shard's sidecar. If `folder` is None, the sidecar is next to the shard."""
+    """Return the path of a shard's sidecar: in `folder`, or next to the shard if `folder` is None."""
     return join(folder_of(shard) if folder is None else folder, patterns.sidecar_name(base_name(shard)))
 
 
