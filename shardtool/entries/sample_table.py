@@ -96,7 +96,7 @@ class FieldSpans:
         return replace(self.take_rows(rows), file=take_values(self.file, samples))
 
     def take_rows(self, rows: NDArray[np.int64]) -> FieldSpans:
-        """Return the locations for `rows`. `file` does not change, because it has one item per sample."""
+        """Return the locations for `rows`."""
         is_list = None if self.is_list is None else self.is_list[rows]
         row_file, expected = None if self.row_file is None else self.row_file[rows], take_values(self.expected, rows)
         return replace(self, offset=self.offset[rows], expected=expected, is_list=is_list, row_file=row_file)
@@ -175,7 +175,7 @@ class SampleTable:
 
     @property
     def is_remote(self) -> bool:
-        """Whether the files are in a remote store or on a server. `rows.mtime_ns` then contains versions."""
+        """Whether the files are in a remote store or on a server."""
         return any(map(is_address, (self.root, *self.folders.values())))
 
     @property
