@@ -1,8 +1,8 @@
-"""The dataset of a writer. The writer publishes each full shard immediately, and publishes the dataset file at the end.
+"""The dataset of a writer. The writer publishes each full shard immediately (with `overwrite`, at the end).
 
 Each sidecar records the number of shards so far plus one, so `verify` reports the dataset as incomplete. At the end,
-the writer sets the final number in all sidecars. If a metadata column first appeared in a later shard, the writer also
-adds this column to the earlier sidecars.
+the writer sets the final number in all sidecars, and publishes the dataset file. If a metadata column first appeared in
+a later shard, the writer also adds this column to the earlier sidecars.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ class WriterOutput:
             self.reader_problems.add_shard(index, content.inline, encoder.numbers)
 
     def finish(self, encoder: SampleEncoder, record: Mapping[str, object]) -> None:
-        """Update the sidecars, and publish the dataset file with `record` in its run record."""
+        """Update the sidecars, and publish the dataset file. Its run record includes the entries of `record`."""
         self.totals.schema = self._update_sidecars()
         self.totals.values = FieldValues(types=encoder.types)
         self._remove_old_part_file()

@@ -154,7 +154,7 @@ def _encode_float(value: float) -> EncodedValue:
 
 def _encode_numpy_scalar(value: np.generic) -> EncodedValue:
     if isinstance(value, np.floating):
-        return _encode_float(float(str(value)))  # str() avoids the extra digits of float(np.float32)
+        return _encode_float(float(str(value)))  # float(np.float32(0.1)) is 0.10000000149011612
     plain = value.item()
     if type(plain) not in _ENCODERS:
         raise BadValue(f"a value of the type {value.dtype}", "a number, a boolean, or text")
@@ -316,7 +316,7 @@ class SampleEncoder:
         return {names.to_bytes(name): kind for name, kind in stored.items()}
 
     def encode(self, sample: Mapping[str, object]) -> EncodedSample:
-        """Check and encode a sample. Raise `SampleRefused` if it cannot be written."""
+        """Check and encode a sample. Raise `SampleRefused` if the sample cannot be written."""
         if type(sample) is not dict and not isinstance(sample, Mapping):
             found = f"a value of the type {type(sample).__name__}"
             raise make_refusal("a sample", found, expected="a dict with a key and fields")

@@ -73,9 +73,10 @@ class SampleWriter(AbstractContextManager["SampleWriter"]):
             metadata: Values of metadata columns.
 
         Raises:
-            InvalidRequest: The sample cannot be written. The writer remains usable.
+            InvalidRequest: The sample cannot be written (the writer remains usable), or the metadata of a full shard
+                cannot be stored (the writer is closed).
             OutputFailed: The file system reports an error. The writer is closed.
-            OutOfMemory: There is not enough memory. The writer is closed.
+            OutOfMemory: There is not enough memory. The writer may be closed.
         """
         if self._state != _OPEN or os.getpid() != self._pid:
             self._raise_unusable()
