@@ -74,7 +74,7 @@ def add_fields(entries: SampleTable, new_fields: Sequence[NewField]) -> SampleTa
         spans = replace(spans, offset=offset, expected=expected, is_list=is_list, row_file=row_file)
 
     def is_one_type(field: NewField) -> bool:
-        # Samples without a new value keep the old payload. The old payload may have another type.
+        # Samples without a new value keep the old payload, which may have another type.
         return bool(field.has_value.all()) or field.name not in old_names or values.types.get(field.name) == field.kind
 
     columns = {field.name: field.column for field in new_fields}

@@ -117,7 +117,7 @@ def merge_groups(entries: SampleTable, groups: RowGroups) -> SampleTable:
     """Merge each group of samples into one sample.
 
     The merged sample has the fields of all samples in the group, but the metadata and INLINE fields of only the first
-    sample. If two samples have the same field, the merged sample has it twice, so callers must check for this.
+    sample. If two samples of a group have the same field, the result has this field twice. The caller must check this.
     """
     part = np.repeat(np.arange(len(entries)), entries.counts())
     sample, code = groups.of_row[part], entries.rows.code

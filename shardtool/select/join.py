@@ -54,8 +54,7 @@ class JoinedSamples(NamedTuple):
 
     Attributes:
         unmatched: Number of samples without a row in the table.
-        unused: Number of rows that match no sample. If rows were collected into lists, the number of keys that match no
-            sample.
+        unused: Number of rows that match no sample. With `collect`, the number of table keys that match no sample.
         classes: Class names by column.
         columns: Type of each joined column.
     """
@@ -74,16 +73,16 @@ def join_table(
 ) -> JoinedSamples:
     """Add the columns of a table to the metadata of samples.
 
-    A row matches a sample if the row's value in the column `on` is the key of the sample. If no row matches, the values
-    are compared with the paths of the samples' files. If no path matches, the values without extensions are compared
-    with the keys. If the samples have a metadata column `on`, the values are compared only with this column.
+    A row matches a sample if the row's value in the column `on` is the key of the sample. If no row matches, all values
+    of `on` are compared with the paths of the samples' files, and then, without extensions, with the keys. If the
+    samples have a metadata column `on`, the values are compared only with this column.
 
-    If the metadata already has one of the columns, only samples with a matching row get new values.
+    If the metadata already has a column of the table, only samples with a matching row get the new values.
 
     Args:
         on: The key column of the table. The default is `file_name` for COCO annotations, else `key`.
-        collect: The columns whose values become one list per key. `all` means all columns. If empty, keys must be
-            unique.
+        collect: The columns whose values become one list per key. `all` means all columns. If empty, each
+            key must have only one row.
     """
     source, default_key = open_table(table, {on or _DEFAULT_KEY_COLUMN}, form), list[str]()
     if not (on := on or source.key_column):

@@ -1,7 +1,7 @@
 """Compute keys from paths with a regular expression. For example, `a.png` and `a_mask.png` become one sample.
 
 If the pattern matches the whole relative path without its extension, the first group with a match is the key. The rest
-of the file name, without separators at both ends, becomes the start of the field name, such as `mask` in `mask.png`.
+of the file name becomes the start of the field name, such as `mask` for `_mask` (separators at both ends are removed).
 If the pattern does not match, the key is the path without its extension.
 
 Arrow's RE2 engine takes linear time, even for a pattern from an untrusted dataset file.
@@ -100,7 +100,7 @@ class KeyPattern:
 
 
 def apply_key_pattern(entries: SampleTable, pattern: KeyPattern) -> SampleTable:
-    """Compute the keys of files with a pattern, and merge the files with the same key into one sample."""
+    """Use a pattern to compute the keys of files. Merge the files with the same key into one sample."""
     keys, rests, rest_numbers = pattern.split(entries.keys)
     field_count = len(entries.fields)
     combined = np.repeat(np.array(rest_numbers, np.int64), entries.counts()) * field_count + entries.rows.code

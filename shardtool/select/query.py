@@ -1,7 +1,7 @@
 """Find the rows of a table that match a query such as `label == 'dog' and width > 256`.
 
-The query language is a subset of pandas'. Python parses a query, but never runs it, so an untrusted query can only
-select the wrong rows. A comparison with null is false, except that `!=` is true. `not` inverts the result.
+The query language is a subset of pandas queries. Python parses a query, but never runs it, so an untrusted query can
+only select the wrong rows. A comparison with null is false, except that `!=` is true. `not` inverts this result, too.
 
 Unlike in pandas, class names can be compared with class numbers (`cls == 'cat'`), and lists have `.len()` and
 `.contains()`.

@@ -60,7 +60,7 @@ _OVERFLOW_ERROR = "a whole number outside the range of 64 bits. Add 0.0 to calcu
 
 
 _NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
-_TIME_TEXT = re.compile(  # excludes `now`, `12:30` and `EST`, whose meaning depends on the day and the machine
+_TIME_TEXT = re.compile(  # not `now`, `12:30` or `EST`: their meaning depends on the day or the machine
     r"([0-9]{4})(?:-([0-9]{2})(?:-([0-9]{2})(?:[ T]([0-9]{2}):([0-9]{2})(?::([0-9]{2})(?:\.([0-9]{1,9}))?)?"
     r"(Z|[+-][0-9]{2}:?[0-9]{2})?)?)?)?"
 )
@@ -139,7 +139,7 @@ def calculate(function: Callable[..., Any], *operands: Any) -> Any:
     """Apply a function to numeric columns and constants. If an operand is null, the result is null.
 
     Raises:
-        OverflowError: An integer result is outside the range of its column (int64 or uint64).
+        OverflowError: An integer result is outside the range of its type (int64 or uint64).
     """
     values = [value.values if isinstance(value, Numbers) else value for value in operands]
     masks = [value.valid for value in operands if isinstance(value, Numbers)]
@@ -148,7 +148,7 @@ def calculate(function: Callable[..., Any], *operands: Any) -> Any:
         return result
     valid = np.logical_and.reduce(masks)
     if function in _CAN_OVERFLOW and result.dtype.kind in "iu":
-        # After an overflow, the integer differs from the floating-point result by about a multiple of 2^64.
+        # An overflow changes the integer by a multiple of 2^64, far more than the rounding error of `estimate`.
         estimate = function(*(np.asarray(value, np.float64) for value in values))
         if (np.abs(result - estimate) > 2.0**60)[valid].any():
             raise OverflowError(_OVERFLOW_ERROR)
@@ -159,8 +159,8 @@ def calculate_pair(function: Callable[[Any, Any], Any], left: Any, right: Any) -
     """Call `calculate`. First convert an integer constant to a float if the other operand's type cannot store it.
 
     Raises:
-        OverflowError: As in `calculate`, or one operand is a column with values above 2^63 - 1, and the other operand
-            contains a negative integer.
+        OverflowError: `calculate` raised it, or a column with values above 2^63 - 1 would be combined with negative
+            integers.
     """
     if function is not operator.truediv:  # a division always returns floats
         left, right = _to_unsigned(right, left), _to_unsigned(left, right)

@@ -51,8 +51,8 @@ def rename_keys(
     Args:
         rename: `s/PATTERN/REPLACEMENT/`, or the name of a column with the new keys.
         column_of: Function that returns a column by name.
-        has_paths: Whether fields are files. If true, the returned table stores their paths, because these cannot be
-            computed from the new keys.
+        has_paths: Whether fields are files. If true, the returned table stores their paths, which the new keys do not
+            determine.
     """
     keys = entries.keys
     if not is_utf8(keys.data):

@@ -46,7 +46,7 @@ def _is_sortable(kind: pa.DataType) -> bool:
 
 
 def make_sample_table(entries: SampleTable, shards: Sequence[str]) -> pa.Table:
-    """Return a table with one row per sample and all columns that queries can use.
+    """Return a table with one row per sample, for queries.
 
     The table has the metadata columns, `key`, and `size` (total bytes). For samples in shards, the table also has
     `shard` (a file name) and `fields` (the number of fields). If `shards` is empty, the samples are in a folder: `size`

@@ -44,9 +44,9 @@ def select_fields(
     """Select, drop and rename fields, and skip samples that keep no field.
 
     Args:
-        select: The fields to keep. If empty, all fields.
+        select: The fields to keep, or () for all fields.
         rename: Pairs of new and old names. All names change at the same time. Two fields can get the same name if no
-            sample has both fields.
+            sample has both fields, and neither contains labels or lists.
         to_format: The output format. For TFRecords, a number field and a text field must not get the same name.
     """
     if not (select or drop or rename):

@@ -7,7 +7,7 @@
 - by the hash of each key, but with exact shares for each label
 - by a column with split names
 
-A hash depends only on the key or group and the seed, not on other samples.
+A hash depends only on the key or group, and on the seed.
 """
 
 from __future__ import annotations
@@ -157,9 +157,8 @@ def _share_weights(options: SplitOptions) -> tuple[tuple[str, ...], list[int]]:
 def _apportion(sizes: NDArray[np.int64], weights: list[int]) -> NDArray[np.int64]:
     """Return the number of samples of each label in each split, as int64[labels, splits].
 
-    Each share is rounded down. A label's remaining samples go to the splits that lost most by rounding so far,
-    including earlier labels. With Hamilton's method for each label, all samples of rare labels would be in the largest
-    split.
+    The numbers for a label are rounded down. Its remaining samples go to the splits that lost most by rounding, summed
+    over this label and all earlier labels. Otherwise, the largest split would get all samples of rare labels.
     """
     counts, remainder_rows = np.divmod(sizes[:, None] * np.array(weights, np.int64), SHARE_UNIT)
     owed = [0] * len(weights)
@@ -208,7 +207,7 @@ def _value_texts(values: pa.Array) -> list[bytes]:
         return [b"true" if value else b"false" for value in values.to_pylist()]
     if types.is_floating(kind):
         return [str(int(value) if value.is_integer() else value).encode() for value in values.to_pylist()]
-    if types.is_temporal(kind):  # Arrow converts the times, because Python's have only microseconds
+    if types.is_temporal(kind):  # Arrow converts the times, because Python times have only microseconds
         texts = values.cast("string").to_pylist()
         return [(text.rstrip("0").rstrip(".") if "." in text else text).encode() for text in texts]
     if types.is_string(kind) or types.is_large_string(kind):
@@ -247,10 +246,10 @@ def _small_notes(names: tuple[str, ...], labels: list[bytes], counts: NDArray[np
 
 
 def sample_by_key(keys: PackedStrings, share: float | str) -> NDArray[np.int64]:
-    """Select a random share of the samples by key hash. Return the sorted indexes of the selected samples.
+    """Select the samples whose key hash (see `hash_strings`) is below share * 2^64. Return their sorted indexes.
 
-    A sample is selected if its hash (see `hash_strings`) is below share * 2^64, so a larger share includes all
-    samples of a smaller share. `share` is a number above 0 and at most 1, or a string such as `0.01` or `1%`.
+    A larger share includes all samples of a smaller share. `share` is a number above 0 and at most 1, or a string such
+    as `0.01` or `1%`.
     """
     last = np.uint64(math.ceil(parse_share("sample", share, positive=True) * 2**64) - 1)
     return np.flatnonzero(keys.hashes() <= last)

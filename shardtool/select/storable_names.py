@@ -51,7 +51,7 @@ def has_dotted_keys(keys: PackedStrings) -> bool:
 
 
 def check_storable_names(entries: SampleTable, where: str, *, skip: bool) -> None:
-    """Raise an error if a shard cannot store a key or field name. If `skip`, suggest the option to skip samples."""
+    """Raise an error if a shard cannot store a key or field name."""
     keys, fields = _unsafe_keys(entries.keys), _unsafe_fields(entries)
     bad = [entries.keys[index] for index in keys[:5]] + [to_bytes(name) for name in fields]
     if not bad:
@@ -142,7 +142,8 @@ def make_portable(entries: SampleTable, *, by_key: bool = True) -> SampleTable:
     """Rename keys and fields to names that all readers accept. If `by_key`, sort the samples by the new keys.
 
     Bytes of a key other than ASCII letters, digits, `_`, `-` and `/` are percent-encoded. Field names become lower
-    case. A hash replaces the end of a key that does not fit into a tar header. The sidecar records the original names.
+    case, with `_` for most other characters. A hash replaces the end of a key that does not fit into a tar header. The
+    sidecar records the original names.
     """
     fields = tuple(_portable_field(name) for name in entries.fields)
     longest = max((fields[code] for code in np.unique(entries.rows.code).tolist()), key=len, default="")
@@ -159,7 +160,7 @@ def make_portable(entries: SampleTable, *, by_key: bool = True) -> SampleTable:
         keys=keys,
         fields=unique,
         rows=replace(entries.rows, code=new_code[entries.rows.code], paths=list_source_paths(entries)),
-        # typed fields first, because the dataset file lists class names in this order
+        # typed fields first, to keep the order of class names in the dataset file
         values=entries.values.rename({name: _portable_field(name) for name in (*typed_fields, *entries.fields)}),
         source_paths=True,
     )

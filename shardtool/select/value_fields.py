@@ -56,7 +56,7 @@ def set_value_fields(
     - The existing field contains INLINE values or class numbers.
     - The sample has no existing payload.
 
-    With `optional`, the sample lacks the field in these cases. If all values are null, they remain errors.
+    With `optional`, the sample instead has no such field in the result, unless all values are null.
 
     Args:
         fields: Pairs of a field and the column with its values.
