@@ -49,7 +49,7 @@ def open_staging_folder(path: str) -> OutputFolder:
 
 def check_published(folder: OutputFolder, sizes: Mapping[str, int], remedy: str) -> None:
     """Raise `OutputFailed` if a file in `sizes` is missing in the store, or has another size."""
-    if folder.has_staging:  # staged files do not have these names yet
+    if folder.has_staging:  # staged files do not have their final names yet
         return
     listed = folder.find_entries(sizes)
     for name, size in sizes.items():

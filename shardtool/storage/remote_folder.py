@@ -34,7 +34,7 @@ _NS_PER_SECOND = 10**9
 
 @dataclass(frozen=True, slots=True)
 class RemoteFolder:
-    """An output folder in an object store. Has most methods of `Folder`.
+    """An output folder in an object store, with most methods of `Folder`.
 
     The process that publishes must hold the dataset's lock.
     """

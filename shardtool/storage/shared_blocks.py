@@ -45,7 +45,7 @@ class ForkLock:
         self._lock.release()
 
     def after_fork(self) -> None:
-        """Replace the lock."""
+        """Replace the lock in a forked child."""
         self._lock = threading.Lock()
 
 
@@ -181,7 +181,7 @@ class SharedBlocks:
                 return None
             os.pwrite(fd, _END.pack(end), 0)
             if end > os.fstat(fd).st_size:
-                # Grow in large steps, so mmap is called rarely. The unused half of the file is sparse.
+                # Double the file, so mmap is called rarely. The unused half is sparse.
                 os.ftruncate(fd, 2 * end)
             return start
 

@@ -91,7 +91,7 @@ class StagedFile(AbstractContextManager["StagedFile"]):
         return self._fd
 
     def sync(self) -> None:
-        """Sync the bytes written so far to disk. Another thread may write meanwhile."""
+        """Sync the bytes written so far to disk. Other threads may write at the same time."""
         with write_errors(self._final_path):
             os.fdatasync(self._fd)
 

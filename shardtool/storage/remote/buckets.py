@@ -67,8 +67,8 @@ def list_objects(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
 def _list_below(address: str, store: Any, prefix: str) -> Iterator[BucketEntry]:
     """Yield all objects below a prefix. After a failure, continue after the last non-empty object.
 
-    An empty object may represent a folder. A listing cannot continue after such an object, because its key ends with a
-    slash, which obstore removes.
+    An empty object may represent a folder: its key ends with a slash, which obstore removes, so a listing cannot
+    continue after this key.
     """
     attempts, last_key, yielded = RetryState(address), "", set[str]()
     while True:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 MAX_CONNECTIONS_PER_SERVER = 64
 MAX_RESPONSE_BYTES = 65536
-_CONNECT_TIMEOUT_S, _SEND_TIMEOUT_S = 10, 60  # for responses, `PacedSocket` requires a speed instead
+_CONNECT_TIMEOUT_S, _SEND_TIMEOUT_S = 10, 60  # for responses, `PacedSocket` requires a minimum speed instead
 _MAX_HEADER_BYTES = 2**18
 
 
@@ -356,7 +356,7 @@ def request_object(
     Raises:
         TransientError: The request can be retried.
         FileNotFoundError: The object does not exist.
-        FileExistsError: A condition in `headers` does not hold.
+        FileExistsError: A condition in `headers`, such as `If-Match`, is not met.
     """
     cached_link = next(iter(links or ()), None)
     if cached_link is not None:
@@ -459,7 +459,7 @@ def etag_md5(headers: Mapping[str, str]) -> str | None:
 
 
 def object_md5(address: str, headers: Mapping[str, str]) -> str | None:
-    """Return the MD5 of a whole object from a store's response headers, or None if it is unknown.
+    """Return the MD5 of a whole object from a store's response headers, or None.
 
     S3's ETag is not an MD5 if the object is encrypted with KMS or customer keys, or is in a directory bucket.
     """

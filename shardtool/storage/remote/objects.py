@@ -63,8 +63,8 @@ _MIN_READ_AHEAD_BYTES, _MAX_READ_AHEAD_BYTES = 2**16, 2**21
 class RemoteObject(AbstractContextManager["RemoteObject"]):
     """One version of an object in a store or on a web server. Has the same methods as `LocalFile`.
 
-    If `size` is given, no request is sent before the first read. `read` can be used in several threads. Sequential
-    calls of `read_into` request the next bytes in advance.
+    If `size` is given, no request is sent before the first read. `read` is thread-safe. Sequential calls of `read_into`
+    request the next bytes in advance.
     """
 
     sequential_read_bytes, random_read_bytes, max_gap_bytes = 2**22, 2**16, 2**20
@@ -469,7 +469,7 @@ REMOTE = RemoteFiles()
 def iter_objects(folder: str) -> Iterator[BucketEntry]:
     """Yield all objects below an address, with keys relative to the address.
 
-    An empty object may represent a folder. Its key is returned without the slash at its end.
+    An empty object may represent a folder. Its key is returned without the final slash.
     """
     prefix_length = len(parse_address(folder).key.rstrip("/"))
     for entry in list_entries(folder, below=True):

@@ -138,7 +138,7 @@ _RESERVED_HEADERS = {
 }  # fmt: skip
 StorageOptions = Mapping[str, Any]  # options by name, or a dict of options for each address prefix
 
-# Only spawned workers get this variable. Each worker deletes it on import.
+# Only spawned workers get this variable. Each worker deletes it when it imports this module.
 SPAWN_VARIABLE = "SHARDTOOL_CALL_OPTIONS"
 VARIABLES = {  # environment variables, by scheme and storage option
     "s3": {

@@ -60,7 +60,7 @@ def upload(address: str, size: int, fill: Callable[[Upload], Result]) -> Result:
     After a temporary failure, `fill` is called again.
 
     Raises:
-        TruncatedUpload: `fill` wrote too few bytes. The object was not created.
+        TruncatedUpload: `fill` wrote fewer than `size` bytes. The object was not created.
     """
     attempts = retry.RetryState(address)
     while True:
@@ -170,7 +170,7 @@ class Upload(AbstractContextManager["Upload"]):
     def _compare(self, headers: Mapping[str, str]) -> None:
         if etag_md5(headers) == self._md5.hexdigest():
             return
-        with suppress(OSError):  # a missing or replaced object causes a retry below
+        with suppress(OSError):  # raise the error below if the object is missing or was replaced
             if files.read_crc(self._address) == (self._size, self._crc):
                 return
         raise retry.TransientError("the store's copy differs from the data sent")
