@@ -134,7 +134,7 @@ class Destination:
         self.folder.temporary.discard_staged([self._spool_name])
 
     def load_skipped(self) -> list[Skipped]:
-        """Return the rows of the existing list of skipped samples."""
+        """Return the existing list of skipped samples."""
         name = self.pattern.skipped_file
         data = listed_files.read_output_file(self.folder, name) if name in self.existing else b""
         return skipped_list.parse_skipped(data, self.skipped_file)

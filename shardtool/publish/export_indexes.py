@@ -1,6 +1,6 @@
 """Write and update the index files of other tools for a dataset.
 
-All files are staged before the first is published, so an error while staging leaves the existing files unchanged.
+All files are staged before the first is published, so an error while staging changes no file.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Exporter:
         self._note = notes.add_new
 
     def check(self) -> DatasetFile:
-        """Return the dataset. Raise an error if the requested indexes cannot be written."""
+        """Parse the dataset file. Raise an error if the requested indexes cannot be written."""
         where = self.folder.full_path(self.name)
         if not self.name.endswith(DATASET_SUFFIX):
             raise InvalidRequest(where or "the dataset", "not a dataset file", expected="a name such as out.json")

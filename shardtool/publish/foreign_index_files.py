@@ -51,7 +51,7 @@ def read_foreign_index(path: str, export_name: str, shard: indexed_shard.Indexed
 
 def read_sample_counts(export: ExportFormat, target: OutputFolder) -> dict[str, int]:
     """Return the sample count of each shard in a folder's index."""
-    subfolder = os.path.dirname(export.folder_file)  # an index below a symbolic link is ignored
+    subfolder = os.path.dirname(export.folder_file)  # ignore an index whose folder is a symbolic link
     is_outside = subfolder and not all(file_info.is_folder for file_info in target.find_entries([subfolder]).values())
     return {} if is_outside else export.sample_counts(read_or_empty(target, export.folder_file))
 
@@ -85,7 +85,10 @@ def find_existing_exports(folder: OutputFolder, old: DatasetFile | None) -> list
 
 
 def export_notes(folder: OutputFolder, old: DatasetFile | None, renewed: Collection[str]) -> Iterable[str]:
-    """Yield a note if indexes with hashes do not list the appended samples. Ignore the formats in `renewed`."""
+    """Yield a note if indexes with hashes do not list the appended samples.
+
+    Ignore `renewed`, the formats that this run writes.
+    """
     with_hashes = {name for name in find_existing_exports(folder, old) if exports.EXPORTS[name].has_hashes}
     if stale := sorted(with_hashes.difference(renewed)):
         advice = f"update them with {export_call_text('', stale, overwrite=False)}, which reads all shards"
@@ -275,7 +278,7 @@ class StaleIndexes:
         self._stale = {}
 
     def removal_notes(self, dataset_file: str, renewed: Collection[str] = ()) -> Iterator[str]:
-        """Yield a note about the deleted index files. Ignore the formats in `renewed`."""
+        """Yield a note about the deleted index files, except the formats in `renewed`."""
         if removed := {name: export_name for name, export_name in self.removed.items() if export_name not in renewed}:
             summary = f"{pluralize(len(removed), 'file')} of other tools' indexes deleted, because their shards changed"
             advice = export_call_text(dataset_file, sorted({*removed.values()}), overwrite=True)

@@ -88,7 +88,7 @@ class _Indexer:
         self.unrecognised: list[tuple[int, str]] = []
         self.differing: list[str] = []
         self.lost: set[str] = set()
-        self.incomplete: dict[str, set[str]] = {}  # the old columns that each new sidecar lacks
+        self.incomplete: dict[str, set[str]] = {}  # maps each new sidecar to the old columns that it lacks
         self.entries: dict[int, ShardEntry] = {}
         self.kinds: dict[int, Mapping[str, FeatureType]] = {}
         self.lists: set[str] = set()

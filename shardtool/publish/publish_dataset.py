@@ -121,7 +121,7 @@ def check_fingerprint(source: str, found: str, expected_fingerprint: str) -> Non
 
 
 def join_datasets(old: DatasetFile, new: DatasetFile) -> DatasetFile:
-    """Return one dataset file for old and new shards. `new.skipped` must count the skipped samples of both."""
+    """Return one dataset file for old and new shards. `new.skipped` must count the skipped samples of both datasets."""
     shards = (*old.shards, *new.shards)
     names = sorted({*old.fields, *new.fields}, key=to_bytes)
     fields = {name: old.fields.get(name, 0) + new.fields.get(name, 0) for name in names}
