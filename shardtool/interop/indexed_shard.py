@@ -78,7 +78,7 @@ def hash_shard(task: ShardHashTask, report: Callable[[int, int], None]) -> Shard
         raise CorruptShard(task.path, os_error_text(error), expected="a readable shard") from None
     if end != task.size:
         raise CorruptShard(task.path, f"{end:,} bytes", expected=f"{task.size:,} bytes, as listed in the dataset file")
-    payloads += payload_hash.digest() * (len(starts) - payload)  # add the hashes of empty payloads at the end
+    payloads += payload_hash.digest() * (len(starts) - payload)  # hash the empty payloads at the end of the shard
     return ShardHashes(crc, git_hash.hexdigest(), file_hash.hexdigest(), bytes(payloads))
 
 
