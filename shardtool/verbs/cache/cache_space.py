@@ -177,17 +177,16 @@ class CacheSpace(NamedTuple):
     def reserve(self, reservation: FileLock, size: int) -> int | None:
         """Reserve `size` bytes, and return the number of evicted shards. The folder's lock must be held.
 
-        If there is too little space, evict no shard, record the request in the reservation, and return None. If no
-        shard is in use or being added, waiting cannot help, so raise `OSError`.
+        If there is too little space, evict no shard, record the request in the reservation, and return None. Raise
+        `OSError` if waiting cannot help: all shards together are too small, and no bytes are reserved.
         """
         reservation.write(layout.encode_reservation(0, size))
         contents = self.scan(ignored_path=reservation.path)
-        evicted = self.evict(self.eviction_order(contents.shards), self.bytes_to_free(contents, size))
+        excess, evictable = self.bytes_to_free(contents, size), sum(shard.size for shard in contents.shards)
+        evicted = self.evict(self.eviction_order(contents.shards), excess)
         if evicted is not None:
             reservation.write(layout.encode_reservation(size, 0))
-        elif not contents.reserved and not any(
-            self.policy == "keep" or self.is_held(one.path) for one in contents.shards
-        ):
+        elif evictable < excess and not contents.reserved and not (self.policy == "keep" and contents.shards):
             raise OSError(ENOSPC, os.strerror(ENOSPC))
         return evicted
 
