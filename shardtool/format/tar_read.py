@@ -3,8 +3,9 @@
 If GNU tar, bsdtar and `tarfile` read a header differently, this module follows the majority and reports the difference.
 Unlike in `tarfile`, damage or an early end of the file raises `CorruptShard`.
 
-After damage, `next_header` searches for a block with a valid header checksum. If the size field of the damaged header
-leads to another header, the search skips the headers of a nested tar in the payload.
+After damage, `next_header` searches for a block with a valid header checksum. If the size in the damaged header
+points to a valid header, an earlier header counts only if its members end exactly there. This excludes the headers of
+a nested tar in the payload.
 
 Source: POSIX.1-2017, pax; GNU tar manual, "Basic Tar Format"; docs/format.md, "Tar shards".
 """

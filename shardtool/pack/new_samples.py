@@ -108,7 +108,7 @@ def _hash_samples(
 ) -> NDArray[np.uint64]:
     known_sizes = np.where(np.isin(codes, inline_fields), 0, sizes)
     rows = (codes.astype(np.uint64) << np.uint64(48)) ^ known_sizes.astype(np.uint64)
-    # The sums may overflow: their differences are still correct.
+    # The sums may overflow, but their differences are still correct.
     total = np.cumsum(np.concatenate((np.zeros(1, np.uint64), random_at(0, rows))))
     sample_hashes: NDArray[np.uint64] = np.diff(total[first])
     return sample_hashes

@@ -243,7 +243,7 @@ def add_tag(pattern: ShardPattern, tag: str) -> ShardPattern:
 
 
 def find_writer_parts(pattern: ShardPattern, names: Iterable[str]) -> dict[str, WriterPart]:
-    """Return the parts of writers by tag, sorted by part number or name."""
+    """Return the parts that `ShardWriter` wrote, by tag and sorted by part number or name."""
     tags = re.compile(rf"\.?{re.escape(pattern.prefix)}(?P<tag>{_WRITER_TAG_PATTERN})")
     parts: dict[str, WriterPart] = {}
     for name in sorted(names, key=lambda name: (len(name), name)):

@@ -354,7 +354,7 @@ def to_sixteen_bits(image: Image.Image) -> Image.Image:
 
 
 def to_eight_bits(image: Image.Image, picture: OpenedImage) -> Image.Image:
-    """Convert a grey image to eight bits. Raise `BadImage` if white is not defined."""
+    """Convert a grey image to eight bits. Raise `BadImage` if no value means white."""
     if not 0 < picture.white_value <= _MAX_16_BIT:
         integers = "integers that are signed, have more than 16 bits, or use 0 as white"
         values = "floats" if image.mode == "F" else integers

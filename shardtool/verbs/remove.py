@@ -70,7 +70,7 @@ _MAX_LISTED_KEYS = 3
 
 @accepts_options(RemoveOptions)
 def remove(dataset: DatasetLike | Sequence[DatasetLike], options: RemoveOptions, observer: Observer) -> RemoveResult:
-    """Remove samples from existing datasets: those in `keys` or `keys_from`, or those that match `where`.
+    """Remove samples from existing datasets. `keys`, `keys_from` or `where` selects the samples.
 
     Args:
         dataset: Datasets (such as splits) with a dataset file. Each dataset is processed separately.

@@ -284,7 +284,7 @@ class EncodedSample(NamedTuple):
 
 
 class SampleEncoder:
-    """Encodes samples, and remembers how accepted samples restrict later samples.
+    """Encodes samples, and checks that each one fits the fields and types of earlier samples.
 
     Attributes:
         kinds: The type of each field, or "" if the field contains bytes or values of several types.

@@ -223,8 +223,8 @@ class ShardWriter(SampleWriter):
             self._skipped = []
 
     def _publish(self, shard: ShardBuilder) -> None:
-        # Samples that were skipped after the shard's last sample are excluded, because a resumed program passes them to
-        # `write` again.
+        # `shard.skipped` lacks the samples that were skipped after the last sample of the shard, because a resumed
+        # program passes these samples to `write` again.
         self._output.add(shard, self._encoder, shard.skipped)
         self._shard = None
 

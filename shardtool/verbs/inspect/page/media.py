@@ -1,4 +1,4 @@
-"""Embed audio and video in the HTML page. The first bytes determine the MIME type, so no payload runs as a script."""
+"""Embed audio and video in the HTML page. Each gets the MIME type that its bytes show, so it cannot run as a script."""
 
 from __future__ import annotations
 
