@@ -273,7 +273,8 @@ def _parse_range(folder: str, name: str, ranges: list[re.Match[str]]) -> ShardPa
         where = os.path.join(folder, name)  # the full path, because errors find secrets only in complete URLs
         found = f"a range and {extra[0]!r}" if extra[0] in "*?" else "more than one range"
         raise InvalidRequest(where, found, expected="one range, in the file name")
-    start, last = match[1] or match[3], match[2] or match[4]
+    start = match[1] or match[3]
+    last = match[2] or match[4]
     numbers = [number for number in match.groups() if number]
     if any(len(number) > _MAX_FILE_NAME_BYTES or len(number.lstrip("0")) > _MAX_DIGITS for number in numbers):
         raise InvalidRequest(name, "number too long", expected=f"at most {_MAX_DIGITS} digits")
@@ -281,7 +282,8 @@ def _parse_range(folder: str, name: str, ranges: list[re.Match[str]]) -> ShardPa
         if (width := int(match[5] or 1)) > _MAX_FILE_NAME_BYTES:
             raise InvalidRequest(name, f"numbers of {match[5]} digits", expected=f"at most {_MAX_FILE_NAME_BYTES}")
         start = f"{0:0{width}d}"
-    first, count = int(start), int(last) - int(start) + 1 if last else None
+    first = int(start)
+    count = int(last) - int(start) + 1 if last else None
     if count is not None and count < 1:
         raise InvalidRequest(name, f"the range ends at {last}, before it starts", expected=OUTPUT_EXAMPLE)
     _check_ending(name, f"{prefix}0{suffix}")

@@ -49,7 +49,8 @@ class CommaChoice(click.Choice):  # type: ignore[type-arg,unused-ignore]  # gene
 
 def drop_overridden(options_type: type[Any], context: click.Context) -> None:
     """Drop job-file values that the command line overrides. From options such as `fetch`, drop only overridden keys."""
-    params, specs, file_values = context.params, option_specs(options_type), context.default_map or {}
+    params, specs = context.params, option_specs(options_type)
+    file_values = context.default_map or {}
     typed = {name for name in params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     for name, spec in specs.items():
         if spec.group and any(specs[other].group == spec.group for other in typed & specs.keys()) and name not in typed:

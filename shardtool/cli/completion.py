@@ -143,7 +143,8 @@ def _list_help_subjects(ctx: click.Context, _param: click.Parameter) -> Iterable
 
 
 def _list_columns(ctx: click.Context, param: click.Parameter) -> Iterator[str]:
-    joined, paths = ctx.params.get("join"), [] if param.name == "on" else _typed_files(ctx)
+    joined = ctx.params.get("join")
+    paths = [] if param.name == "on" else _typed_files(ctx)
     for path in [*([joined] if isinstance(joined, str) and not is_url(joined) else []), *paths]:
         yield from _read_columns(os.path.expanduser(path))
     if param.metavar == "QUERY":

@@ -97,7 +97,8 @@ class HelpShown(click.UsageError):
 
 def usage_error(error: click.ClickException, verb: str, arguments: Sequence[str]) -> InvalidRequest:
     """Convert an error of click to `InvalidRequest`, and keep option names as the user typed them."""
-    where, found, expected = verb or "shardtool", error.format_message().removesuffix("."), ""
+    where = verb or "shardtool"
+    found, expected = error.format_message().removesuffix("."), ""
     remedy = f"See `{f'shardtool {verb}'.rstrip()} --help`."
     if isinstance(error, HelpShown):
         found, expected = "no arguments", "arguments as in the help"

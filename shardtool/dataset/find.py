@@ -235,7 +235,8 @@ def _from_pattern(text: str) -> StoredDataset:
     present = select(existing or [])
     file, listed, recorded = _find_dataset_file(pattern.folder, {*present}, [pattern.dataset_file], select)
     if existing is None and not listed:
-        first, count = join(pattern.folder, pattern.shard(0)), pattern.count or 0
+        first = join(pattern.folder, pattern.shard(0))
+        count = pattern.count or 0
         present = [pattern.shard(index) for index in range(count)] if is_file(first) else []
     elif not present and not is_range:
         listed = []
@@ -244,7 +245,8 @@ def _from_pattern(text: str) -> StoredDataset:
         found, remedy = ("no shards match this pattern", "") if is_range else ("no such file", paths.similar_path(text))
         raise InvalidRequest(text, found, expected=EXPECTED_DATASET, remedy=remedy)
     is_whole = recorded == pattern.text
-    matched, count = set(matches), 0 if is_whole or pattern.count is None else pattern.count
+    matched = set(matches)
+    count = 0 if is_whole or pattern.count is None else pattern.count
     missing = tuple(
         islice((name for name in map(pattern.shard, range(count)) if name not in matched), _MAX_LISTED_MISSING)
     )

@@ -314,7 +314,8 @@ def _scan_tar(  # noqa: C901 - the hot path, one loop over all headers
     keys, starts, sizes, counts = scan.keys, scan.starts, scan.sizes, scan.counts
     codes, offsets, lengths, first_dot = scan.codes, scan.offsets, scan.lengths, task.dots == "first"
     checksum = task.checksum
-    memory, size_limit = _ScanMemory(shard, scan), scan.size if scan.size >= 0 else _NO_END
+    memory = _ScanMemory(shard, scan)
+    size_limit = scan.size if scan.size >= 0 else _NO_END
     next_check, end = min(_MEMORY_CHECK_BYTES, size_limit), 0
 
     def note(offset: int, problem: str) -> None:

@@ -54,7 +54,8 @@ def written_index(
     """
     counts = np.frombuffer(content.counts, np.uint16).astype(np.int64)
     codes, sizes = np.frombuffer(content.codes, np.uint16), np.frombuffer(content.stored_sizes, np.int64)
-    keys, is_list = content.keys, np.frombuffer(content.is_list, np.bool_) if content.is_list else None
+    keys = content.keys
+    is_list = np.frombuffer(content.is_list, np.bool_) if content.is_list else None
     paths = source_paths[:-1].split(b"\0") if source_paths else []
     if skipped:
         is_written = np.ones(len(counts), bool)

@@ -98,7 +98,8 @@ class FieldSpans:
     def take_rows(self, rows: NDArray[np.int64]) -> FieldSpans:
         """Return the locations for `rows`."""
         is_list = None if self.is_list is None else self.is_list[rows]
-        row_file, expected = None if self.row_file is None else self.row_file[rows], take_values(self.expected, rows)
+        row_file = None if self.row_file is None else self.row_file[rows]
+        expected = take_values(self.expected, rows)
         return replace(self, offset=self.offset[rows], expected=expected, is_list=is_list, row_file=row_file)
 
 

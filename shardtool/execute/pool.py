@@ -104,6 +104,7 @@ def make_reporter(
         done = [count + added for count, added in zip_longest(done, more, fillvalue=0)]
         if any(done) and time.monotonic() - last > pause_s:
             send_report(done)
-            last, done = time.monotonic(), done if cumulative else [0, 0]
+            last = time.monotonic()
+            done = done if cumulative else [0, 0]
 
     return report

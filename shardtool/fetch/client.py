@@ -273,7 +273,9 @@ class DownloadClient:
             raise FetchFailed(http_skip_code(status), message, is_temporary=status in BUSY_STATUSES, wait_s=wait_s)
 
     async def _read_body(self, response: aiohttp.ClientResponse, download: Download, limits: DownloadLimits) -> bytes:
-        options, length, body = self._options, response.content_length or 0, bytearray()
+        options = self._options
+        length = response.content_length or 0
+        body = bytearray()
         if (coding := response.headers.get("Transfer-Encoding", "chunked").strip().lower()) != "chunked":
             raise FetchFailed(
                 "bad-response", f"the body has Transfer-Encoding {coding[:40]!r}, which was not requested"

@@ -56,7 +56,8 @@ class FeatureHead:
 
     def __init__(self, name: bytes, kind: FeatureType | None = None, *, is_list: bool = False) -> None:
         self._name = b"\x0a%b%b\x12" % (encode_varint(len(name)), name)
-        self._tag, self._value = _LIST_TAG[kind or "bytes"], b"" if is_list else b"\x0a"
+        self._tag = _LIST_TAG[kind or "bytes"]
+        self._value = b"" if is_list else b"\x0a"
 
     def __call__(self, size: int) -> bytes:
         """Return the bytes before a payload of `size` bytes."""

@@ -208,7 +208,8 @@ def _timm_files(splits: Sequence[DatasetFile]) -> dict[str, bytes]:
     entries = {}
     check_timm_splits([split.run.split for split in splits])
     for split in sorted(splits, key=split_order):
-        name, counts = split.run.split or DEFAULT_SPLIT, [shard.samples for shard in split.shards]
+        name = split.run.split or DEFAULT_SPLIT
+        counts = [shard.samples for shard in split.shards]
         names = [shard.name for shard in split.shards]
         entries[name] = {"name": name, "num_samples": sum(counts), "filenames": names, "shard_lengths": counts}
     return {TIMM_FILE: json.dumps({"splits": entries}, indent=2).encode() + b"\n"}

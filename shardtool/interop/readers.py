@@ -236,7 +236,8 @@ def _text_label_problems(entries: SampleTable) -> list[NameProblem]:
         for batch in chunk_slices(len(samples)):
             batch_texts = texts.gather(samples[batch]).split(b"\0")[:-1]
             wrong = [text for text in batch_texts if not _INTEGER.fullmatch(text)]
-            count, first = count + len(wrong), first or (wrong[0] if wrong else b"")
+            count = count + len(wrong)
+            first = first or (wrong[0] if wrong else b"")
         if count:
             readers = f"webdataset's decoder parses the field {name} as an integer and fails for text"
             readers += f" ({option_text('classes', (name,))} replaces text by numbers)"

@@ -78,7 +78,8 @@ def scatter_payloads(
     The caller must delete the spool. With `on_error="skip"`, packing skips the samples with damaged payloads.
     """
     first_pass = _ScatterPass(plans, limits, observer, stop=on_error == "raise")
-    spans, regions = first_pass.run(pool), first_pass.regions if len(first_pass.regions) else None
+    spans = first_pass.run(pool)
+    regions = first_pass.regions if len(first_pass.regions) else None
     return [replace(plan, entries=replace(plan.entries, spans=spans), regions=regions) for plan in plans]
 
 

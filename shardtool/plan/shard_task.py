@@ -67,7 +67,8 @@ def _build_shard_spans(plan: Plan, entries: SampleTable, stored: NDArray[np.int6
     spans, all_rows = entries.known_spans, np.arange(len(stored))
     used_files, file_codes = _unique_codes(entries.file_numbers(all_rows))
     files = tuple(spans.files[number] for number in used_files) if spans.files else ()
-    regions, runs = b"" if plan.regions is None else _select_regions(plan.regions, entries), b""
+    regions = b"" if plan.regions is None else _select_regions(plan.regions, entries)
+    runs = b""
     is_zip = any(span_file.form == "zip" for span_file in files)
     if plan.format == "tar" and files and not is_zip and np.isin(entries.rows.kind, (SPAN, INLINE)).all():
         ends = all_rows + 1 if regions else _run_ends(entries, stored, file_codes)

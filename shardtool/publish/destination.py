@@ -155,7 +155,8 @@ def inspect_destination(previous: Destination) -> Destination:
         previous,
         existing=folder.find_entries(name for name in names_in_folder if pattern.owns(name) or previous.owns(name)),
     )
-    where, own_files = folder.path or ".", sorted(destination.existing)
+    where = folder.path or "."
+    own_files = sorted(destination.existing)
     check_entries(folder.full_path, destination.existing)
     if pattern.dataset_file in destination.existing:
         _check_dataset_file(destination)

@@ -222,7 +222,8 @@ class StaleIndexes:
 
         `written`: whether this run wrote the shard.
         """
-        files, counts = self._files.pop(shard, {}), {} if self._appends else self._counts
+        files = self._files.pop(shard, {})
+        counts = {} if self._appends else self._counts
         for name, export_name in [*files.items()]:
             if written and exports.EXPORTS[export_name].has_hashes:
                 self._stale[name] = files.pop(name)

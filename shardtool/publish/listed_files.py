@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 def wrong_size_error(where: str, found: int | None, expected_size: int) -> CorruptShard:
     """Return the error for a listed file that is missing (`found` is None) or has a wrong size."""
-    actual, expected = "no such file" if found is None else f"{found:,} bytes", f"{expected_size:,} bytes"
+    actual = "no such file" if found is None else f"{found:,} bytes"
+    expected = f"{expected_size:,} bytes"
     return CorruptShard(where, actual, expected=f"{expected}, as in the dataset file", remedy=RUN_VERIFY)
 
 

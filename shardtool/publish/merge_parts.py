@@ -194,7 +194,8 @@ def contains_part(dataset: DatasetFile, record: PartRecord) -> bool:
     """Return whether the dataset file lists the shards of a part."""
     if not isinstance(record.part, RunPart):
         return False
-    own_range, part_shards = record.part.shards(record.planned), () if record.dataset is None else record.dataset.shards
+    own_range = record.part.shards(record.planned)
+    part_shards = () if record.dataset is None else record.dataset.shards
     if record.dataset is not None and record.dataset.run != dataset.run:
         return False
     return len(dataset.shards) == record.planned and dataset.shards[own_range.start : own_range.stop] == part_shards

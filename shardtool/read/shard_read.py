@@ -352,7 +352,8 @@ def read_on_demand(
     are read directly. If not, `read_one` reads each sample.
     """
     edges_by_shard = [opened.edges(rows, selected) for opened, rows in parts]
-    names, readers = edges_by_shard[0][0] if edges_by_shard[0] else [], parts[0][0].readers or {}
+    names = edges_by_shard[0][0] if edges_by_shard[0] else []
+    readers = parts[0][0].readers or {}
     matching_edges = [edges[1] for edges, (opened, _) in zip(edges_by_shard, parts, strict=True)
              if edges and edges[0] == names and opened.readers == readers]  # fmt: skip
     if len(matching_edges) < len(parts):

@@ -215,7 +215,8 @@ class SelectingOptions(OutputOptions):
             return None
         from shardtool.transform.transform import Transform
 
-        function, columns = self.map if isinstance(self.map, str) else "", tuple(self.file_columns.items())
+        function = self.map if isinstance(self.map, str) else ""
+        columns = tuple(self.file_columns.items())
         if self.resize is None and self.encode is None and not self.probe and not self.exif:
             return Transform(None, function, fetch, columns)
         from shardtool.transform.image import ImageOptions

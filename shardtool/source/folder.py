@@ -173,7 +173,8 @@ class FolderSource(Source):
         if options.label_from_folder:
             from shardtool.dataset.class_names import read_classes
 
-            depth, known = 1 if options.split_from_folder else 0, read_classes(options.classes_from)
+            depth = 1 if options.split_from_folder else 0
+            known = read_classes(options.classes_from)
             below = self._strip_folder(listing.skipped)
             entries = add_folder_labels(listing.entries, known, depth=depth, skipped=below)
             listing = replace(listing, entries=entries, notes=(*listing.notes, *split_folder_notes(entries)))

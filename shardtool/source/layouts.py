@@ -352,7 +352,8 @@ class _Packed(NamedTuple):
 
 
 def _archives_command(tree: _Tree, location: _Packed) -> str:
-    folder, ending = location.folder if location.is_one_folder else b"", to_text(location.ending)
+    folder = location.folder if location.is_one_folder else b""
+    ending = to_text(location.ending)
     archives = f"{quote(tree.inside(folder))}/{to_text(location.folder.removeprefix(folder))}*.{quote(ending)}"
     create = f'shardtool create "$zip" parts/"$(basename "$zip" .{ending})"' + "-'{000000..}'.tar"
     return f"for zip in {archives}; do {create}; done; shardtool reshard 'parts/*.json' OUTPUT"

@@ -97,7 +97,8 @@ def _identify_several(sources: Sequence[Any], options: CreateOptions) -> SourceA
     for path in sources:
         is_path = isinstance(path, str | os.PathLike)
         if not is_path or not _may_be_folder(os.fspath(path)):
-            where, found = f"{path}" if is_path else f"{path!r:.80}", f"one of {len(sources)} sources, but not a folder"
+            where = f"{path}" if is_path else f"{path!r:.80}"
+            found = f"one of {len(sources)} sources, but not a folder"
             if is_path and not os.path.lexists(path):
                 check_folder(os.fspath(path))
             expected = "one source, or several folders whose files share their keys"

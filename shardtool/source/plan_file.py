@@ -86,7 +86,8 @@ def plan_schema(inline: int, split_type: pa.DataType | None, *, paths: bool, spa
 
 def entries_schema(entries: SampleTable, split_values: pa.ChunkedArray | None) -> pa.Schema:
     """Return the schema of the plan file for `entries`."""
-    split_type, metadata = None if split_values is None else split_values.type, entries.metadata
+    split_type = None if split_values is None else split_values.type
+    metadata = entries.metadata
     paths, spans = entries.rows.paths is not None, entries.spans is not None
     schema = plan_schema(len(entries.values.inline), split_type, paths=paths, spans=spans)
     return schema if metadata is None else pa.schema([*schema, *metadata.schema])

@@ -87,7 +87,8 @@ def _describe_source(argument: SourceArgument, options: CreateOptions) -> PlanRe
         identity = source_identity(file_path)
         return PlanRequest(kind, (folder_name(path), inner_folder), (stamp,), archive=file, source_identity=identity)
     if value == "-" or not all(isinstance(item, str | os.PathLike) for item in values):
-        found, name = "standard input" if value == "-" else "a table in memory", "plan" if options.plan else "plan_only"
+        found = "standard input" if value == "-" else "a table in memory"
+        name = "plan" if options.plan else "plan_only"
         remedy = "Write the table to a file first, because each run must read the same table."
         raise InvalidRequest(option_text(name), found, expected="a source that other runs can read", remedy=remedy)
     from shardtool.source.manifest.paths import choose_root

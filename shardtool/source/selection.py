@@ -84,7 +84,8 @@ def join_and_filter(listing: Listing, options: SelectingOptions, *, optional_val
     if options.join is not None:
         from shardtool.select.join import join_table
 
-        on, form, collect = options.on or "", options.delimited_format, options.collect
+        on = options.on or ""
+        form, collect = options.delimited_format, options.collect
         joined = join_table(listing.entries, options.join, on, form, collect)
         recorded, names = {**listing.recorded, "join": joined.name}, {**joined.classes}
         notes, columns = (*listing.notes, *joined.notes), (*joined.columns,)

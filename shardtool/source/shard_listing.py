@@ -329,7 +329,8 @@ def _list_shards(
             observer.listed(len(parts[index].index))
     tasks = []
     for index in to_scan:
-        shard, continues = shards[index], salvage and index not in with_index
+        shard = shards[index]
+        continues = salvage and index not in with_index
         tasks.append(ShardScanTask(shard.path, shard.format == "tfrecord", shard.stored.dots, continues))
     # Check access even if no shard is scanned, because workers later read numbers from the shards.
     pool.check([shard.path for shard in shards])

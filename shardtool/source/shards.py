@@ -60,13 +60,15 @@ class DatasetSource(Source):
         if not self._datasets:
             expected = "a dataset file, a pattern, a folder, or shards"
             raise InvalidRequest("the datasets", "none given", expected=expected)
-        self._options, self._format = options, outputs[0].format if outputs else "tar"
+        self._options = options
+        self._format = outputs[0].format if outputs else "tar"
 
     def list_samples(self, pool: Pool, observer: Observer) -> Listing:
         options = self._options
         renames = parse_pairs("rename_fields", options.rename_fields)
         without = {*options.drop_fields, *options.classes} - {old for _, old in renames} - {*options.columns_from}
-        only, to_format = options.select_fields and (*options.select_fields, *options.columns_from), self._format
+        only = options.select_fields and (*options.select_fields, *options.columns_from)
+        to_format = self._format
         salvage = options.on_error == "skip"
         listing = list_datasets(
             self._datasets, pool, observer, to_format=to_format, only=only, without=without, salvage=salvage
@@ -151,7 +153,8 @@ class DatasetSource(Source):
             return listing
         from shardtool.select.splits import sample_per_class
 
-        column, keys = options.of or "cls", listing.entries.keys
+        column = options.of or "cls"
+        keys = listing.entries.keys
         labels = self.labels(listing, option_text("of"), column)
         samples = sample_per_class(keys, labels, options.per_class, column=column, seed=options.seed)
         return replace(listing, entries=listing.entries.take(samples))
@@ -165,7 +168,8 @@ class DatasetSource(Source):
         )
         if entries is old_entries:
             return listing
-        notes, skipped = (*listing.notes, note) if note else listing.notes, listing.skipped + skipped
+        notes = (*listing.notes, note) if note else listing.notes
+        skipped = listing.skipped + skipped
         return replace(listing, entries=entries, skipped=skipped, digest=None, notes=notes)
 
 

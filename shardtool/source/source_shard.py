@@ -171,7 +171,8 @@ def apply_scan(shard: SourceShard, scan: ShardScan, *, has_index: bool) -> Sourc
         raise CorruptShard(error.where, error.problem, offset=error.offset, expected=error.expected, remedy=remedy)
     index = shard_index.scanned_index(scan)
     conflicts = {index.names[code]: conflict for code, conflict in scan.conflicts.items()}
-    skipped, kinds = tuple(_skipped_rows(shard.name, scan)), index.kinds or shard.kinds
+    skipped = tuple(_skipped_rows(shard.name, scan))
+    kinds = index.kinds or shard.kinds
     part = replace(shard, index=index, kinds=kinds, conflicts=conflicts, skipped=skipped, is_list=_list_rows(scan))
     if not has_index:
         return sort_fields(_merge_interleaved(part) if scan.format == "tar" else part)

@@ -31,4 +31,5 @@ def write_all(fd: int, data: bytes | memoryview, offset: int | None = None) -> N
     remaining = memoryview(data).cast("B")
     while remaining:
         done = os.write(fd, remaining) if offset is None else os.pwrite(fd, remaining, offset)
-        remaining, offset = remaining[done:], None if offset is None else offset + done
+        remaining = remaining[done:]
+        offset = None if offset is None else offset + done

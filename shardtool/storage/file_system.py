@@ -166,7 +166,8 @@ ERRNO_ADVICE = {
 
 def write_error(where: str, error: OSError) -> OutputFailed:
     """Return the error for a path that cannot be written."""
-    code, remedy = error.errno or 0, ERRNO_ADVICE.get(error.errno or 0, "")
+    code = error.errno or 0
+    remedy = ERRNO_ADVICE.get(error.errno or 0, "")
     if code in _SPACE_ADVICE:
         in_python = f"`create` and `reshard` with {flag_text('resume')}"
         resume = choose_text(in_python, "`create --resume` and `reshard --resume`")

@@ -93,7 +93,8 @@ class SharedBlocks:
             self._max_bytes = min(_MAX_TOTAL_BYTES, free.f_bavail * free.f_frsize // _FREE_SPACE_DIVISOR)
 
     def _start(self, fd: int | None) -> None:
-        self._fd, self._lock = -1 if fd is None else fd, threading.Lock()
+        self._fd = -1 if fd is None else fd
+        self._lock = threading.Lock()
         self._mappings: list[mmap.mmap] = []
         self._origin: _FileOrigin | None = None
         if fd is not None:

@@ -47,7 +47,8 @@ class Table:
     schema: pa.Schema
 
     def __init__(self, location: str, name: str = "") -> None:
-        self.location, self.name = location, name or paths.base_name(paths.real_path(location))
+        self.location = location
+        self.name = name or paths.base_name(paths.real_path(location))
         self.folder = "." if name else paths.folder_of(location.rstrip("/")) or "."
         self.classes: Mapping[str, list[str]] = {}
         self.key_column = ""

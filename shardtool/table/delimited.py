@@ -55,7 +55,8 @@ class DelimitedTable(Table):
 
     def __init__(self, location: str, opened: Opened, form: DelimitedFormat, separator: str, name: str = "") -> None:
         super().__init__(location, name)
-        self._open, self._separator = opened, form.delimiter or separator
+        self._open = opened
+        self._separator = form.delimiter or separator
         self._header, self._quoted = form.header, self._separator != _UNQUOTED_DELIMITER
         self._table: pa.Table | None = None
         with opened() as stream:

@@ -260,7 +260,8 @@ class Prefetcher:
         self._state = None
         on_gpu = self._device.type == "cuda"
         sender = (StreamTransfer if on_gpu else DirectTransfer)(self._device, self._change or (lambda tensor: tensor))
-        batches, sent, depth = iter(self.loader), deque[_SentBatch](), self.depth if on_gpu else 1
+        batches, sent = iter(self.loader), deque[_SentBatch]()
+        depth = self.depth if on_gpu else 1
         try:
             while True:
                 while len(sent) < depth and not (sent and sent[-1].is_end):

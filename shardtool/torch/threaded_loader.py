@@ -101,7 +101,8 @@ class Loader(StreamOptions):
         return self._batches(stream, this_pass)
 
     def _batches(self, stream: Stream, this_pass: object) -> Iterator[Any]:
-        counts, threads = Pipeline((Batch(self.batch_size, self.drop_last),)), self.threads or usable_cores()
+        counts = Pipeline((Batch(self.batch_size, self.drop_last),))
+        threads = self.threads or usable_cores()
         pin = torch.cuda.is_available() if self.pin_memory is None else self.pin_memory
         collate = self.collate or (
             _size_batch_as_tensors if any(isinstance(stage, SizeBatches) for stage in self._stages.stages) else None

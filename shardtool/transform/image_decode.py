@@ -159,7 +159,8 @@ class OpenedImage:
         self.profile = profile if isinstance(profile, bytes) else None
         orientation = _read_orientation(image, self.stream)
         self.size = (height, width) if orientation >= FIRST_SIDEWAYS else (width, height)
-        self.orientation, self.upright = 1 if self.kind == "TIFF" else orientation, orientation == 1
+        self.orientation = 1 if self.kind == "TIFF" else orientation
+        self.upright = orientation == 1
         self.colours = colour_kind(image.mode)
 
     def check_memory(self, full: tuple[int, int] | None = None, *, turned: bool = False) -> None:

@@ -113,7 +113,8 @@ def _change_images(options: ImageOptions, fields: Mapping[str, Payload]) -> tupl
                 new, info = change_image(data, name, options)
             except BadImage as error:
                 raise BadSample(error.code, str(error), field=name) from None
-            first, field = first or info, options.output_field(name)
+            first = first or info
+            field = options.output_field(name)
         if field in changed:
             raise BadSample("field-clash", f"two fields would be named {field!r}", field=name)
         changed[field] = new

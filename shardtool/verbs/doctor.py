@@ -130,7 +130,8 @@ class _Steps:
         if not isinstance(error, ShardError):
             return Check(name, "wrong", os_error_text(error) if isinstance(error, OSError) else error.found)
         where = "" if error.where.startswith(self.place) or self.place.startswith(error.where) else f"{error.where}: "
-        expected, fix = f"; expected {error.expected}" if error.expected else "", error.remedy
+        expected = f"; expected {error.expected}" if error.expected else ""
+        fix = error.remedy
         if name in self._permissions and isinstance(error, AccessRefused) and fix not in CREDENTIAL_ERRORS.values():
             fix = f"Allow {self._permissions[name]} there."
         return Check(name, "wrong", f"{where}{error.found}{expected}", fix)

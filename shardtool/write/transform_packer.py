@@ -297,7 +297,8 @@ class _TransformPacker(Packer):
         self, sample: ReadSample, key: bytes, changed: list[TransformedSample], encoded: list[Encoded]
     ) -> bool:
         work, sizes = self._work, [sum(map(len, parts)) for parts, _ in encoded]
-        size, max_count = sum(sizes), sys.maxsize if work.max_count is None else work.max_count
+        size = sum(sizes)
+        max_count = sys.maxsize if work.max_count is None else work.max_count
         over_format = self.task.format == "tfrecord" and max(sizes, default=0) > tfrecord_write.MAX_RECORD_BYTES
         if len(changed) > max_count or over_format or (size > work.max_bytes and work.oversize != "alone"):
             self._reject_oversize(sample.sample_index, key, size, len(changed))

@@ -78,7 +78,8 @@ class _SampleUnpacker(Packer):
             self._compressed_file.__exit__()
 
     def run(self) -> None:
-        paths, sizes, tree, existing = self.paths or [], self.sizes, self._tree, self._existing
+        paths = self.paths or []
+        sizes, tree, existing = self.sizes, self._tree, self._existing
         ends = [*accumulate(self.counts)]
         for done, row in enumerate(sorted(range(len(sizes)), key=self.offsets.__getitem__)):
             size, path = sizes[row], paths[row]

@@ -43,7 +43,8 @@ def first_ending(table: Table, column: str, dots: Dots) -> str:
                 first = batch.column(0).slice(0, 1)
                 first.validate(full=True)
                 for value in first.to_pylist():
-                    path, data = (value or {}).get("path"), (value or {}).get("bytes") or b""
+                    path = (value or {}).get("path")
+                    data = (value or {}).get("bytes") or b""
                     return path_ending(path, dots) or ending_of_bytes(data)
     return ""
 

@@ -165,7 +165,8 @@ class ManifestSource(Source):
         for columns in (self._columns, self._labels):
             columns.update({name: column.take(arrow.number_array(rows)) for name, column in columns.items()})
         self._lengths = [lengths[rows] for lengths in self._lengths]
-        self._numbers, self._count = rows if self._numbers is None else self._numbers[rows], len(rows)
+        self._numbers = rows if self._numbers is None else self._numbers[rows]
+        self._count = len(rows)
 
     def list_samples(self, pool: Pool, observer: Observer) -> Listing:
         condition, options, roles = self._select_rows(), self._options, self._roles
@@ -439,7 +440,8 @@ class ManifestSource(Source):
                 remedy = f"Use {option_text('root', folder)}, which contains the first file."
             raise InvalidRequest(self._where, found, expected=expected, remedy=remedy)
         owner = np.arange(self._count) if groups is None else groups.of_row
-        numbers, skipped = np.arange(self._count) if self._numbers is None else self._numbers, []
+        numbers = np.arange(self._count) if self._numbers is None else self._numbers
+        skipped = []
         rows = self._rows()
         for row, column in zip(bad.tolist(), (problem[bad] > 0).argmax(axis=1).tolist(), strict=True):
             code, message = problems[int(problem[row, column]) - 1]

@@ -201,7 +201,8 @@ class RetryState:
         has_max_tries = not responded or (self._counts_waits_only and not error.has_response)
         if remaining_s <= 0 or (has_max_tries and self._failures >= policy.tries):
             times = f" ({self._failures} attempts in {spent_s:,.0f} s)" if self._failures > 1 else ""
-            found, remedy = f"{error.found}{times}", _RETRY_ADVICE if responded else _UNREACHABLE_ADVICE
+            found = f"{error.found}{times}"
+            remedy = _RETRY_ADVICE if responded else _UNREACHABLE_ADVICE
             raise StoreFailed(self._where, found, remedy=remedy) from None
         wait_s = random.uniform(0, min(policy.max_wait_s, policy.first_wait_s * 2 ** min(self._failures - 1, 30)))  # noqa: S311 - not used for security
         wait_s = min(max(wait_s, error.wait_s or 0), remaining_s)

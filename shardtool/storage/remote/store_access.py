@@ -163,7 +163,8 @@ _CREDENTIAL_KINDS = {  # in order of precedence
 def credentials_kind(address: str) -> str:
     """Describe the credentials for an address, and where they were found."""
     parts, (store, unsigned_url) = parse_address(address), store_for(address)
-    environment, options = environment_for(address), options_of(parts.marker, address) or {}
+    environment = environment_for(address)
+    options = options_of(parts.marker, address) or {}
     if unsigned_url is not None:
         return "none: requests are not signed"
     if keys := getattr(store.credential_provider, "credentials", None):

@@ -37,7 +37,8 @@ class Backoff:
     """Pauses of increasing length, until a total time has passed."""
 
     def __init__(self, max_wait_s: float | None = None) -> None:
-        self._max_wait_s, self._pause_s = MAX_WAIT_S if max_wait_s is None else max_wait_s, _MIN_PAUSE_S
+        self._max_wait_s = MAX_WAIT_S if max_wait_s is None else max_wait_s
+        self._pause_s = _MIN_PAUSE_S
         self.restart()
 
     def restart(self) -> None:

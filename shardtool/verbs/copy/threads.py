@@ -74,7 +74,8 @@ class ThreadCount:
     """
 
     def __init__(self, requested: int | None) -> None:
-        self.limit, self._is_adapting = requested or _INITIAL_THREADS, requested is None
+        self.limit = requested or _INITIAL_THREADS
+        self._is_adapting = requested is None
         self._last_rate, self._started = 0.0, time.monotonic()
         self._progress = self._finished = 0
 

@@ -84,7 +84,8 @@ def find_duplicates(
         InvalidRequest: A dataset does not exist.
         CorruptShard: A dataset is damaged.
     """
-    observer, dataset = observer or default_observer(), with_options(dataset, storage_options)
+    observer = observer or default_observer()
+    dataset = with_options(dataset, storage_options)
     with start_pool(WorkerOptions()) as pool:  # fork workers before heavy imports, while forking is fast
         from shardtool.source import duplicates as content
         from shardtool.source.shard_listing import list_datasets

@@ -66,7 +66,8 @@ def _inspect_one(dataset: StoredDataset, options: InspectOptions, observer: Obse
     overview.inspect_samples()
     summary = summarize(overview)
     if not overview.counts:
-        path, problem = dataset.dataset_file or dataset.shards[0].path, summary.problems[0]
+        path = dataset.dataset_file or dataset.shards[0].path
+        problem = summary.problems[0]
         found = f"no shard can be read: {problem.where}: {problem.message}"
         raise CorruptShard(path, found, remedy="Copy or create the shards again.")
     return (dataset, overview.counts), summary  # drop the overview, to save memory

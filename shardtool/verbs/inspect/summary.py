@@ -262,7 +262,8 @@ class ColumnTally:
         mean = self._total / self._numbers if self._numbers and is_uniform else None
         frequent = self.counts.most_frequent()[:max_values] if counted and len(counted) < self.filled else []
         values = tuple(ColumnValue(str(value), count) for value, count in frequent)
-        distinct, lengths = None if counted is None else len(counted), self._lengths.spread()
+        distinct = None if counted is None else len(counted)
+        lengths = self._lengths.spread()
         summary = ColumnSummary(self.type, self.filled, distinct, low, high, mean, values)
         return replace(summary, element=self._element, lengths=lengths) if lengths.count else summary
 

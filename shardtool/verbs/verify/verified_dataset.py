@@ -194,7 +194,8 @@ def build_report(subject: VerifiedDataset, options: VerifyOptions) -> Report:
         unchecked.append(f"{pluralize(undecoded, 'payload')} too large for {flag_text('decode')}: {limits}")
     size, read = sum(case.size or 0 for case in cases), [case.size or 0 for case in cases if case.is_readable]
     if subject.is_partial:
-        seed, percent = options.seed or 0, 100 * (1 - sum(read) / max(1, size))
+        seed = options.seed or 0
+        percent = 100 * (1 - sum(read) / max(1, size))
         unread = f"the bytes of {len(cases) - len(read):,} of {pluralize(len(cases), 'shard')} ({percent:.0f}%)"
         seeds = f"{option_text('sample', options.sample)} {option_text('seed', seed)} does not select them"
         unchecked.append(f"{unread}: {seeds}; {option_text('seed', seed + 1)} selects others")

@@ -93,7 +93,8 @@ def _shapes_of(value: object, image: tuple[int, int]) -> list[tuple[list[_Point]
         is_corners = any(name in item for item in objects for corners in _CORNERS for name in corners)
     elif isinstance(value, dict):
         name = next((name for name in _BOX_NAMES if isinstance(value.get(name), list)), "")
-        boxes, is_corners = value[name] if name else [], name == "xyxy"
+        boxes = value[name] if name else []
+        is_corners = name == "xyxy"
         label: object = next((value[label] for label in _LABEL_NAMES if label in value), [])
         labels = label if isinstance(label, list) else [label]
         if _numbers(boxes):  # ignore a single box without a label, because it may be a crop
