@@ -34,7 +34,7 @@ for _ in range(15):  # each epoch has a new order
         nn.functional.cross_entropy(model(images), labels).backward()
         optimizer.step()
 
-counts = torch.zeros(2)  # correct predictions, and all samples
+counts = torch.zeros(2)  # number of correct predictions, number of samples
 with torch.no_grad():
     for images, labels in batches("val"):
         counts += torch.tensor([(model.module(images).argmax(1) == labels).sum(), len(labels)])

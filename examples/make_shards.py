@@ -1,6 +1,7 @@
 """Create the shards for the other examples: the photographs of sample_data as 64 x 64 pixels, with class numbers.
 
-Run it in the folder that contains `sample_data`. It writes tar shards to photos/ and TFRecords to photos-tfrecord/.
+Run this script in the folder that contains `sample_data`. The script writes tar shards to photos/ and TFRecords to
+photos-tfrecord/.
 """
 
 from shardtool import create, reshard

@@ -1,4 +1,6 @@
-"""Resume a killed training run in the middle of an epoch with fewer processes. The losses stay the same.
+"""Resume a killed training run in the middle of an epoch with fewer processes.
+
+The losses are the same as in an uninterrupted run.
 
 First run make_shards.py. Then start a run with two processes, which is killed after step 10. Resume this run with one
 process:
@@ -37,7 +39,7 @@ if os.path.exists(CHECKPOINT):
     saved = torch.load(CHECKPOINT)
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
-    batches.load_state_dict(saved["batches"])  # the same small dict in all processes
+    batches.load_state_dict(saved["batches"])  # all processes load the same small dict
     step, first_epoch = saved["step"], saved["batches"]["epoch"]
 
 for epoch in range(first_epoch, EPOCHS):

@@ -29,7 +29,7 @@ with shardtool.ShardWriter("text/train-{000000..}.tar", max_count=500, overwrite
 
 
 class Model(nn.Module):
-    """Two attention layers. A token attends to earlier tokens of the same document."""
+    """A Transformer with two layers. A token attends to earlier tokens of the same document."""
 
     def __init__(self):
         super().__init__()
