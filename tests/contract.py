@@ -35,7 +35,7 @@ from tests.test_readme import ROOT, blocks, read
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-DOCUMENTS = ["README.md", "docs/cli.md", "docs/examples.md"]
+DOCUMENTS = ["README.md", "docs/cli.md", "docs/have/dataframe.md"]
 _PATIENCE_S = 600
 _TEXT = 2**20  # only the hashes of larger files are compared, without a diff of lines
 _WIDTH = 400  # longer lines of a diff are truncated

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [
-    "README.md", "docs/cli.md", "docs/examples.md", "docs/format.md", "docs/caching.md", "docs/training.md",
+    "README.md", "docs/cli.md", "docs/format.md", "docs/caching.md", "docs/training.md",
     "docs/errors.md", "docs/indexes.md", "docs/json.md", "docs/look.md", "docs/parts.md", "docs/proof.md",
     "docs/rerun.md", "docs/reshard.md", "docs/sources.md", "docs/tables.md",
     "docs/cluster.md", "docs/tutorial.md", "docs/urls.md", "docs/writing.md",

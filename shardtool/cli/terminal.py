@@ -100,7 +100,7 @@ class PlainProgress:
 
 
 class FetchEstimate:
-    """Success rate, speed and remaining time of downloads.
+    """Failure rate, speed and remaining time of downloads.
 
     `reports` contains the latest report of each worker, with its arrival time.
     """
@@ -112,12 +112,12 @@ class FetchEstimate:
         self.reports: dict[int, tuple[float, FetchProgress]] = {}
 
     def add_finished(self, samples: int, size: int, shards: int) -> str:
-        """Count finished samples, and return success rate and speed as text."""
+        """Count finished samples, and return failure rate and speed as text."""
         self._samples += samples
         self._size += size
         self._shards -= shards
-        good = 1 - self.failed / self._samples if self._samples else 1
-        return f", {max(0, good):.1%} fetched, {format_size(self._size / max(time.monotonic() - self._begun, 1e-9))}/s"
+        failed = self.failed / self._samples if self._samples else 0
+        return f", {min(1, failed):.1%} failed, {format_size(self._size / max(time.monotonic() - self._begun, 1e-9))}/s"
 
     def remaining_text(self) -> str:
         """Return the remaining seconds and the slowest host as text, or "" before the first report."""

@@ -22,7 +22,7 @@ class VerifyOptions(WorkerOptions):
         quick: Check names, sizes, sidecars and numbering; do not read the shards.
         decode: Decode images and JSON fields, and check that labels are numbers.
         source: Compare the samples with this folder, manifest or dataset.
-        target: Check compatibility with these readers: webdataset,dali.
+        target: Check compatibility with these readers, for example webdataset,dali.
         sample: Read only this share of the shards, for example 10%. `seed` selects the shards.
         seed: Seed for `sample`. With 10%, ten consecutive seeds read all shards.
         repair: Repair whatever can be rebuilt from verified data. To repair shards, pass `source`.
@@ -84,7 +84,7 @@ class VerifyOptions(WorkerOptions):
     allow_outside: bool = option(False, requires=(Needs("no source to compare", Given(source)),))
     symlinks: Symlinks | None = option(
         None,
-        default_text="as recorded, but follow must be repeated",
+        default_text="as recorded; if follow was used, pass it again",
         requires=(Needs("no source to compare", Given(source)),),
     )
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 LINE = re.compile(r"progress: 3 samples: 1 kB of 4 kB \(25%\), shard 1/4, [0-9.]+ k?B/s, [0-9,]+ s left")
 
 FETCHING = re.compile(
-    r"progress: downloading: 100 of 200 samples \(50%\), shard 1/2, 90\.0% fetched, "
+    r"progress: downloading: 100 of 200 samples \(50%\), shard 1/2, 10\.0% failed, "
     r"[0-9.]+ [kMG]?B/s, [0-9,]+/s, [0-9,]+ s left"
 )
 
@@ -129,7 +129,7 @@ def test_the_period_is_ten_seconds() -> None:
 
 @pytest.mark.usefixtures("often")
 def test_download_progress_counts_samples() -> None:
-    """Downloads have no known size: lines count samples, with success rate and speed."""
+    """Downloads have no known size: lines count samples, with failure rate and speed."""
     with (
         redirect_stderr(StringIO()) as err,
         closing(Terminal(quiet=False, verbose=False, progress="plain")) as terminal,
