@@ -47,7 +47,7 @@ class PrintOptions(BaseOptions):
     Attributes:
         as_json: Print the result as one JSON document on stdout.
         quiet: Print only errors and requested output.
-        config: Read options and arguments from this TOML file; typed options override it.
+        config: Read options and arguments from this TOML file. Command-line options override it.
         save_config: Write the options and arguments to this TOML file once they are valid.
     """
 

@@ -105,7 +105,7 @@ class OutputOptions(WorkerOptions):
             that must change.
         max_removed: Fail if `resume` would remove more than this share of the samples.
         trust: With `resume`, compare shards by time and checksum, or by size only.
-        part: Write part K of a run with N parts: 3/64. With slurm or kubernetes, shardtool detects the part.
+        part: Write part K of a run with N parts: 3/64. If the value is slurm or kubernetes, the job provides K and N.
     """
 
     max_size: str | int | None = option(None, section="shards", form="size", default_text="1GB", common=True)

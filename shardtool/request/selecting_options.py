@@ -65,8 +65,8 @@ class SelectingOptions(OutputOptions):
             old_key keeps the previous keys.
         join: Table whose columns become metadata: CSV, Parquet, COCO JSON and others.
         on: Column with keys or file paths in the `join` table.
-        collect: Collect the values of each key into a list, in these columns (a,b) or in all. In the other columns, all
-            rows of a key must have the same value. Lists keep the order of rows.
+        collect: Collect the rows of a key into lists, in these columns (a,b) or in all. In the other columns, all rows
+            of a key must have the same value. Lists keep the order of rows.
         delimiter: Separator in a text table or manifest: ';', '|' or tab. With '|', quotation marks are plain text.
         no_header: Read the first row of a text table as values. Columns are named 1, 2, ...
         field: Create a field from a metadata column.
@@ -89,8 +89,8 @@ class SelectingOptions(OutputOptions):
         mask: Treat this field as a segmentation mask: resize with nearest neighbour.
         probe: Store the width, height and mode of images in the sidecars.
         exif: Store the EXIF data of images in the sidecars, as JSON.
-        hash: Store checksums of one original file per sample in the sidecars. Downloads, images, audio and video come
-            first.
+        hash: Store checksums of one original file per sample in the sidecars. The file is a download, otherwise an
+            image, audio or video, otherwise another file.
         map: Call this function with each sample, a dict. The function returns one sample, several samples, or None.
     """
 
