@@ -65,8 +65,8 @@ class SelectingOptions(OutputOptions):
             old_key keeps the previous keys.
         join: Table whose columns become metadata: CSV, Parquet, COCO JSON and others.
         on: Column with keys or file paths in the `join` table.
-        collect: Collect the rows of a key into lists, in these columns (a,b) or in all. In the other columns, all rows
-            of a key must have the same value. Lists keep the order of rows.
+        collect: Collect the rows of a key into lists, in these columns (a,b) or in all. The other columns must have
+            one value per key. Lists keep the order of rows.
         delimiter: Separator in a text table or manifest: ';', '|' or tab. With '|', quotation marks are plain text.
         no_header: Read the first row of a text table as values. Columns are named 1, 2, ...
         field: Create a field from a metadata column.
