@@ -19,6 +19,7 @@ from shardtool.dataclass import dataclass
 from shardtool.dataset.payload import content_type, is_named_type
 from shardtool.errors import InvalidRequest, SampleFailed, is_out_of_memory
 from shardtool.request.option_checks import check_choice
+from shardtool.storage.shared_blocks import ForkLock
 from shardtool.units import parse_size
 from shardtool.values import OnError, ValueType
 
@@ -39,6 +40,7 @@ Decoder: TypeAlias = "Function | Named | None"
 _INT_FIELDS = frozenset(("cls", "cls2", "index", "inx", "id"))
 _MAX_SHOWN_BYTES = 40
 _NPY_VERSIONS = ((1, 0), (2, 0))
+_PARSER_LOCK = ForkLock()
 _BOOLEANS = {b"1": True, b"0": False, b"true": True, b"false": False, 1: True, 0: False}
 _BAND_PIXELS = 2**18  # large images are converted in bands of this size
 _MAX_ERROR_CHARS = 200
@@ -337,7 +339,8 @@ def read_npy(data: bytes) -> NDArray[Any]:
     version = npy_format.read_magic(stream)
     try:
         read = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
-        shape, by_column, dtype = read(stream)
+        with _PARSER_LOCK:  # Python 3.11 and 3.12 can raise SystemError if several threads parse
+            shape, by_column, dtype = read(stream)
     except Exception as error:  # noqa: BLE001 - NumPy raises errors of many kinds for a damaged header
         # Python's parser raises MemoryError for deep nesting
         is_deep = isinstance(error, (MemoryError, RecursionError))

@@ -187,7 +187,6 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
     _passes: int = field(init=False, repr=False, default=0)
     # the argument `group` of `SharedPassStart.record_worker_start` for the latest pass
     _group: tuple[int, int, int] = field(init=False, repr=False, default=(0, 0, 0))
-    _drop_last: torch.Tensor = field(init=False, repr=False, default_factory=lambda: torch.zeros(1).share_memory_())
     _resumed: WorkerState | None = field(init=False, repr=False, default=None)
     _pass: WorkerState | None = field(init=False, repr=False, default=None)
     _reading: Stream | None = field(init=False, repr=False, default=None)
@@ -225,7 +224,7 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
 
     def _record_end(self) -> None:
         if self._reading and self._pass and self._pass.workers == 1:
-            counts = Pipeline((Batch(self.batch_size, bool(self._drop_last)),))
+            counts = Pipeline((Batch(self.batch_size, bool(self._pass_start.drop_last)),))
             if self._reading.next_epoch(counts) > self._pass.start["epoch"]:
                 self._pass_start.record_worker_end(0, self._group)
 
@@ -251,7 +250,7 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
         if "possibly_batched_index" in caller:  # the caller is PyTorch's fetcher
             requested = caller["possibly_batched_index"]
             size = len(requested) if isinstance(requested, list) else 1
-            self._drop_last[0] = getattr(caller.get("self"), "drop_last", False)
+            self._pass_start.drop_last[0] = getattr(caller.get("self"), "drop_last", False)
             if size != self.batch_size:
                 found = f"{self.batch_size} in the StreamDataset, {size} in the DataLoader"
                 raise InvalidRequest("batch_size", found, expected="the same value in both")
@@ -282,7 +281,7 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
         check_no_skipped("state_at", self._count_unreplaced(self.skipped))
         stream, samples_per_step = self._next_pass(), self.batch_size * self._stream.world_size
         remaining = stream.end - self._pass_start.epoch_and_position[1] - batches * samples_per_step
-        is_over = bool(self._drop_last) and remaining < samples_per_step
+        is_over = bool(self._pass_start.drop_last) and remaining < samples_per_step
         return stream.state_after(stream.end if is_over else batches * self.batch_size)
 
     def state_dict(self) -> dict[str, object]:

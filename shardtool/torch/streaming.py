@@ -313,6 +313,12 @@ class SharedPassStart:
         # the epoch, the position, and the three numbers of `group` (see `record_worker_start`)
         self._now = torch.zeros(5, dtype=torch.int64).share_memory_()
         self._workers = torch.zeros(_MAX_WORKERS, dtype=torch.uint8).share_memory_()
+        self.drop_last = torch.zeros(1).share_memory_()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        for tensor in (self._now, self._workers, self.drop_last):  # a copy by pickle or deepcopy is not shared
+            tensor.share_memory_()
 
     @property
     def epoch_and_position(self) -> tuple[int, int]:

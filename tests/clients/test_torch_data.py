@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import pickle
@@ -767,6 +768,15 @@ def test_restarted_workers(dataset: Any, method: str) -> None:
 def as_it_is(sample: Any) -> Any:
     """Return a sample."""
     return sample
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda samples: pickle.loads(pickle.dumps(samples))])  # noqa: S301
+def test_epochs_of_copies(dataset: Any, copied: Any) -> None:
+    """Workers of a copy tell the copy that an epoch ended, so its next epoch has another order."""
+    samples = StreamDataset(dataset.fields("__key__"), 8, seed=1)
+    expected = DataLoader(samples, 8, num_workers=2, collate_fn=as_list)
+    batches = DataLoader(copied(samples), 8, num_workers=2, collate_fn=as_list)
+    assert [[*batches] for _ in range(3)] == [[*expected] for _ in range(3)]
 
 
 def test_functions_that_cannot_be_pickled(dataset: Any) -> None:

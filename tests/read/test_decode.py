@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import pickle
 import struct
 import subprocess
 import sys
+import time
 import wave
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -602,3 +605,22 @@ def test_truncated_png() -> None:
     whole = png((2, 2), 8, 0, b"\0\1\2\0\3\4")
     assert decoded("png", whole)[1, 1].tolist() == [4, 4, 4]
     assert "too early" in failure("png", whole[: -len(chunk(b"IEND", b""))]).found
+
+
+def test_arrays_in_threads() -> None:
+    """Threads that decode arrays at the same time do not disturb Python's parser, which reads the headers."""
+    file, decode, limits = io.BytesIO(), Decode(), gc.get_threshold()
+    np.save(file, np.arange(3))
+
+    def switch(*_: object) -> None:
+        time.sleep(0)  # another thread runs while this one parses
+
+    gc.callbacks.append(switch)
+    gc.set_threshold(5)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            samples = [*pool.map(decode, [{"__key__": "a", "npy": file.getvalue()}] * 160)]
+    finally:
+        gc.callbacks.remove(switch)
+        gc.set_threshold(*limits)
+    assert [sample["npy"].tolist() for sample in samples] == [[0, 1, 2]] * 160
