@@ -323,12 +323,11 @@ class BundleReader:
             members = [next(samples) for _ in range(len(bundle.numbers))]
             try:
                 errors = [sample for sample in members if isinstance(sample, ShardError)]
-                if errors and not (self._makes_batches and len(errors) < len(members)):
-                    yield errors[0]
-                else:
-                    yield self._make(bundle, members)
+                is_failed = errors and not (self._makes_batches and len(errors) < len(members))
+                made = errors[0] if is_failed else self._make(bundle, members)
             except SampleFailed as error:
-                yield error
+                made = error
+            yield made
 
     def _sample_numbers(self, numbers: Numbers) -> Numbers:
         empty = np.zeros(0, np.int64)

@@ -24,7 +24,7 @@ from hypothesis.extra import numpy as of_numpy
 from PIL import Image, ImageOps, ImageSequence
 
 from shardtool.errors import InvalidRequest, SampleFailed
-from shardtool.read.decode import Decode, check_decoders
+from shardtool.read.decode import Decode, check_decoders, read_npy
 from tests.helpers import ENVIRONMENT
 from tests.transform.test_image import LAID, chunk, deep, exif, file_of, four_corners, labels, photo, png
 
@@ -609,7 +609,7 @@ def test_truncated_png() -> None:
 
 def test_arrays_in_threads() -> None:
     """Threads that decode arrays at the same time do not disturb Python's parser, which reads the headers."""
-    file, decode, limits = io.BytesIO(), Decode(), gc.get_threshold()
+    file, limits = io.BytesIO(), gc.get_threshold()
     np.save(file, np.arange(3))
 
     def switch(*_: object) -> None:
@@ -619,8 +619,8 @@ def test_arrays_in_threads() -> None:
     gc.set_threshold(5)
     try:
         with ThreadPoolExecutor(4) as pool:
-            samples = [*pool.map(decode, [{"__key__": "a", "npy": file.getvalue()}] * 160)]
+            arrays = [*pool.map(read_npy, [file.getvalue()] * 160)]
     finally:
         gc.callbacks.remove(switch)
         gc.set_threshold(*limits)
-    assert [sample["npy"].tolist() for sample in samples] == [[0, 1, 2]] * 160
+    assert [array.tolist() for array in arrays] == [[0, 1, 2]] * 160
