@@ -124,7 +124,8 @@ def merge_fields(entries: SampleTable, other: SampleTable) -> SampleTable:
     """Add the fields and new metadata columns of `other`. Both tables must have the same samples in the same order."""
     names = sorted({*entries.used_fields(), *other.used_fields()}, key=to_bytes)
     check_field_count(option_text("add"), names)
-    codes, columns = [field_codes(table, names) for table in (entries, other)], entries.metadata
+    codes = [field_codes(table, names) for table in (entries, other)]
+    columns = entries.metadata
     order, first = order_rows([entries.first_rows, other.first_rows], codes)
     if other.metadata is not None:
         for name in other.metadata.column_names:

@@ -138,8 +138,8 @@ def _keep_one_each(
     for group in groups:
         kept = None if group.exists else group.samples[keep]
         where = _EXISTING_DATASET if kept is None else printable(shards[_shard_number(entries, kept)])
-        messages |= dict.fromkeys(group.samples, f"another sample with this key is in {where}")
-        messages.pop(-1 if kept is None else kept, None)
+        others = [sample for sample in group.samples if sample != kept]
+        messages |= dict.fromkeys(others, f"another sample with this key is in {where}")
     lost = sorted(messages)
     skipped = tuple(Skipped(to_text(entries.keys[sample]), "", "duplicate", messages[sample]) for sample in lost)
     return entries.without(lost), skipped

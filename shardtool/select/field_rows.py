@@ -80,21 +80,23 @@ def order_rows(
         codes: The field of each row of each table, as an index into a shared list of fields.
     """
     orders, counts = [np.zeros(0, np.int64)], [np.zeros(1, np.int64)]
-    part_starts = np.cumsum([0, *map(len, codes)])
+    table_starts = np.cumsum([0, *map(len, codes)])
     for samples in chunk_slices(len(first_rows[0]) - 1):
         bounds = [first[samples.start : samples.stop + 1] for first in first_rows]
         ranges = [slice(bound[0], bound[-1]) for bound in bounds]
-        numbered = zip(ranges, part_starts, strict=False)
+        numbered = zip(ranges, table_starts, strict=False)
         rows = np.concatenate([np.arange(part.start, part.stop) + start for part, start in numbered])
         sample_of_row = np.concatenate([np.repeat(np.arange(len(bound) - 1), np.diff(bound)) for bound in bounds])
-        code = np.concatenate([part_codes[part] for part, part_codes in zip(ranges, codes, strict=True)])
+        code = np.concatenate([table_codes[part] for part, table_codes in zip(ranges, codes, strict=True)])
         order = np.lexsort((code, sample_of_row))
         rows, sample_of_row, code = rows[order], sample_of_row[order], code[order]
-        part, first_equal = np.searchsorted(part_starts, rows, "right"), np.arange(len(rows))
+        table = np.searchsorted(table_starts, rows, "right")
+        # `first_equal` becomes the first row with the same sample and field.
+        first_equal = np.arange(len(rows))
         first_equal[1:][(sample_of_row[1:] == sample_of_row[:-1]) & (code[1:] == code[:-1])] = 0
-        stays = part == part[np.maximum.accumulate(first_equal)]
-        orders.append(rows[stays])
-        counts.append(np.bincount(sample_of_row[stays], minlength=len(bounds[0]) - 1))
+        is_kept = table == table[np.maximum.accumulate(first_equal)]
+        orders.append(rows[is_kept])
+        counts.append(np.bincount(sample_of_row[is_kept], minlength=len(bounds[0]) - 1))
     return np.concatenate(orders), np.cumsum(np.concatenate(counts))
 
 
@@ -106,8 +108,9 @@ def group_sorted(keys: PackedStrings) -> RowGroups:
     from shardtool.table.rows import RowGroups
 
     order = keys.sorted_order()
-    ordered, is_first = keys.take(order).array(), np.arange(len(order)) == 0
-    is_first[1 + true_positions(pc.not_equal(ordered[1:], ordered[:-1]))] = True
+    sorted_keys = keys.take(order).array()
+    is_first = np.arange(len(order)) == 0
+    is_first[1 + true_positions(pc.not_equal(sorted_keys[1:], sorted_keys[:-1]))] = True
     of_row = np.empty(len(order), np.int64)
     of_row[order] = np.cumsum(is_first) - 1
     return RowGroups(order[is_first], of_row)
@@ -119,11 +122,11 @@ def merge_groups(entries: SampleTable, groups: RowGroups) -> SampleTable:
     The merged sample has the fields of all samples in the group, but the metadata and INLINE fields of only the first
     sample. If two samples of a group have the same field, the result has this field twice. The caller must check this.
     """
-    part = np.repeat(np.arange(len(entries)), entries.counts())
-    sample, code = groups.of_row[part], entries.rows.code
-    kept = np.flatnonzero((entries.rows.kind != INLINE) | (groups.first[sample] == part))
-    rows = kept[np.lexsort((code[kept], sample[kept]))]
-    counts = np.bincount(sample[kept], minlength=len(groups.first))
+    sample_of_row = np.repeat(np.arange(len(entries)), entries.counts())
+    group_of_row = groups.of_row[sample_of_row]
+    kept = np.flatnonzero((entries.rows.kind != INLINE) | (groups.first[group_of_row] == sample_of_row))
+    rows = kept[np.lexsort((entries.rows.code[kept], group_of_row[kept]))]
+    counts = np.bincount(group_of_row[kept], minlength=len(groups.first))
     spans = None if entries.spans is None else entries.spans.take(groups.first, rows)
     return replace(
         entries.take(groups.first),

@@ -152,18 +152,19 @@ def match_partially(
         with warnings.catch_warnings():
             # Python warns about text such as `\d` in quotes, and NumPy about division by zero.
             warnings.simplefilter("ignore")
-            parsed, table_columns = _parse(query, where, classes), {*table.column_names}
+            parsed = _parse(query, where, classes)
+            table_columns = {*table.column_names}
             measured = [(name, kind) for name, kind in later_columns.items() if name not in table_columns]
             # First evaluate the query on an empty table with all columns, so errors can list all columns.
             _evaluate(metadata_columns.with_measured_columns(table.slice(0, 0), measured, []), parsed)
-            parts = _split_conjunction(parsed.tree)
-            later_parts = [part for part in parts if not table_columns.issuperset(parsed.columns(part))]
-            remaining = ast.BoolOp(ast.And(), later_parts)
-            if not remaining.values:
+            conditions = _split_conjunction(parsed.tree)
+            later = [condition for condition in conditions if not table_columns.issuperset(parsed.columns(condition))]
+            if not later:
                 return _evaluate(table, parsed), None
-            rows, parts = np.arange(table.num_rows), [part for part in parts if part not in remaining.values]
-            if parts:
-                rows = _evaluate(table, parsed._replace(tree=ast.BoolOp(ast.And(), parts)))
+            rows = np.arange(table.num_rows)
+            if now := [condition for condition in conditions if condition not in later]:
+                rows = _evaluate(table, parsed._replace(tree=ast.BoolOp(ast.And(), now)))
+            remaining = ast.BoolOp(ast.And(), later)
             return rows, ReadCondition(_restore_names(ast.unparse(remaining), parsed.names), parsed.columns(remaining))
     except RecursionError:
         raise InvalidRequest(where, f"{_shorten(query)}: nested too deeply") from None
@@ -171,14 +172,14 @@ def match_partially(
 
 def _split_conjunction(node: ast.expr) -> list[ast.expr]:
     if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And):
-        return [part for operand in node.values for part in _split_conjunction(operand)]
+        return [condition for operand in node.values for condition in _split_conjunction(operand)]
     return [node]
 
 
 def _evaluate(table: pa.Table, query: _Query) -> NDArray[np.int64]:
     try:
-        _Evaluator(query, table.slice(0, 0)).condition(query.tree)
-        parts = [
+        _Evaluator(query, table.slice(0, 0)).condition(query.tree)  # raises errors even without rows
+        block_rows = [
             start + np.flatnonzero(_Evaluator(query, table.slice(start, _BLOCK_ROWS)).condition(query.tree))
             for start in range(0, table.num_rows, _BLOCK_ROWS)
         ]
@@ -187,7 +188,7 @@ def _evaluate(table: pa.Table, query: _Query) -> NDArray[np.int64]:
     except (ArithmeticError, TypeError, ValueError, NotImplementedError, re.error, pa.ArrowException) as error:
         reason = str(error).partition("\n")[0]
         raise InvalidRequest(query.where, f"{query.show(query.tree)} cannot be evaluated: {reason}") from None
-    return np.concatenate([np.empty(0, np.int64), *parts])
+    return np.concatenate([np.empty(0, np.int64), *block_rows])
 
 
 class _Query(NamedTuple):
@@ -210,7 +211,7 @@ class _Query(NamedTuple):
 
 
 def _parse(text: str, where: str, classes: ClassNames) -> _Query:
-    stand_in = "_column"
+    stand_in = "_column"  # starts the identifiers of names in backticks
     while stand_in in text:
         stand_in += "_"
     names: dict[str, str] = {}
@@ -220,8 +221,9 @@ def _parse(text: str, where: str, classes: ClassNames) -> _Query:
             problem, remedy = _BAD_TOKENS[match["bad"]]
             raise InvalidRequest(where, f"{problem}: {_shorten(text[match.start() :])}", remedy=remedy)
         if match["name"] is not None:
-            names[f"{stand_in}{len(names)}_"] = match["name"]
-            return f" {stand_in}{len(names) - 1}_ "
+            identifier = f"{stand_in}{len(names)}_"
+            names[identifier] = match["name"]
+            return f" {identifier} "
         return _OPERATOR_WORDS.get(match[0], " " if match[0].isspace() else match[0])
 
     python_text = _TOKEN.sub(replace_token, text).strip()
@@ -229,7 +231,7 @@ def _parse(text: str, where: str, classes: ClassNames) -> _Query:
         raise InvalidRequest(where, "an empty query", expected="a query such as label == 'dog' and width > 256")
     try:
         tree = ast.parse(python_text, mode="eval").body
-        ast.unparse(tree)
+        ast.unparse(tree)  # fails for long integers
     except (SyntaxError, ValueError, MemoryError) as error:
         # Before Python 3.12, a NUL byte raises ValueError. Too many `-` or `+` in a row raise MemoryError.
         if not isinstance(error, SyntaxError) or _INTEGER_TOO_LONG in error.msg:
@@ -368,11 +370,11 @@ class _Evaluator:
 
     def _logic(self, node: ast.BoolOp | ast.Compare | ast.UnaryOp) -> Bools:
         match node:
-            case ast.BoolOp(op=op, values=parts):
-                return reduce(operator.and_ if isinstance(op, ast.And) else operator.or_, map(self.condition, parts))
+            case ast.BoolOp(op=op, values=operands):
+                return reduce(operator.and_ if isinstance(op, ast.And) else operator.or_, map(self.condition, operands))
             case ast.UnaryOp(operand=operand):
                 return ~self.condition(operand)
-        values = [self._value(part) for part in (node.left, *node.comparators)]
+        values = [self._value(operand) for operand in (node.left, *node.comparators)]
         pairs = zip(values, node.ops, values[1:], strict=False)
         return reduce(operator.and_, [self._compare(left, type(op), right, node) for left, op, right in pairs])
 
@@ -392,8 +394,9 @@ class _Evaluator:
 
     def _is_in(self, value: _Value, items: _Value) -> Bools:
         if items.kind != "a list":
-            write = f"Write {self._query.show(items.node)}.contains({self._query.show(value.node)})."
-            remedy, expected = write * (items.kind == "lists"), "a list such as ['cat', 'dog']"
+            contains = f"Write {self._query.show(items.node)}.contains({self._query.show(value.node)})."
+            remedy = contains if items.kind == "lists" else ""
+            expected = "a list such as ['cat', 'dog']"
             raise self._query.error(items.node, items.described, expected=expected, remedy=remedy)
         self._check_varies(value)
         if value.kind == "empty":
@@ -433,12 +436,12 @@ class _Evaluator:
             raise self._query.error(labels.node, "contains numbers without a class", expected=expected)
         return _Value("a number", names.index(text.data), text.node, constant=True)
 
-    def _text_to_time(self, value: _Value, other: _Value) -> _Value:
-        if not (value.constant and value.kind == "text" and other.kind == "a time"):
-            return value
-        if (time := parse_time(value.data, other.data.type.tz)) is None:
-            raise self._query.error(value.node, "not a time", expected="such as '2026-01-31' or '2026-01-31 17:30:00'")
-        return _Value("a time", time, value.node, constant=True)
+    def _text_to_time(self, text: _Value, times: _Value) -> _Value:
+        if not (text.constant and text.kind == "text" and times.kind == "a time"):
+            return text
+        if (time := parse_time(text.data, times.data.type.tz)) is None:
+            raise self._query.error(text.node, "not a time", expected="such as '2026-01-31' or '2026-01-31 17:30:00'")
+        return _Value("a time", time, text.node, constant=True)
 
     def _arithmetic(self, node: ast.UnaryOp | ast.BinOp) -> _Value:
         if isinstance(node, ast.UnaryOp):
@@ -470,10 +473,10 @@ class _Evaluator:
                 self._arguments(node)
                 return _Value("a number", calculate(abs, self._column_of_kind(owner, "a number").data), node)
             case ast.Call(func=ast.Attribute(value=owner, attr=name)):
-                return _condition_value(self._test(node, owner, name), node)
+                return _condition_value(self._condition_method(node, owner, name), node)
         raise self._unsupported_error(node)
 
-    def _test(self, node: ast.Call, owner: ast.expr, name: str) -> Bools:
+    def _condition_method(self, node: ast.Call, owner: ast.expr, name: str) -> Bools:
         match name:
             case "isna" | "isnull" | "notna" | "notnull":
                 self._arguments(node)
@@ -493,9 +496,9 @@ class _Evaluator:
                 if (inclusive := named.get("inclusive", "both")) not in _BETWEEN:
                     expected = f"one of {format_list([*_BETWEEN])}"
                     raise self._query.error(node, f"inclusive={inclusive!r}", expected=expected)
-                above, below = _BETWEEN[inclusive]
+                low_operator, high_operator = _BETWEEN[inclusive]
                 value = self._value(owner)
-                return self._compare(value, above, low, node) & self._compare(value, below, high, node)
+                return self._compare(value, low_operator, low, node) & self._compare(value, high_operator, high, node)
         raise self._unsupported_error(node)
 
     def _contains(self, value: _Value, item: _Value) -> Bools:
@@ -518,8 +521,8 @@ class _Evaluator:
                 raise self._kind_error(value, "text in quotes")
         texts = self._column_of_kind(owner, "text").data
         if arguments and arguments[0].kind == "a list":
-            parts = [Numbers.from_arrow(method.call(texts, item.data)) for item in arguments[0].data]
-            return _condition_value(self._any(part.to_bools(missing=False) for part in parts), node)
+            matches = [Numbers.from_arrow(method.call(texts, item.data)) for item in arguments[0].data]
+            return _condition_value(self._any(match.to_bools(missing=False) for match in matches), node)
         return _Value(*column_values(method.call(texts, *(value.data for value in arguments), **named)), node)
 
     def _arguments(

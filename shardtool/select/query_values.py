@@ -67,7 +67,7 @@ _TIME_TEXT = re.compile(  # not `now`, `12:30` or `EST`: their meaning depends o
 
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
-_DATE_PARTS = 3
+_DEFAULT_PARTS = (1, 1, 1, 0, 0, 0)  # from year to second
 _FIXED_OFFSET = re.compile(r"([+-])([0-9]{2}):?([0-9]{2})")
 
 
@@ -100,7 +100,7 @@ def _to_numpy(array: pa.Array) -> Bools:
 
 
 def column_values(column: pa.Array | pa.ChunkedArray) -> tuple[QueryKind, Any]:
-    """Return the kind of a column, and its values as `Numbers` or as an Arrow array."""
+    """Return the kind of a column, and its values as `Numbers` or an Arrow array."""
     array = arrow.to_plain(column)
     array = arrow.to_one_chunk(array) if isinstance(array, pa.ChunkedArray) else array
     if types.is_fixed_size_list(array.type):
@@ -131,7 +131,8 @@ def null_values(kind: QueryKind, count: int) -> Any:
 def missing_rows(data: Numbers | pa.Array) -> Bools:
     """Return for each row whether its value is null or NaN."""
     if isinstance(data, Numbers):
-        return data._replace(values=data.values != data.values).to_bools(missing=True)
+        is_nan = data.values != data.values  # only NaN differs from itself
+        return data._replace(values=is_nan).to_bools(missing=True)
     return _to_numpy(data.is_null())
 
 
@@ -199,8 +200,10 @@ def compare(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Bools
 
 def _compare_times(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Numbers:
     if isinstance(left, Time) or (isinstance(right, pa.Array) and _tick(left) < _tick(right)):
+        # Swap the operands, because the code below needs the coarser column on the left.
         return _compare_times(lambda first, second: function(second, first), right, left)
     times = Numbers.from_arrow(left.view(pa.int64()))
+    # A conversion to the finer unit could overflow.
     whole: Any
     rest: Any
     if isinstance(right, Time):
@@ -223,7 +226,7 @@ def is_zoned(time: Time | pa.Array) -> bool:
 
 
 def is_in(data: Numbers | pa.Array, items: list[Any]) -> Bools:
-    """Return for each row whether its value equals one of the constants in `items`."""
+    """Return for each row whether its value is in `items`."""
     if not isinstance(data, Numbers):
         return _to_numpy(pc.is_in(data, value_set=arrow.text_array(items)))
     values = data.values.view(np.uint8) if data.values.dtype == np.bool_ else data.values
@@ -241,7 +244,8 @@ def parse_time(text: str, zone: str | None) -> Time | None:
     if not (match := _TIME_TEXT.fullmatch(text)):
         return None
     *parts, fraction, offset = match.groups()
-    year, month, day, hour, minute, second = (int(part or at < _DATE_PARTS) for at, part in enumerate(parts))
+    numbers = (int(part or default) for part, default in zip(parts, _DEFAULT_PARTS, strict=True))
+    year, month, day, hour, minute, second = numbers
     try:
         time = dt.datetime(year, month, day, hour, minute, second, tzinfo=dt.timezone.utc)
     except ValueError:
@@ -264,7 +268,8 @@ def _to_utc(seconds: int, zone: str) -> int:
 def _offset_seconds(zone: str) -> int | None:
     if not (match := _FIXED_OFFSET.fullmatch(zone)):
         return 0 if zone == "Z" else None
-    return int(f"{match[1]}1") * (int(match[2]) * 3600 + int(match[3]) * 60)
+    seconds = int(match[2]) * 3600 + int(match[3]) * 60
+    return -seconds if match[1] == "-" else seconds
 
 
 def time_field(name: str, times: pa.Array) -> Numbers:

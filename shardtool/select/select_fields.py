@@ -58,8 +58,8 @@ def select_fields(
     used = np.bincount(entries.rows.code[rows], minlength=len(entries.fields)).tolist()
     new_names = {name: new_names[name] for name, uses in zip(entries.fields, used, strict=True) if uses}
     fields = tuple(sorted(set(new_names.values()), key=to_bytes))
-    number = [fields.index(new_names[name]) if name in new_names else 0 for name in entries.fields]
-    code = np.array(number, np.uint16)[entries.rows.code[rows]]
+    new_codes = [fields.index(new_names[name]) if name in new_names else 0 for name in entries.fields]
+    code = np.array(new_codes, np.uint16)[entries.rows.code[rows]]
     if rename:
         order, _ = order_rows([first], [code])
         rows, code = rows[order], code[order]
@@ -134,15 +134,15 @@ def _merge_texts(columns: list[StringColumn]) -> PackedStrings:
 def _check_merged(entries: SampleTable, selected: SampleTable, new_names: dict[str, str], to_format: str) -> None:
     values = entries.values
     for new, merged in _merged_names(new_names).items():
-        sample_of_row, code = np.repeat(np.arange(len(selected)), selected.counts()), selected.fields.index(new)
-        samples = sample_of_row[selected.rows.code == code]
-        twice = samples[1:][samples[1:] == samples[:-1]]
+        sample_of_row = np.repeat(np.arange(len(selected)), selected.counts())
+        samples = sample_of_row[selected.rows.code == selected.fields.index(new)]
+        has_both = samples[1:][samples[1:] == samples[:-1]]
         typed = [name for name in merged if name in {*values.classes, *values.lists}]
-        unlike = to_format == "tfrecord" and len({values.numbers.get(name) for name in merged}) > 1
-        if len(twice) or typed or unlike:
-            whose = f" of {printable(selected.key(int(twice[0])))!r}" if len(twice) else ""
+        mixes_types = to_format == "tfrecord" and len({values.numbers.get(name) for name in merged}) > 1
+        if len(has_both) or typed or mixes_types:
+            whose = f" of {printable(selected.key(int(has_both[0])))!r}" if len(has_both) else ""
             problem = f"{_quote_names(merged)}{whose} would all be renamed to {new!r}"
-            kinds = ", and in TFRecords no mix of numbers and text" if unlike else ""
+            kinds = ", and in TFRecords no mix of numbers and text" if mixes_types else ""
             expected = f"different names, or fields that never occur in the same sample: no labels or lists{kinds}"
             remedy = f"Rename the others too, or drop them with {option_text('drop_fields')}."
             raise InvalidRequest(option_text("rename_fields"), problem, expected=expected, remedy=remedy)

@@ -44,7 +44,7 @@ class SplitAssignment(NamedTuple):
     """The split of each sample.
 
     Attributes:
-        names: The splits in the requested order, or in byte order if they are values of a column.
+        names: The splits in the requested order, or sorted if they are values of a column.
         number: int16[samples], the index in `names` of each sample's split.
     """
 
@@ -83,8 +83,9 @@ def _simplify(values: pa.ChunkedArray, option: str, column: str) -> pa.ChunkedAr
     from shardtool.entries.metadata_columns import is_number_type
 
     is_text = types.is_string, types.is_large_string, types.is_binary, types.is_large_binary, types.is_fixed_size_binary
-    is_allowed, column_values = (*is_text, types.is_date, types.is_timestamp, types.is_time), to_plain(values)
-    if not is_number_type(column_values.type) and not any(is_type(column_values.type) for is_type in is_allowed):
+    type_tests = (*is_text, types.is_date, types.is_timestamp, types.is_time)
+    column_values = to_plain(values)
+    if not is_number_type(column_values.type) and not any(is_type(column_values.type) for is_type in type_tests):
         holds = f"{column} holds {values.type}"
         raise InvalidRequest(option, holds, expected="text, numbers, dates or booleans")
     if types.is_timestamp(column_values.type):
@@ -127,12 +128,13 @@ def _assign_by_column(values: pa.ChunkedArray, option: str, column: str) -> Spli
 def _assign_by_label(keys: PackedStrings, values: pa.ChunkedArray, options: SplitOptions) -> SplitAssignment:
     names, weights = _share_weights(options)
     column = str(options.stratify)
-    label, labels = _number_labels(values, _MAX_LABELS, option_text("stratify"), column)
-    counts = _apportion(np.bincount(label, minlength=len(labels)), weights)
+    label_numbers, labels = _number_labels(values, _MAX_LABELS, option_text("stratify"), column)
+    counts = _apportion(np.bincount(label_numbers, minlength=len(labels)), weights)
     hashes = keys.hashes(_HASH_PERSON, options.seed)
     number = np.empty(len(keys), np.int16)
+    # The samples of each label, in the order of their hashes, go to the splits in turn.
     splits = np.tile(np.arange(len(names), dtype=np.int16), len(labels))
-    number[np.lexsort((hashes, label))] = np.repeat(splits, counts.ravel())
+    number[np.lexsort((hashes, label_numbers))] = np.repeat(splits, counts.ravel())
     notes = (*_empty_notes(names, counts.sum(axis=0).tolist()), *_small_notes(names, labels, counts, column))
     return SplitAssignment(names, number, notes)
 
@@ -143,11 +145,12 @@ def sample_per_class(
     """For each label, select the `max_count` samples whose keys have the smallest hashes. Return sorted indexes."""
     labels_column = _simplify(values, option_text("of"), column)
     _check_nulls(keys, labels_column, option_text("of"), column)
-    label, labels = _number_labels(labels_column, _MAX_LABELS, option_text("of"), column)
+    label_numbers, labels = _number_labels(labels_column, _MAX_LABELS, option_text("of"), column)
     hashes = keys.hashes(b"shardtool class", seed)
-    order, counts = np.lexsort((hashes, label)), np.bincount(label, minlength=len(labels))
-    rank = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.sort(order[rank < max_count])
+    order = np.lexsort((hashes, label_numbers))
+    counts = np.bincount(label_numbers, minlength=len(labels))
+    rank_in_label = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.sort(order[rank_in_label < max_count])
 
 
 def _share_weights(options: SplitOptions) -> tuple[tuple[str, ...], list[int]]:
@@ -175,6 +178,7 @@ def _apportion(sizes: NDArray[np.int64], weights: list[int]) -> NDArray[np.int64
 def _number_labels(
     values: pa.ChunkedArray, max_labels: int, option: str, column: str
 ) -> tuple[NDArray[np.int32], list[bytes]]:
+    """Return the label number of each value, and the sorted labels."""
     number_of: dict[bytes, int] = {}
     parts = [np.empty(0, np.int32)]
     for texts, codes in _encode_chunks(values):
@@ -184,9 +188,9 @@ def _number_labels(
             found = f"more than {max_labels:,} different values of {column}, such as {named}"
             raise InvalidRequest(option, found, remedy="Check that this is the right column.")
     labels = sorted(number_of)
-    rank = np.empty(len(number_of), np.int32)
-    rank[[number_of[label] for label in labels]] = np.arange(len(number_of), dtype=np.int32)
-    return rank[np.concatenate(parts)], labels
+    sorted_number = np.empty(len(number_of), np.int32)
+    sorted_number[[number_of[label] for label in labels]] = np.arange(len(number_of), dtype=np.int32)
+    return sorted_number[np.concatenate(parts)], labels
 
 
 def _encode_chunks(values: pa.ChunkedArray) -> Iterator[tuple[list[bytes], NDArray[np.int32]]]:

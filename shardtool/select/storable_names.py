@@ -154,7 +154,8 @@ def make_portable(entries: SampleTable, *, by_key: bool = True) -> SampleTable:
         raise InvalidRequest(option_text("portable"), found, expected=expected, remedy="Rename the field.")
     unique = tuple(sorted(set(fields), key=str.encode))
     new_code = np.array([unique.index(name) for name in fields], np.uint16)
-    keys, typed_fields = _portable_keys(entries.keys, key_bytes), (*entries.values.classes, *entries.values.numbers)
+    keys = _portable_keys(entries.keys, key_bytes)
+    typed_fields = (*entries.values.classes, *entries.values.numbers)
     renamed = replace(
         entries,
         keys=keys,

@@ -70,12 +70,14 @@ def set_value_fields(
     for name, column in fields:
         has_field = _samples_with(entries, name)
         labels = (known or Classes("", {}, allows_new=True)) if name in classes else None
-        new_fields.append(_make_field(entries, (name, column), has_field, labels, names.get(column), optional=optional))
-        if optional and _needs_values(entries, name, is_number=new_fields[-1].column is not None):
-            is_lost = (field_codes(entries, ("", name)) == 1) & np.repeat(~new_fields[-1].has_value, entries.counts())
-            first = np.append(0, np.cumsum(~is_lost))[entries.first_rows]
-            entries = replace(entries.take_rows(np.flatnonzero(~is_lost)), first_rows=first)
-        notes += _field_notes(new_fields[-1], column, int(np.count_nonzero(has_field)))
+        field = _make_field(entries, (name, column), has_field, labels, names.get(column), optional=optional)
+        new_fields.append(field)
+        if optional and _needs_values(entries, name, is_number=field.column is not None):
+            is_field = field_codes(entries, ("", name)) == 1
+            is_kept = ~is_field | np.repeat(field.has_value, entries.counts())
+            first = np.append(0, np.cumsum(is_kept))[entries.first_rows]
+            entries = replace(entries.take_rows(np.flatnonzero(is_kept)), first_rows=first)
+        notes += _field_notes(field, column, int(np.count_nonzero(has_field)))
     return add_fields(entries, new_fields), tuple(notes)
 
 
@@ -88,7 +90,8 @@ def _make_field(
     *,
     optional: bool,
 ) -> NewField:
-    (name, column), label = pair, known is not None
+    name, column = pair
+    label = known is not None
     values = _value_column(entries, name, column, label=label)
     if class_names is not None:
         check_list_field(name, column, values.type)
@@ -96,12 +99,12 @@ def _make_field(
     kind: ValueType | None = "int64" if label else field_type(name, values.type)
     number = number_fields({} if kind is None else {name: kind})
     missing = missing_positions(values)
-    is_uniform = _needs_values(entries, name, is_number=bool(number))
-    expected = "a value for each sample" + ("" if is_uniform else f" that has no field {name!r}")
+    needs_all_values = _needs_values(entries, name, is_number=bool(number))
+    expected = "a value for each sample" + ("" if needs_all_values else f" that has no field {name!r}")
     query = f"{column if column.isidentifier() and not iskeyword(column) else f'`{column}`'}.notna()"
     found, remedy = f"column {column!r}: no value (null or NaN)", f'Exclude them with {option_text("where")} "{query}".'
     if not optional or len(missing) == len(values):
-        _refuse_samples(entries, missing if is_uniform else missing[~has_field[missing]], found, expected, remedy)
+        _refuse_samples(entries, missing if needs_all_values else missing[~has_field[missing]], found, expected, remedy)
     elif len(missing):
         # Any value can replace null, because these samples do not get the field.
         values = values.fill_null(values.drop_null()[0])
