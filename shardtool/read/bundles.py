@@ -70,34 +70,33 @@ def fitted(tokens: int, lengths: Numbers) -> Pieces:
     documents = np.repeat(np.arange(len(lengths)), pieces)
     starts = (np.arange(len(documents)) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * tokens
     counts = np.minimum(tokens, lengths[documents] - starts)
-    blocks: list[int] = []
-    # `room` maps each number of free tokens to block indexes; `rooms` contains its keys, ascending
-    room: dict[int, list[int]] = {}
-    rooms: list[int] = []
-    used = 0
-    for length, remaining in zip(
-        *(column[::-1].tolist() for column in np.unique(counts, return_counts=True)), strict=True
-    ):
-        end = len(blocks) + remaining
-        while remaining := end - len(blocks):
-            index = bisect_left(rooms, length)
-            if index < len(rooms):
-                free = rooms[index]
-                chosen_blocks = room[free][-remaining:]
-                del room[free][-remaining:]
-                if not room[free]:
-                    del room[free], rooms[index]
+    block_of_piece: list[int] = []  # longest piece first
+    blocks_by_room: dict[int, list[int]] = {}  # blocks by their number of free tokens
+    ascending_rooms: list[int] = []
+    block_count = 0
+    piece_lengths, pieces_of_length = np.unique(counts, return_counts=True)
+    for length, number in zip(piece_lengths[::-1].tolist(), pieces_of_length[::-1].tolist(), strict=True):
+        end = len(block_of_piece) + number
+        while remaining := end - len(block_of_piece):
+            index = bisect_left(ascending_rooms, length)
+            if index < len(ascending_rooms):
+                room = ascending_rooms[index]
+                chosen_blocks = blocks_by_room[room][-remaining:]
+                del blocks_by_room[room][-remaining:]
+                if not blocks_by_room[room]:
+                    del blocks_by_room[room], ascending_rooms[index]
             else:
-                free, first = tokens, used
-                used += -(-remaining // (tokens // length))
-                chosen_blocks = [*range(first, used)]
-            blocks += chosen_blocks
-            if free > length:
-                if free - length not in room:
-                    insort(rooms, free - length)
-                room.setdefault(free - length, []).extend(chosen_blocks)
+                room = tokens
+                new_blocks = -(-remaining // (tokens // length))
+                chosen_blocks = [*range(block_count, block_count + new_blocks)]
+                block_count += new_blocks
+            block_of_piece += chosen_blocks
+            if room > length:
+                if room - length not in blocks_by_room:
+                    insort(ascending_rooms, room - length)
+                blocks_by_room.setdefault(room - length, []).extend(chosen_blocks)
     bundles = np.empty(len(counts), np.int64)
-    bundles[np.argsort(-counts, kind="stable")] = blocks
+    bundles[np.argsort(-counts, kind="stable")] = block_of_piece
     order = np.argsort(bundles, kind="stable")
     return bundles[order], documents[order], starts[order], counts[order]
 
@@ -105,18 +104,20 @@ def fitted(tokens: int, lengths: Numbers) -> Pieces:
 def of_like_length(tokens: int, lengths: Numbers) -> Pieces:
     """Group samples of similar length into batches of at most `tokens` tokens, including padding."""
     order = np.argsort(-lengths, kind="stable")
-    descending, ends = lengths[order], [0]
-    while ends[-1] < len(order):
-        ends.append(min(len(order), ends[-1] + max(1, tokens // max(1, int(descending[ends[-1]])))))
-    return np.repeat(np.arange(len(ends) - 1), np.diff(ends)), order, np.zeros_like(order), descending
+    descending = lengths[order]
+    cuts = [0]
+    while cuts[-1] < len(order):
+        longest = max(1, int(descending[cuts[-1]]))
+        cuts.append(min(len(order), cuts[-1] + max(1, tokens // longest)))
+    return np.repeat(np.arange(len(cuts) - 1), np.diff(cuts)), order, np.zeros_like(order), descending
 
 
 def of_one_kind(size: int, kinds: Numbers) -> Pieces:
     """Group up to `size` samples with the same value in `kinds` (indexes of aspect ratios) into a batch."""
     order = np.argsort(kinds, kind="stable")
     _, firsts, counts = np.unique(kinds[order], return_index=True, return_counts=True)
-    begins = (np.arange(len(order)) - np.repeat(firsts, counts)) % size == 0
-    return np.cumsum(begins) - 1, order, np.zeros_like(order), np.ones_like(order)
+    starts_batch = (np.arange(len(order)) - np.repeat(firsts, counts)) % size == 0
+    return np.cumsum(starts_batch) - 1, order, np.zeros_like(order), np.ones_like(order)
 
 
 class Bundle(NamedTuple):
@@ -150,7 +151,7 @@ class BundleOrder:
         self._samples = source.samples.order(replace(options, window=options.window * source.samples_per_bundle))
         self._step = (
             _SAMPLES_IN_KIND_WINDOW
-            if source.is_sequential
+            if source.is_by_kind
             else source.samples_per_bundle * max(_MIN_BUNDLES_IN_WINDOW, options.round_size)
         )
         self._windows = LruCache[int, _Window](_MAX_CACHED_WINDOWS)
@@ -183,15 +184,16 @@ class BundleOrder:
         return self._windows.get(window, lambda: self._divide_window(window))
 
     def _divide_window(self, window: int) -> _Window:
-        first, options = window * self._step, self.options
+        first = window * self._step
         numbers = self._samples.numbers(np.arange(first, min(first + self._step, self._samples.length)))
         sizes = self._source.sizes[numbers]
         bundles, samples, starts, counts = self._source.divide(sizes)
         cuts = np.append(np.flatnonzero(np.diff(bundles, prepend=-1)), len(bundles))
-        if options.shuffle and not self._source.is_sequential and len(bundles):
-            key = random_at(derive_state("bundles", options.seed, options.epoch), np.array([window], np.uint64))[0]
+        if self.options.shuffle and not self._source.is_by_kind and len(bundles):
+            seed = derive_state("bundles", self.options.seed, self.options.epoch)
+            key = random_at(seed, np.array([window], np.uint64))[0]
             bundle_order = permute_positions(np.arange(len(cuts) - 1), len(cuts) - 1, key)
-        else:
+        else:  # keep the order of the samples: the bundle whose last sample comes first is the first bundle
             bundle_order = np.argsort(samples[cuts[1:] - 1], kind="stable")
         return Bundle(numbers[samples], sizes[samples], starts, counts), bundle_order.tolist(), cuts.tolist()
 
@@ -212,12 +214,13 @@ class BundleReader:
         self, reader: AnySampleReader, samples: EpochSamples, sizes: Numbers, rule: Callable[[int, Numbers], Pieces],
         limit: int, make: Callable[[Bundle, Any], Sample], *fingerprint_values: object,
     ) -> None:  # fmt: skip
-        self.is_sequential, self._makes_batches = rule is of_one_kind, rule in (of_one_kind, of_like_length)
-        if not self.is_sequential and not sizes.any():
+        self.is_by_kind = rule is of_one_kind
+        self._makes_batches = rule in (of_one_kind, of_like_length)
+        if not self.is_by_kind and not sizes.any():
             raise InvalidRequest("the dataset", "no tokens in any sample")
         self._reader, self.samples, self.sizes = reader, samples, sizes
         self.divide, self._make = partial(rule, limit), make
-        mean = 1 if self.is_sequential else sizes.sum() / sum(part.length for _, part in each_dataset(reader, samples))
+        mean = 1 if self.is_by_kind else sizes.sum() / sum(part.length for _, part in each_dataset(reader, samples))
         self.samples_per_bundle = 1 << max(0, round(math.log2(limit / mean)))
         # saved states contain this hash, so rules must keep their names
         digest_head = repr((samples.fingerprint, rule.__name__, limit, fingerprint_values))
@@ -283,11 +286,10 @@ class BundleReader:
 
         If `damaged` is false, count only one sample.
         """
-        members, failed = self.bundle(number).numbers, list[tuple[int, ShardError]]()
-        if damaged:
-            samples = zip(members.tolist(), self._reader.read(members), strict=True)
-            failed = [(member, sample) for member, sample in samples if isinstance(sample, ShardError)]
-        for member, failure in failed or [(int(members[0]), error)]:
+        members = self.bundle(number).numbers
+        samples = zip(members.tolist(), self._reader.read(members) if damaged else (), strict=False)
+        failures = [(member, sample) for member, sample in samples if isinstance(sample, ShardError)]
+        for member, failure in failures or [(int(members[0]), error)]:
             self._reader.skip_or_raise(failure, member, *counts, damaged=damaged)
 
     def read(self, numbers: Numbers, *, on_demand: bool = False) -> Samples:  # noqa: ARG002 - all readers accept it
@@ -296,7 +298,7 @@ class BundleReader:
         unique_members, inverse = np.unique(members, return_inverse=True)
         if len(unique_members) == len(members):
             return self._make_bundles(numbers, iter(self._reader.read(members, on_demand=True)))
-        samples = [*self._reader.read(unique_members)]
+        samples = [*self._reader.read(unique_members)]  # read a sample with several pieces once
         return self._make_bundles(numbers, (samples[at] for at in inverse.tolist()))
 
     def with_skip_callback(
@@ -323,8 +325,8 @@ class BundleReader:
             members = [next(samples) for _ in range(len(bundle.numbers))]
             try:
                 errors = [sample for sample in members if isinstance(sample, ShardError)]
-                is_failed = errors and not (self._makes_batches and len(errors) < len(members))
-                made = errors[0] if is_failed else self._make(bundle, members)
+                is_usable = len(errors) < len(members) if self._makes_batches else not errors
+                made = self._make(bundle, members) if is_usable else errors[0]
             except SampleFailed as error:
                 made = error
             yield made
@@ -349,12 +351,12 @@ def each_dataset(reader: AnySampleReader, samples: EpochSamples) -> Iterator[tup
 
 
 def sample_sizes(
-    reader: AnySampleReader, samples: EpochSamples, shard_sizes: Callable[[SampleReader, int], Numbers], what: str
+    reader: AnySampleReader, samples: EpochSamples, shard_sizes: Callable[[SampleReader, int], Numbers], value: str
 ) -> Numbers:
     """Return the size of each sample, indexed by sample number. Samples that are not in `samples` have size 0.
 
     `shard_sizes` returns the size of each sample in a shard, or a negative number if a value is missing. If one of the
-    samples lacks the value, raise InvalidRequest. `what` describes the value in the error.
+    samples lacks the value, raise InvalidRequest. `value` describes the value in the error.
     """
     parts = []
     for dataset_reader, dataset_samples in each_dataset(reader, samples):
@@ -364,7 +366,7 @@ def sample_sizes(
             result[numbers] = sizes = shard_sizes(dataset_reader, shard)[rows]
             for key in dataset_reader.store.index(shard).keys_of(rows[sizes < 0][:1]):
                 remedy = "Choose samples that have it with where(...) or select(...)."
-                raise InvalidRequest(f"sample {key}", f"no {what}", remedy=remedy)
+                raise InvalidRequest(f"sample {key}", f"no {value}", remedy=remedy)
         parts.append(result)
     return np.concatenate(parts)
 
@@ -438,18 +440,21 @@ class SizeBatches(Map):
 
 
 def _run_and_collate(stages: Pipeline, lists: ListFields, bundle: Sample, rng: np.random.Generator) -> object:
-    padding = {name: bundle[name] for name in ("__padding__",) if name in bundle}
-    start, kept, skipped = int(rng.integers(2**63)), list[object](), list[tuple[ShardError, int]]()
+    padding = {"__padding__": bundle["__padding__"]} if "__padding__" in bundle else {}
+    seed = int(rng.integers(2**63))
+    kept = list[object]()
+    skipped = list[tuple[ShardError, int]]()
     for index, (number, sample) in enumerate(cast("list[tuple[int, Sample]]", bundle["__samples__"])):
 
         def skip(error: ShardError, number: int = number) -> None:
             skipped.append((error, number))
 
         def rng_of(stage: int, index: int = index) -> np.random.Generator:
-            return np.random.default_rng([start, index, stage])
+            return np.random.default_rng([seed, index, stage])
 
         kept += stages.run([{**sample, **padding}], skip, rng_of)
     if "__on_skip__" in bundle:  # a batch that replaces a skipped batch has no callback
-        for skipped_sample in skipped[not kept :]:  # if `kept` is empty, the stream counts the first skipped sample
-            cast("Callable[..., None]", bundle["__on_skip__"])(*skipped_sample)
+        # if `kept` is empty, the stream counts the first skipped sample
+        for error, number in skipped if kept else skipped[1:]:
+            cast("Callable[..., None]", bundle["__on_skip__"])(error, number)
     return collate(kept, lists) if kept else None

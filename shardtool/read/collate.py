@@ -54,18 +54,20 @@ def collate(samples: list[Any], lists: ListFields = ()) -> object:
         InvalidRequest: `lists` names an unknown field.
         SampleFailed: The samples have different fields or structures.
     """
-    form, first = split_sample(samples[0])
-    alike = len({*map(type, samples)}) == 1 and (form is object or len({*map(len, samples)}) == 1)
-    if not alike or (form is dict and any(sample.keys() != first.keys() for sample in samples)):
-        check_same_fields([(parts.get("__key__"), form, parts) for form, parts in map(split_sample, samples)])
-    if form is not object:
-        check_lists(lists, first)
-    if form is dict:
-        columns = [[sample[name] for sample in samples] for name in first]
+    structure, fields = split_sample(samples[0])
+    have_one_length = len({*map(type, samples)}) == 1 and (structure is object or len({*map(len, samples)}) == 1)
+    if not have_one_length or (structure is dict and any(sample.keys() != fields.keys() for sample in samples)):
+        check_same_fields([(parts.get("__key__"), structure, parts) for structure, parts in map(split_sample, samples)])
+    if structure is not object:
+        check_lists(lists, fields)
+    if structure is dict:
+        columns = [[sample[name] for sample in samples] for name in fields]
     else:
-        columns = [[*values] for values in zip(*samples, strict=True)] if form is tuple else [samples]
-    fields = zip(first, columns, strict=True)
-    return join_sample(form, {name: values if name in lists else _collate_values(values) for name, values in fields})
+        columns = [[*values] for values in zip(*samples, strict=True)] if structure is tuple else [samples]
+    named_columns = zip(fields, columns, strict=True)
+    return join_sample(
+        structure, {name: column if name in lists else _collate_values(column) for name, column in named_columns}
+    )
 
 
 def split_sample(sample: object) -> tuple[type, Mapping[object, object]]:
@@ -75,25 +77,25 @@ def split_sample(sample: object) -> tuple[type, Mapping[object, object]]:
     return (tuple, dict(enumerate(sample))) if isinstance(sample, tuple) else (object, {0: sample})
 
 
-def join_sample(form: type, parts: dict[object, object]) -> object:
+def join_sample(structure: type, parts: dict[object, object]) -> object:
     """Build a sample or batch of this structure from its values."""
-    if form is dict:
+    if structure is dict:
         return parts
-    return tuple(parts.values()) if form is tuple else parts[0]
+    return tuple(parts.values()) if structure is tuple else parts[0]
 
 
 def check_same_fields(samples: Sequence[tuple[object, type, Collection[object]]]) -> None:
     """Raise SampleFailed if the samples differ in structure or fields. A sample is (key, structure, fields)."""
-    first, form, fields = samples[0]
+    first_key, structure, fields = samples[0]
     expected = {*fields}
-    for key, sample_form, sample_fields in samples:
-        if sample_form is not form or (form is tuple and len(sample_fields) != len(fields)):
+    for key, sample_structure, sample_fields in samples:
+        if sample_structure is not structure or (structure is tuple and len(sample_fields) != len(fields)):
             raise SampleFailed(sample_name(key), "differs in structure from the first sample of its batch")
         if differing := expected.symmetric_difference(sample_fields):
             name = min(differing, key=str)
             remedy = f"Add fields({name!r}, ..., missing='none') for None, or missing='skip' to skip such samples."
             problem = f"no field {name}, which other samples of its batch have"
-            raise SampleFailed(sample_name(first if name in sample_fields else key), problem, remedy=remedy)
+            raise SampleFailed(sample_name(first_key if name in sample_fields else key), problem, remedy=remedy)
 
 
 def check_lists(lists: ListFields, fields: Iterable[object]) -> None:
@@ -107,14 +109,14 @@ def check_lists(lists: ListFields, fields: Iterable[object]) -> None:
 
 
 def _collate_values(values: list[object]) -> NDArray[np.generic] | list[object]:
-    kinds = {type(value) for value in values}
-    kind = kinds.pop() if len(kinds) == 1 else float if kinds == {int, float} else object
-    if kind is np.ndarray:
+    types = {type(value) for value in values}
+    common_type = types.pop() if len(types) == 1 else float if types == {int, float} else object
+    if common_type is np.ndarray:
         arrays = cast("list[NDArray[np.generic]]", values)
         return np.stack(arrays) if len({(array.shape, array.dtype) for array in arrays}) == 1 else values
-    if kind in _ARRAY_DTYPES or issubclass(kind, np.number):
+    if common_type in _ARRAY_DTYPES or issubclass(common_type, np.number):
         try:
-            return np.array(values, _ARRAY_DTYPES.get(kind))
+            return np.array(values, _ARRAY_DTYPES.get(common_type))
         except OverflowError:  # the integer has more than 64 bits
             return values
     return values

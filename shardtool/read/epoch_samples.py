@@ -46,8 +46,8 @@ def window_size(mean_size: int, buffer: int | None, parts: int) -> int:
             check_minimum(name, value)
     if buffer is not None:
         return max(1, buffer // parts)
-    room = max(1, min(_MAX_WINDOW_SAMPLES, _BUFFER_BYTES // parts // mean_size))
-    return 1 << (room * room).bit_length() // 2  # windows of 2^n samples are permuted faster
+    samples = max(1, min(_MAX_WINDOW_SAMPLES, _BUFFER_BYTES // parts // mean_size))
+    return 1 << (samples * samples).bit_length() // 2  # the nearest power of 2, because it is permuted faster
 
 
 def choose_parts(
@@ -58,8 +58,8 @@ def choose_parts(
     Usually, each rank reads its own parts. The returned `ranks` is 0 if `parts` is given, if the source consists of
     bundles, or if a mix has a cache. The order then does not depend on the number of ranks.
     """
-    kinds = (CatalogSamples,) if copies else (CatalogSamples, MixedSamples)
-    if parts is not None or not isinstance(source, kinds):
+    types_with_parts_per_rank = (CatalogSamples,) if copies else (CatalogSamples, MixedSamples)
+    if parts is not None or not isinstance(source, types_with_parts_per_rank):
         parts = DEFAULT_PARTS if parts is None else parts
         return parts, window_size(mean_size, buffer, parts), 0
     parts_per_rank = _PARTS_PER_RANK
@@ -166,16 +166,19 @@ class MixedSamples:
 
         Epochs of more than about a billion samples have rounded proportions.
         """
-        name, times = ("repeat", repeat) if choose is None else ("choose", choose)
-        name, times = ("the mix", [1] * len(sources)) if times is None else (name, times)
-        _check_numbers(name, times, len(sources))
-        lengths = [source.length if choose is None else 1 for source in sources]
-        counts = [max(1, round(factor * length)) for factor, length in zip(times, lengths, strict=True)]
-        if choose is not None and counts != [*choose]:
-            raise InvalidRequest("choose", repr(choose), expected="whole numbers")
+        if choose is not None:
+            _check_numbers("choose", choose, len(sources))
+            counts = [max(1, round(count)) for count in choose]
+            if counts != [*choose]:
+                raise InvalidRequest("choose", repr(choose), expected="whole numbers")
+        else:
+            factors = [1] * len(sources) if repeat is None else repeat
+            _check_numbers("the mix" if repeat is None else "repeat", factors, len(sources))
+            counts = [max(1, round(factor * source.length)) for factor, source in zip(factors, sources, strict=True)]
         length, divisor = sum(counts), math.gcd(*counts)
-        mix, exact = cls.from_weights(sources, counts, length), tuple(count // divisor for count in counts)
-        return replace(mix, weights=exact) if length * max(exact) < _MAX_PRODUCT else mix
+        mix = cls.from_weights(sources, counts, length)
+        exact_weights = tuple(count // divisor for count in counts)
+        return replace(mix, weights=exact_weights) if length * max(exact_weights) < _MAX_PRODUCT else mix
 
     @property
     def datasets(self) -> list[int]:
@@ -202,10 +205,11 @@ class MixedSamples:
         return Order(self.length, partial(self._numbers_at, options, {}))
 
     def _numbers_at(self, options: OrderOptions, orders: dict[tuple[int, int], Order], positions: Numbers) -> Numbers:
-        which, sample_counts = self.datasets_at(options, positions)
-        numbers, first = np.empty_like(positions), 0
+        source_at, sample_counts = self.datasets_at(options, positions)
+        numbers = np.empty_like(positions)
+        first_number = 0
         for number, source in enumerate(self.sources):
-            (indexes,) = np.nonzero(which == number)
+            (indexes,) = np.nonzero(source_at == number)
             epochs, source_positions = np.divmod(sample_counts[indexes], source.length)
             for epoch in np.unique(epochs).tolist():
                 is_in_epoch = epochs == epoch
@@ -215,31 +219,33 @@ class MixedSamples:
                     # use a seed per dataset, so datasets of equal size have different orders
                     seed = derive_state("mixed", options.seed, number)
                     order = orders[number, epoch] = source.order(replace(options, seed=seed, epoch=epoch))
-                numbers[indexes[is_in_epoch]] = first + order.numbers(source_positions[is_in_epoch])
-            first += source.number_limit
+                numbers[indexes[is_in_epoch]] = first_number + order.numbers(source_positions[is_in_epoch])
+            first_number += source.number_limit
         return numbers
 
     def datasets_at(self, options: OrderOptions, positions: Numbers) -> tuple[Numbers, Numbers]:
         """Return the dataset at each position, and how many of its samples came before, including previous epochs."""
-        blocks, row = np.unique(positions // _MIX_BLOCK_POSITIONS, return_inverse=True)
+        blocks, block_row = np.unique(positions // _MIX_BLOCK_POSITIONS, return_inverse=True)
         starts, slots = blocks * _MIX_BLOCK_POSITIONS, np.arange(_MIX_BLOCK_POSITIONS)
         sizes = np.minimum(_MIX_BLOCK_POSITIONS, self.length - starts)
-        before = np.stack(_counts_before(self.weights, starts))
-        ends = np.cumsum(np.stack(_counts_before(self.weights, starts + sizes)) - before, axis=0)
+        in_previous_blocks = np.stack(_counts_before(self.weights, starts))
+        ends = np.cumsum(np.stack(_counts_before(self.weights, starts + sizes)) - in_previous_blocks, axis=0)
         key = derive_state("mix", options.seed, options.epoch)
         sizes = np.repeat(sizes, _MIX_BLOCK_POSITIONS)
         permuted = permute_windows(
             key, np.repeat(blocks, _MIX_BLOCK_POSITIONS), np.tile(slots, len(blocks)), sizes, _MIX_BLOCK_POSITIONS
         )
-        # in the last block of an epoch, slots beyond the end belong to no dataset
+        # in the last block of an epoch, slots after the end belong to no dataset
         dataset_at = (permuted.reshape(-1, 1, _MIX_BLOCK_POSITIONS) >= ends.T[:, :, None]).sum(axis=1)
         by_dataset = np.argsort(dataset_at, axis=1, kind="stable")
-        nth = np.empty_like(by_dataset)
-        np.put_along_axis(nth, by_dataset, slots[None, :], axis=1)
-        which = dataset_at[row, positions % _MIX_BLOCK_POSITIONS]
-        firsts = np.concatenate((np.zeros((1, len(blocks)), np.int64), ends))[which, row]
-        passed = options.epoch * np.array(_counts_before(self.weights, self.length))
-        return which, passed[which] + before[which, row] + nth[row, positions % _MIX_BLOCK_POSITIONS] - firsts
+        rank_in_block = np.empty_like(by_dataset)
+        np.put_along_axis(rank_in_block, by_dataset, slots[None, :], axis=1)
+        slot = positions % _MIX_BLOCK_POSITIONS
+        result = dataset_at[block_row, slot]
+        first_ranks = np.concatenate((np.zeros((1, len(blocks)), np.int64), ends))[result, block_row]
+        in_previous_epochs = options.epoch * np.array(_counts_before(self.weights, self.length))[result]
+        in_this_block = rank_in_block[block_row, slot] - first_ranks
+        return result, in_previous_epochs + in_previous_blocks[result, block_row] + in_this_block
 
 
 EpochSamples = CatalogSamples | MixedSamples

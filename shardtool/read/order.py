@@ -114,21 +114,22 @@ def _shuffled_samples(options: OrderOptions, starts: Numbers, ends: Numbers, pos
     `starts` contains the number of each shard's first sample, and `ends` the cumulative number of samples, int64
     [shards], in the random order of the shards.
     """
-    part, row = positions % options.parts, positions // options.parts
-    whole, longer_parts = divmod(int(ends[-1]), options.parts)
+    row, part = np.divmod(positions, options.parts)
+    min_part_size, longer_parts = divmod(int(ends[-1]), options.parts)
     if options.ranks:
-        turn, rank = np.divmod(part, options.ranks)
+        part_of_rank, rank = np.divmod(part, options.ranks)
         row_key = derive_state("row", options.seed, options.epoch)
         keys = random_at(row_key, (row * options.ranks + rank).astype(np.uint64))
-        permuted_part = permute_positions(turn, options.parts // options.ranks, keys) * options.ranks + rank
+        permuted_part = permute_positions(part_of_rank, options.parts // options.ranks, keys) * options.ranks + rank
         # do not permute the last row, because a rank may have fewer parts there
-        part = np.where(row < whole, permuted_part, part)
-    start, count = part * whole + np.minimum(part, longer_parts), whole + (part < longer_parts)
-    window, within = row // options.window, row % options.window
-    size = np.minimum(options.window, count - window * options.window)
+        part = np.where(row < min_part_size, permuted_part, part)
+    part_start = part * min_part_size + np.minimum(part, longer_parts)
+    part_size = min_part_size + (part < longer_parts)
+    window, index = np.divmod(row, options.window)
+    window_size = np.minimum(options.window, part_size - window * options.window)
     key = derive_state("window", options.seed, options.epoch)
-    location = permute_windows(key, window * options.parts + part, within, size, options.window)
-    location += start + window * options.window
+    index = permute_windows(key, window * options.parts + part, index, window_size, options.window)
+    location = part_start + window * options.window + index
     shard = np.searchsorted(ends, location, side="right")
     first_location = np.concatenate((np.zeros(1, np.int64), ends))[shard]
     numbers: Numbers = starts[shard] + location - first_location
@@ -204,8 +205,9 @@ class Share:
         remaining = max(0, length - self.origin)
         if self.ends == "uneven":
             return self.origin + remaining
-        whole, remainder = divmod(remaining, self.world_size)
-        return self.origin + (whole + (self.ends == "pad" and remainder > 0)) * self.world_size
+        if self.ends == "pad":
+            remaining += -remaining % self.world_size
+        return self.origin + remaining // self.world_size * self.world_size
 
     def count(self, length: int) -> int:
         """Return the number of samples that the rank reads from `origin` on."""
@@ -219,12 +221,12 @@ class Share:
         shift = self.origin + self.rank
         first = -(-(start - shift) // self.world_size)
         last = -(-(min(stop, self.end(length)) - shift) // self.world_size)
-        local = np.arange(max(0, first), max(0, last), dtype=np.int64)
+        steps = np.arange(max(0, first), max(0, last), dtype=np.int64)
         if self.workers > 1:
-            local = local[(local // self.batch_size) % self.workers == self.worker]
-        return local * self.world_size + shift
+            steps = steps[(steps // self.batch_size) % self.workers == self.worker]
+        return steps * self.world_size + shift
 
-    def replaces(self, *, damaged: bool) -> bool:
+    def replaces_skipped(self, *, damaged: bool) -> bool:
         """Return whether a skipped sample is replaced. `damaged` means that the sample could not be read."""
         return self.ends == "pad" or (self.ends == "drop" and (damaged or self.world_size > 1))
 
@@ -239,10 +241,10 @@ class Share:
 def replacement_positions(length: int, options: OrderOptions, position: int) -> Iterator[int]:
     """Yield positions whose samples can replace the skipped sample at `position`, nearby positions first."""
     key = random_at(derive_state("others", options.seed, options.epoch), np.array([position], np.uint64))[0]
-    first = position % length // options.round_size * options.round_size
-    nearby = min(options.round_size, length - first)
-    for start, count, maximum in ((first, nearby, _NEAR_POSITIONS), (0, length, MAX_REPLACEMENTS)):
-        yield from (start + permute_positions(np.arange(min(count, maximum)), count, key)).tolist()
+    round_start = position % length // options.round_size * options.round_size
+    round_size = min(options.round_size, length - round_start)
+    for start, size, maximum in ((round_start, round_size, _NEAR_POSITIONS), (0, length, MAX_REPLACEMENTS)):
+        yield from (start + permute_positions(np.arange(min(size, maximum)), size, key)).tolist()
 
 
 def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, int]:

@@ -27,29 +27,33 @@ class TokenField(NamedTuple):
     """The field with the tokens of a document, and how samples store it.
 
     Attributes:
-        form: `npy`, plain `bytes`, or `values` for a TFRecord list.
-        head: For `npy`, the part of the header before the shape.
-        header: For `npy`, the size of the whole header in bytes.
-        row: Bytes per value, or per row of an array.
+        encoding: `npy`, plain `bytes`, or `values` for a TFRecord list.
+        header_start: For `npy`, the part of the header before the shape.
+        header_bytes: For `npy`, the size of the whole header.
+        row_bytes: Bytes per value, or per row of an array.
     """
 
     name: str
-    form: Literal["npy", "bytes", "values"]
+    encoding: Literal["npy", "bytes", "values"]
     dtype: np.dtype[np.generic]
-    head: bytes = b""
-    header: int = 0
-    row: int = 1
+    header_start: bytes = b""
+    header_bytes: int = 0
+    row_bytes: int = 1
 
     @classmethod
     def from_sample(
         cls, reader: SampleReader, numbers: Iterable[int], name: str, dtype: DTypeLike | None
     ) -> TokenField:
         """Read the first sample in `numbers` that is not skipped, and detect how it stores the field."""
-        samples, failed = map(reader.with_options(fields=None).read_one, numbers), list[ShardError]()
-        while isinstance(sample := next(samples, None), ShardError) and reader.options.on_error == "skip":
-            failed.append(sample)
-        if sample is None or isinstance(sample, ShardError):
-            raise sample or failed[0]
+        errors = list[ShardError]()
+        for sample in map(reader.with_options(fields=None).read_one, numbers):
+            if not isinstance(sample, ShardError):
+                break
+            errors.append(sample)
+            if reader.options.on_error == "raise":
+                raise sample
+        else:
+            raise errors[0]
         if name not in sample:
             existing = format_list([field for field in sample if field[:2] != "__"])
             raise InvalidRequest("field", f"no {name} in sample {sample['__key__']}", expected=f"one of {existing}")
@@ -61,24 +65,25 @@ class TokenField(NamedTuple):
                 array = read_npy(value)
             except ValueError as error:
                 raise SampleFailed(f"sample {sample['__key__']}, field {name}", f"not an array: {error}") from error
-            row = max(1, array.itemsize * math.prod(array.shape[1:]))
-            return cls(name, "npy", array.dtype, value[: value.find(b"(") + 1], len(value) - array.nbytes, row)
+            header_start, header_bytes = value[: value.find(b"(") + 1], len(value) - array.nbytes
+            row_bytes = max(1, array.itemsize * math.prod(array.shape[1:]))
+            return cls(name, "npy", array.dtype, header_start, header_bytes, row_bytes)
         try:
-            kind = np.dtype(dtype or np.uint8)
+            token_type = np.dtype(dtype or np.uint8)
         except TypeError:
-            kind = np.dtype(object)
-        if kind.kind not in "iuf":
+            token_type = np.dtype(object)
+        if token_type.kind not in "iuf":
             raise InvalidRequest("dtype", repr(dtype), expected="a numeric type, such as 'uint16'")
-        return cls(name, "bytes", kind, row=kind.itemsize)
+        return cls(name, "bytes", token_type, row_bytes=token_type.itemsize)
 
     def values(self, sample: Sample, size: int) -> NDArray[np.generic]:
         """Return the `size` values of this field. Raise SampleFailed if their number or type is not as expected."""
-        value, values = sample.get(self.name), None
-        head = b"%b%d,)" % (self.head, size) if self.head else b""
-        if not isinstance(value, bytes):
-            values = np.asarray(value).reshape(-1)
-        elif value.startswith(head) and not (len(value) - self.header) % self.dtype.itemsize:
-            values = np.frombuffer(value, self.dtype, offset=self.header)
+        payload, values = sample.get(self.name), None
+        header_start = b"%b%d,)" % (self.header_start, size) if self.header_start else b""
+        if not isinstance(payload, bytes):
+            values = np.asarray(payload).reshape(-1)
+        elif payload.startswith(header_start) and not (len(payload) - self.header_bytes) % self.dtype.itemsize:
+            values = np.frombuffer(payload, self.dtype, offset=self.header_bytes)
         if values is None or len(values) != size or not np.can_cast(values.dtype, self.dtype, "same_kind"):
             problem = "values with a different number, type or shape"
             if values is not None:
@@ -99,28 +104,29 @@ def token_lengths(
         if name is None and len(names) > 1:
             raise InvalidRequest("field", "not given", expected=f"the token field, one of {format_list([*names])}")
         numbers = (int(number) for _, shard_numbers in dataset_samples.group_by_shard() for number in shard_numbers)
-        source = TokenField.from_sample(dataset_reader, numbers, name or names[0], dtype)
-        fields[dataset_reader] = source
-        if source.form == "values" and column is None:
+        token_field = TokenField.from_sample(dataset_reader, numbers, name or names[0], dtype)
+        fields[dataset_reader] = token_field
+        if token_field.encoding == "values" and column is None:
             problem = "its size does not determine the number of values"
             remedy = "Name the column with the number of values: length='COLUMN'."
-            raise InvalidRequest(f"field {source.name}", problem, remedy=remedy)
-    if len(kinds := {(field.name, field.form, field.dtype) for field in fields.values()}) > 1:
-        found = f"several types: {format_list([*map(str, kinds)])}"
+            raise InvalidRequest(f"field {token_field.name}", problem, remedy=remedy)
+    types = {(field.name, field.encoding, field.dtype) for field in fields.values()}
+    if len(types) > 1:
+        found = f"several types: {format_list([*map(str, types)])}"
         raise InvalidRequest("field", found, expected="one type of tokens")
 
     def shard_lengths(dataset_reader: SampleReader, shard: int) -> Numbers:
-        index, layout = dataset_reader.store.index(shard), fields[dataset_reader]
+        index, field = dataset_reader.store.index(shard), fields[dataset_reader]
         lengths = np.full(len(index), -1, np.int64)
-        if layout.name in index.names:
-            payloads = np.flatnonzero(index.codes == index.names.index(layout.name))
+        if field.name in index.names:
+            payloads = np.flatnonzero(index.codes == index.names.index(field.name))
             rows = np.searchsorted(index.first_rows, payloads, side="right") - 1
-            lengths[rows] = (index.lengths[payloads].astype(np.int64) - layout.header) // layout.row
+            lengths[rows] = (index.lengths[payloads].astype(np.int64) - field.header_bytes) // field.row_bytes
         return lengths
 
     if column is not None:
-        return source, metadata_sizes(column, reader, samples)
-    return source, sample_sizes(reader, samples, shard_lengths, f"field {source.name}")
+        return token_field, metadata_sizes(column, reader, samples)
+    return token_field, sample_sizes(reader, samples, shard_lengths, f"field {token_field.name}")
 
 
 @dataclass(frozen=True)
@@ -128,17 +134,18 @@ class BlockMaker:
     """Makes blocks of `tokens` tokens, padded with `pad`."""
 
     tokens: int
-    source: TokenField
+    field: TokenField
     pad: int
 
     def __call__(self, bundle: Bundle, samples: list[Sample]) -> Sample:
         """Pack the samples of a bundle into one block. `Streamable.pack` describes the block."""
-        cuts = zip(samples, bundle.sizes.tolist(), bundle.starts.tolist(), bundle.counts.tolist(), strict=True)
-        parts = [self.source.values(sample, size)[first : first + count] for sample, size, first, count in cuts]
-        counts = np.append(bundle.counts, self.tokens - bundle.counts.sum())
+        pieces = zip(samples, bundle.sizes.tolist(), bundle.starts.tolist(), bundle.counts.tolist(), strict=True)
+        parts = [self.field.values(sample, size)[start : start + count] for sample, size, start, count in pieces]
+        padding = self.tokens - bundle.counts.sum()
+        counts = np.append(bundle.counts, padding)
         firsts = np.repeat(np.cumsum(counts) - counts, counts)
-        tokens = np.full(self.tokens, self.pad, self.source.dtype.newbyteorder("="))
-        np.concatenate(parts, out=tokens[: self.tokens - counts[-1]], casting="same_kind")
+        tokens = np.full(self.tokens, self.pad, self.field.dtype.newbyteorder("="))
+        np.concatenate(parts, out=tokens[: self.tokens - padding], casting="same_kind")
         return {
             "__key__": [sample["__key__"] for sample in samples],
             "tokens": tokens,

@@ -86,7 +86,8 @@ class StreamState(NamedTuple):
 def _check_state(state: object) -> Mapping[str, object]:
     if not isinstance(state, dict):
         raise InvalidRequest("the state", f"a {type(state).__name__}", expected="a dictionary", remedy=_STATE_FIX)
-    if (version := state.get("version")) not in (*_KEYS_BY_VERSION,) or type(version) is not int:
+    version = state.get("version")
+    if type(version) is not int or version not in _KEYS_BY_VERSION:
         found, expected = repr(state.get("version", "none")), " or ".join(map(str, _KEYS_BY_VERSION))
         remedy = "Continue with the version of shardtool that saved the state."
         raise InvalidRequest("version of the state", found, expected=expected, remedy=remedy)
@@ -192,7 +193,7 @@ class Stream(SampleSource[SampleT]):
         self.reader, self._source, self._options, self.share = reader, source, options, share
         self.skipped = SkippedSamples()
         self._pass, self._is_started = EpochPass(0, options, share), False
-        self._max_step = options.round_size * _MAX_ROUND_GROWTH
+        self._max_round_size = options.round_size * _MAX_ROUND_GROWTH
 
     def __getitem__(self, _: object) -> NoReturn:
         raise no_random_access_error("a stream")
@@ -219,7 +220,8 @@ class Stream(SampleSource[SampleT]):
     def next_epoch(self, stages: Pipeline) -> int:
         """Return the current epoch, or the next epoch if `stages` yield no more samples in the current epoch."""
         remaining = -(-(self.end - self._position - self.share.rank) // self.world_size)
-        return self._options.epoch + (self._is_started and stages.count(max(0, remaining)) == 0)
+        is_over = self._is_started and stages.count(max(0, remaining)) == 0
+        return self._options.epoch + 1 if is_over else self._options.epoch
 
     def __repr__(self) -> str:
         options, share = self._options, self.share
@@ -239,26 +241,27 @@ class Stream(SampleSource[SampleT]):
     def _samples(self, current: EpochPass) -> Iterator[Sample]:
         share, options = current.share, current.options
         current.order = order = self._source.order(options)
-        at_once = self.reader.concurrent_reads if self._step else min(_CONCURRENT_ROUNDS, self.reader.concurrent_reads)
-        rounds_together = share.world_size * max(_ROUNDS_PER_READ, share.workers) if at_once > 1 else 1
-        if options.ranks:
-            rounds_together = max(1, rounds_together // (_ROUNDS_PER_READ * options.ranks))
-        step = self._step or min(options.round_size, self._max_step) * rounds_together
+        step, threads, ahead = self._step, self.reader.concurrent_reads, _STEPS_AHEAD
+        if step is None:
+            threads, ahead = min(_CONCURRENT_ROUNDS, threads), 1
+            rounds_together = share.world_size * max(_ROUNDS_PER_READ, share.workers) if threads > 1 else 1
+            if options.ranks:
+                rounds_together = max(1, rounds_together // (_ROUNDS_PER_READ * options.ranks))
+            step = min(options.round_size, self._max_round_size) * rounds_together
         jobs = self._prefetch_shards(order, _position_blocks(share, current.start, order.length, step))
-        ahead = max(at_once, _STEPS_AHEAD) if self._step else 1
-        reads = read_ahead(jobs, partial(self._read, order), ahead, threads=at_once)
-        with closing(jobs), closing(reads) as rounds:
-            for positions, read in rounds:
-                numbers, batch = read.result()
+        reads = read_ahead(jobs, partial(self._read, order), ahead, threads=threads)
+        with closing(jobs), closing(reads):
+            for positions, future in reads:
+                numbers, samples = future.result()
                 current.positions, current.numbers, current.yielded = positions, numbers, 0
-                for current.yielded, sample in enumerate(batch, 1):
+                for current.yielded, sample in enumerate(samples, 1):
                     if isinstance(sample, dict):
                         yield sample
                     else:
                         self._skip_or_raise(sample, int(numbers[current.yielded - 1]), current)
                         if (replacement := self._last_position(current).next_replacement(sample)) is not None:
                             yield replacement
-                del batch, read  # release the samples before waiting for the next ones
+                del samples, future  # release the samples before waiting for the next ones
                 if len(positions):
                     current.start, current.positions = share.next_position(int(positions[-1])), positions[:0]
         current.start = share.end(order.length)
@@ -298,7 +301,7 @@ class Stream(SampleSource[SampleT]):
         """Return a stream that starts at `position` and reads every `workers`-th batch."""
         share = replace(self.share, worker=worker, workers=workers, batch_size=batch_size, origin=self._position)
         stream = Stream[SampleT](self.reader, self._source, self._options, share)
-        stream._pass, stream._max_step = EpochPass(position, self._options, share), self._max_step
+        stream._pass, stream._max_round_size = EpochPass(position, self._options, share), self._max_round_size
         return stream.with_stages(self.stages)
 
     def _go_to(self, options: OrderOptions, position: int) -> None:
@@ -317,6 +320,7 @@ class Stream(SampleSource[SampleT]):
 
     @property
     def _step(self) -> int | None:
+        """Number of positions of all ranks that are read together. None if whole rounds are read together."""
         if self._options.shuffle and self._options.window > 1:
             return None
         share, mean = self.share, self.reader.mean_size
@@ -325,12 +329,12 @@ class Stream(SampleSource[SampleT]):
 
     def _read(self, order: StreamOrder, positions: Numbers) -> _NumberedSamples:
         numbers = order.numbers(positions % max(1, order.length))
-        batch = self.reader.read(numbers, on_demand=True)
+        samples = self.reader.read(numbers, on_demand=True)
         if isinstance(self.reader, bundles.BundleReader):
-            batch = self.reader.with_skip_callback(batch, lambda: self.skipped)
+            samples = self.reader.with_skip_callback(samples, lambda: self.skipped)
         if self.share.ends == "pad":
-            return numbers, _mark_padding(batch, (positions >= order.length).tolist())
-        return numbers, batch
+            return numbers, _mark_padding(samples, (positions >= order.length).tolist())
+        return numbers, samples
 
     def _prefetch_shards(self, order: StreamOrder, jobs: Iterator[Numbers]) -> Generator[Numbers]:
         # with "full", all shards are read together, so do not copy ahead
@@ -344,15 +348,15 @@ class Stream(SampleSource[SampleT]):
         def copy_shards(positions: Numbers) -> None:
             self.reader.copy_ahead(order.numbers(positions % max(1, order.length)), seen)
 
-        with closing(read_ahead(jobs, copy_shards, jobs_ahead, name="copy")) as copies:
-            for positions, _ in copies:  # an error of a copy is raised later, when the shard is read
+        with closing(read_ahead(jobs, copy_shards, jobs_ahead, name="copy")) as copied_jobs:
+            for positions, _ in copied_jobs:  # an error of a copy is raised later, when the shard is read
                 yield positions
 
     def _skip_or_raise(self, error: ShardError, number: int, current: EpochPass) -> None:
         try:
             self.reader.skip_or_raise(error, number, self.skipped)
         except ShardError:
-            current.yielded -= 1
+            current.yielded -= 1  # a state that is saved now starts with the damaged sample
             raise
 
 
@@ -370,10 +374,10 @@ def _position_blocks(share: Share, start: int, length: int, step: int) -> Iterat
         start = stop
 
 
-def _mark_padding(batch: Samples, padding: list[bool]) -> Iterator[Sample | ShardError]:
-    for sample, padded in zip(batch, padding, strict=True):
+def _mark_padding(samples: Samples, is_padding: list[bool]) -> Iterator[Sample | ShardError]:
+    for sample, padding in zip(samples, is_padding, strict=True):
         if isinstance(sample, dict):
-            sample["__padding__"] = padded
+            sample["__padding__"] = padding
         yield sample
 
 
@@ -384,7 +388,7 @@ class StreamPosition:
         last = current.yielded - 1
         self.position, self._number = int(current.positions[last]), int(current.numbers[last])
         self._stream, self._current = stream, current
-        self._remaining: Iterator[Sample] | None = None
+        self._candidates: Iterator[Sample] | None = None
 
     def rng(self, stage: int) -> np.random.Generator:
         """Return the random generator of a stage. A replacement uses the generator of the replaced sample."""
@@ -392,22 +396,24 @@ class StreamPosition:
 
     def replace_skipped(self, error: ShardError) -> Sample | None:
         """Return the replacement of a sample that a stage skipped, or None if it is not replaced."""
-        if self._remaining is None:
+        if self._candidates is None:
             self._stream.reader.skip_or_raise(error, self._number, self._stream.skipped, damaged=False)
         return self.next_replacement(error, damaged=False)
 
     def next_replacement(self, error: ShardError, *, damaged: bool = True) -> Sample | None:
-        if self._remaining is None:
+        if self._candidates is None:
             self._current.count_skipped(error, self._stream.skipped, damaged=damaged)
-            is_filled = self._current.share.replaces(damaged=damaged)
-            self._remaining = self._replacements(error) if is_filled else iter(())
-        return next(self._remaining, None)
+            is_replaced = self._current.share.replaces_skipped(damaged=damaged)
+            self._candidates = self._find_candidates(error) if is_replaced else iter(())
+        return next(self._candidates, None)
 
-    def _replacements(self, error: ShardError) -> Iterator[Sample]:
+    def _find_candidates(self, error: ShardError) -> Iterator[Sample]:
         order, ends = self._current.order, self._current.share.ends
         for position in replacement_positions(order.length, self._current.options, self.position):
             numbers = order.numbers(np.array([position]))
-            (sample,) = self._stream.reader.read(numbers) if numbers[0] != self._number else (None,)
+            if numbers[0] == self._number:
+                continue
+            (sample,) = self._stream.reader.read(numbers)
             if isinstance(sample, dict):
                 if ends == "pad":
                     sample["__padding__"] = True
@@ -445,19 +451,20 @@ class EpochPass:
         """
         self.skipped_count += 1
         self.dropped_count += not damaged
-        share, positions = self.share, -(-self.share.count(self.order.length) // self.share.workers)
+        share = self.share
+        sample_count = -(-share.count(self.order.length) // share.workers)
         example = f"such as {error.where}: {error.found}"
-        if share.ends == "drop" and share.world_size > 1 and self.dropped_count * _MIN_POSITIONS_PER_SKIP > positions:
+        if share.ends == "drop" and share.world_size > 1 and self.dropped_count * _MIN_SAMPLES_PER_SKIP > sample_count:
             found = f"stages drop more than 1 % of the samples of rank {share.rank} of {share.world_size}, {example}"
             expected = "at most 1 %, because every rank must take as many steps as len() reports, without repeats"
             raise InvalidRequest("the stream", found, expected=expected, remedy=f"{_WHERE_FIX}; {_PAD_FIX}.")
-        if self.skipped_count * _MIN_POSITIONS_PER_SKIP > positions and not skipped.has_warned:
+        if self.skipped_count * _MIN_SAMPLES_PER_SKIP > sample_count and not skipped.has_warned:
             skipped.has_warned = True
             advice = _VERIFY_FIX if damaged else f"len() counts them too. {_WHERE_FIX}"
             _log.warning("More than 1 %% of the samples of this epoch were skipped, %s. %s.", example, advice)
 
 
-_MIN_POSITIONS_PER_SKIP = 100
+_MIN_SAMPLES_PER_SKIP = 100
 _WHERE_FIX = (
     "Choose samples before you stream them: dataset.where(QUERY) by columns, or run the filter once and keep its keys, "
     "dataset.select([sample['__key__'] for sample in dataset.filter(FUNCTION)])"

@@ -103,11 +103,12 @@ class Streamable(SampleSource[SampleT]):
             ...     train(sample["jpg"], sample["cls"])
         """
         rank, ranks = rank_and_world_size(rank, world_size)
-        share = Share(rank, ranks, ends or ("drop" if shuffle else "uneven" if ranks == 1 else "pad")).in_groups(groups)
-        own = self.with_on_error(on_error)
-        reader, ranks = own.reader, share.world_size
+        default_ends: Ends = "drop" if shuffle else "uneven" if ranks == 1 else "pad"
+        share = Share(rank, ranks, ends or default_ends).in_groups(groups)
+        dataset = self.with_on_error(on_error)
+        reader = dataset.reader
         parts_window_ranks = epoch_samples.choose_parts(
-            self.source, reader.mean_size, ranks, buffer, parts, copies=reader.copies
+            self.source, reader.mean_size, share.world_size, buffer, parts, copies=reader.copies
         )
         options = OrderOptions(shuffle, seed, epoch, *parts_window_ranks)
         length = self.source.length_in(options)
@@ -117,7 +118,7 @@ class Streamable(SampleSource[SampleT]):
             found = f"{pluralize(length, 'sample')} for {share.world_size:,} ranks, with ends='drop'"
             raise InvalidRequest("world_size", found, remedy="Use ends='pad' or ends='uneven'.")
         stream = Stream[SampleT](reader, self.source, options, share)
-        return stream.with_stages(own.stages)
+        return stream.with_stages(dataset.stages)
 
     def pack(
         self, tokens: int, field: str | None = None, *, by: bundles.PackingRule = "first-fit",
@@ -155,19 +156,19 @@ class Streamable(SampleSource[SampleT]):
             expected = "stored documents: call pack first, then map or fields on its blocks"
             raise InvalidRequest("pack", "called after other stages", expected=expected)
         reader, samples = self._require_single_samples()
-        source, sizes = packing.token_lengths(field, dtype, length, reader, samples)
-        if source.form == "bytes" and dtype is None:
-            found = f"not given, but the field {source.name} holds plain bytes"
+        token_field, sizes = packing.token_lengths(field, dtype, length, reader, samples)
+        if token_field.encoding == "bytes" and dtype is None:
+            found = f"not given, but the field {token_field.name} holds plain bytes"
             expected = "the type of its tokens, such as 'uint16', or 'uint8' for the bytes of a text"
             remedy = "To store the type, write tokens to a field that ends in npy."
             raise InvalidRequest("dtype", found, expected=expected, remedy=remedy)
-        if np.array(pad).astype(source.dtype) != pad:
-            raise InvalidRequest("pad", repr(pad), expected=f"a token of {source.dtype}")
+        if np.array(pad).astype(token_field.dtype) != pad:
+            raise InvalidRequest("pad", repr(pad), expected=f"a token of {token_field.dtype}")
         rule = bundles.fitted if by == "first-fit" else bundles.concatenated
-        reader, make = reader.with_fields(frozenset({source.name})), packing.BlockMaker(tokens, source, pad)
-        return BundledDataset(
-            bundles.BundleReader(reader, samples, sizes, rule, tokens, make, source.name, source.dtype.str, pad)
-        )
+        reader = reader.with_fields(frozenset({token_field.name}))
+        make = packing.BlockMaker(tokens, token_field, pad)
+        name, dtype_text = token_field.name, token_field.dtype.str  # these values become part of the fingerprint
+        return BundledDataset(bundles.BundleReader(reader, samples, sizes, rule, tokens, make, name, dtype_text, pad))
 
     @overload  # type: ignore[override] # accepts more than a stream's
     def batch(self, size: int, *, drop_last: bool = False, lists: ListFields = ()) -> Streamable[Any]: ...
@@ -207,8 +208,8 @@ class Streamable(SampleSource[SampleT]):
             given_options = {name: value for name, value in others.items() if value is not None}
             return super().batch(size, drop_last=drop_last, lists=lists, **given_options)
         check_choice("by", by, Literal["length", "aspect"])
-        size_option = ("size", size, (tokens, field, dtype, length))
-        option, limit, other_options = ("tokens", tokens, (size,)) if by == "length" else size_option
+        option, limit = ("tokens", tokens) if by == "length" else ("size", size)
+        other_options = (size,) if by == "length" else (tokens, field, dtype, length)
         if drop_last or any(value is not None for value in other_options):
             raise InvalidRequest("batch", f"by={by!r} with other options", expected=f"only {option}, without drop_last")
         check_minimum(option, limit)

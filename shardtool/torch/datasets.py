@@ -85,7 +85,7 @@ def _picklable_errors() -> Iterator[None]:
         raise
 
 
-def _worker_number() -> tuple[int, int]:
+def _worker_and_count() -> tuple[int, int]:
     info = torch.utils.data.get_worker_info()
     return (info.id, info.num_workers) if info else (0, 1)
 
@@ -193,9 +193,9 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        now: dict[str, Any] = self._stream.state_dict()
+        state: dict[str, Any] = self._stream.state_dict()
         self._pass_start = SharedPassStart(self._tallies)
-        self._pass_start.set_start(now["epoch"], now["position"])
+        self._pass_start.set_start(state["epoch"], state["position"])
 
     def __len__(self) -> int:
         return len(self._stream)
@@ -207,10 +207,12 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
     @_picklable_errors()
     def _start_pass(self) -> Iterator[Any]:
         self._record_end()
-        (worker, workers), info = _worker_number(), torch.utils.data.get_worker_info()
+        worker, workers = _worker_and_count()
+        info = torch.utils.data.get_worker_info()
         resumed, self._resumed = self._resumed, None
         self._passes += 1
-        self._group = (info.seed - worker if info else -1, self._passes, workers)
+        base_seed = info.seed - worker if info else -1  # PyTorch adds the number of the worker to the base seed
+        self._group = base_seed, self._passes, workers
         self._pass_start.record_worker_start(worker, self._group, resumed.start if resumed else None)
         stream = self._next_pass()
         if resumed:
@@ -236,7 +238,8 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
 
     def _checked_batches(self, samples: Iterator[Any], tally: SkipCounter) -> Iterator[Any]:
         # the caller's frame contains the batch size of the DataLoader
-        (worker, _), group, frame = _worker_number(), self._group, inspect.currentframe()
+        worker, _ = _worker_and_count()
+        group, frame = self._group, inspect.currentframe()
         with _picklable_errors():
             self._check_batch_size(frame.f_back.f_locals if frame and frame.f_back else {})
             del frame  # avoid a reference cycle
@@ -289,13 +292,14 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
         if self._pass is None or self._reading is None:
             remedy = "Use state_at(batches) with the number of batches that you received."
             raise InvalidRequest("state_dict", "this process has read no samples", remedy=remedy)
-        now: dict[str, Any] = self._reading.state_dict()
-        position = now["position"] if now["epoch"] == self._pass.start["epoch"] else self._pass.end
+        state: dict[str, Any] = self._reading.state_dict()
+        position = state["position"] if state["epoch"] == self._pass.start["epoch"] else self._pass.end
         return replace(self._pass, position=position, left_out=self._count_unreplaced(self._reading.skipped)).to_json()
 
     def _count_unreplaced(self, skipped: SkippedSamples) -> int:
-        share, dropped = self._stream.share, skipped.samples - skipped.damaged
-        return dropped * (not share.replaces(damaged=False)) + skipped.damaged * (not share.replaces(damaged=True))
+        share = self._stream.share
+        damaged = 0 if share.replaces_skipped(damaged=True) else skipped.damaged
+        return damaged if share.replaces_skipped(damaged=False) else damaged + skipped.samples - skipped.damaged
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state that `state_at`, a stream, a loader or a StatefulDataLoader returned.
@@ -304,15 +308,15 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
             InvalidRequest: The state is invalid, or belongs to other samples.
         """
         worker_state = WorkerState.from_json(state)
-        own_layout = *_worker_number(), self.batch_size, self._stream.world_size
+        own_layout = *_worker_and_count(), self.batch_size, self._stream.world_size
         if worker_state:
             saved = (worker_state.worker, worker_state.workers, worker_state.batch_size, worker_state.world_size)
             if saved == own_layout:
                 self._resumed = worker_state
                 return
         self._stream.load_state_dict(dict(stream_state(state)))
-        now: dict[str, Any] = self._stream.state_dict()
-        self._pass_start.set_start(now["epoch"], now["position"])
+        start: dict[str, Any] = self._stream.state_dict()
+        self._pass_start.set_start(start["epoch"], start["position"])
 
     def _next_pass(self) -> Stream:
         epoch, position = self._pass_start.epoch_and_position
