@@ -100,8 +100,8 @@ class ShardSamples:
         mtimes: int64 per field, planned modification time in nanoseconds.
         paths: The path or URL of each field, followed by NUL. If `paths` is empty, each path is key + "." + field.
         folders: Folders that replace the first components of paths (see `resolve_source_path`).
-        changed_ns: The latest ctime of the source files and their folders when the source was listed, in nanoseconds.
-            If ctimes are not reliable, this is a time far in the future.
+        latest_ctime_ns: The latest ctime of the source files and their folders when the source was listed. It is far
+            in the future if ctimes are not reliable.
     """
 
     content: ShardContent
@@ -112,7 +112,7 @@ class ShardSamples:
     paths: bytes
     spans: ShardSpans
     folders: Mapping[bytes, bytes] = field(default_factory=dict)
-    changed_ns: int = 0
+    latest_ctime_ns: int = 0
 
     def output_paths(self, convert_url: Callable[[bytes], bytes]) -> bytes:
         """Return `paths`, with each URL replaced by the result of `convert_url`."""

@@ -102,7 +102,7 @@ def manifest_options(**given: Any) -> CreateOptions:
 
 def list_manifest(source: ManifestSource) -> Listing:
     """List the samples of a manifest. The sizes and times of the files are read in this process, not in workers."""
-    return source.choose(source.list_samples(cast("Any", _Here()), Observer()), lambda: None)
+    return source.select_and_sort(source.list_samples(cast("Any", _Here()), Observer()), lambda: None)
 
 
 class _Here:

@@ -33,7 +33,7 @@ from shardtool.pattern import DATASET_SUFFIX, ShardPattern, is_shard_name, parse
 from shardtool.storage import files, paths
 from shardtool.storage.files import dangling_target, is_file, is_folder, list_folder, list_folder_names, plain_sizes
 from shardtool.storage.paths import base_name, folder_of, join
-from shardtool.storage.remote.address import is_url, is_web, refuse_near_url
+from shardtool.storage.remote.address import is_url, is_web, refuse_mistyped_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -92,7 +92,7 @@ def _find_shards(names: list[str]) -> StoredDataset:
     if is_url(name):
         return _from_address(name)
     if not os.path.lexists(name):
-        refuse_near_url(name)
+        refuse_mistyped_address(name)
     if os.path.isdir(name):
         return _from_folder(name)
     if name.endswith(DATASET_SUFFIX):

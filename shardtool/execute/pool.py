@@ -35,7 +35,7 @@ class Pool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def check(self, paths: Sequence[str | bytes] = (), *, output: str | None = None, function: str = "") -> None:
+    def check_access(self, paths: Sequence[str | bytes] = (), *, output: str | None = None, function: str = "") -> None:
         """Raise `InvalidRequest` if a worker's machine lacks input files, the output folder or a `--map` function."""
 
     def start(self, tasks: int) -> None:

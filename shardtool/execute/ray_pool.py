@@ -273,7 +273,7 @@ class RayPool(Pool):
         ]
         refuse_nodes(problems, "Install the same versions on all nodes.")
 
-    def check(self, paths: Sequence[str | bytes] = (), *, output: str | None = None, function: str = "") -> None:
+    def check_access(self, paths: Sequence[str | bytes] = (), *, output: str | None = None, function: str = "") -> None:
         if output is not None and is_url(output):
             return
         environment = ray_task.TaskEnvironment.here(function)

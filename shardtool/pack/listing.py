@@ -30,7 +30,8 @@ def list_source(run: Run, source: object) -> Listed:
     """List the requested samples, and find the output datasets."""
     found = outputs.find_outputs(run)
     patterns = [output.pattern for output in found.outputs] or [run.pattern]
-    source_options, plan_request = outputs.keep_class_numbers(run, found.outputs), None
+    source_options = outputs.make_source_options(run, found.outputs)
+    plan_request = None
     argument = identify_source(source, source_options)
     if isinstance(source_options, CreateOptions) and source_options.plan_only is not None:
         from shardtool.source.plan_file import check_plan_target
@@ -39,19 +40,19 @@ def list_source(run: Run, source: object) -> Listed:
         plan_request = make_plan_request(argument, source_options, run.pattern.format)
         try:
             check_plan_target(os.fspath(source_options.plan_only), overwrite=source_options.overwrite)
-        except OutputExists as error:
+        except OutputExists as error:  # report errors of the source first
             found = found._replace(refusal=error)
     opened_source = open_source(argument, source_options, patterns)
-    run.pool.check(function=run.transform.function if run.transform else "")
+    run.pool.check_access(function=run.transform.function if run.transform else "")
     listed = _list_samples(run, opened_source, found, plan_request)
     if listed.refusal is not None:
         if run.verb == "reshard":
-            _check_other_location(run, listed.listing)
+            _check_output_is_not_source(run, listed.listing)
         from shardtool.pack.checks import check_listed
 
         check_listed(listed)
         raise listed.refusal
-    run.pool.check(listed.entries.files())
+    run.pool.check_access(listed.entries.files())
     spans, compressed = listed.entries.spans, listed.listing.compressed
     if run.part is not None and spans is not None and (compressed or not spans.files):
         problem = "payloads in a table or compressed archive"
@@ -64,7 +65,7 @@ def list_source(run: Run, source: object) -> Listed:
     return listed
 
 
-def _check_other_location(run: Run, listing: Listing) -> None:
+def _check_output_is_not_source(run: Run, listing: Listing) -> None:
     for _, shard in listing.stored:
         path = shard.path
         is_same_folder = os.path.realpath(os.path.dirname(path)) == os.path.realpath(run.pattern.folder)
@@ -78,16 +79,19 @@ def _list_samples(run: Run, source: Source, found: outputs.FoundOutputs, plan_re
     from shardtool.select.storable_names import check_case, check_storable_names, make_portable
 
     listing = source.list_samples(run.pool, run.notes.observer)
-    listing = source.choose(listing, lambda: None if run.updates else _read_taken_keys(run, listing, found.outputs))
+    read_existing_keys = partial(_read_taken_keys, run, listing, found.outputs)
+    # In an update, `find_new_samples` excludes the existing samples later.
+    listing = source.select_and_sort(listing, (lambda: None) if run.updates else read_existing_keys)
     if found.refusal is None:  # a refused run need not read payloads
         from shardtool.source.duplicates import drop_duplicate_samples
 
-        read_taken = partial(_read_taken_keys, run, listing, found.outputs) if run.updates else lambda: None
-        listing = drop_duplicate_samples(listing, source, run.options, run.pool, run.notes.observer, read_taken)
-    unsplit, values = None if plan_request is None else listing, None
+        read_existing_keys = partial(_read_taken_keys, run, listing, found.outputs)
+        listing = drop_duplicate_samples(listing, source, run.options, run.pool, run.notes.observer, read_existing_keys)
+    unsplit = None if plan_request is None else listing
+    values = None
     run.notes.add(*listing.notes)
     if not run.options.portable:
-        check_storable_names(listing.entries, listing.name, skip=source.may_skip_names)
+        check_storable_names(listing.entries, listing.name, may_skip=source.may_skip_unstorable)
     dots, listing = _choose_dots(run, listing)
     if run.split_options is not None:
         listing, found, values = _split_samples(run, source, listing, found, run.split_options)
@@ -125,7 +129,7 @@ def _make_condition(run: Run, listing: Listing, condition: ReadCondition, transf
         remedy = f"Write the condition on {unknown[0]} as a separate term, joined by `and`."
         expected = f"columns of sidecars: {format_list(names)}"
         raise InvalidRequest(option_text("where"), found, expected=expected, remedy=remedy)
-    match_rows(columns, condition.query, classes)
+    match_rows(columns, condition.query, classes)  # without rows, to check the query
     return condition._replace(classes=tuple((name, (*classes[name],)) for name in condition.columns if name in classes))
 
 
@@ -138,6 +142,7 @@ def _read_taken_keys(run: Run, listing: Listing, found: tuple[Output, ...]) -> P
 
 
 def _choose_dots(run: Run, listing: Listing) -> tuple[Dots, Listing]:
+    # see `Listed.dots`
     recorded_options = {**run.options.recorded(), **listing.recorded}
     requested_dots: Dots | None = None
     if "dots" in recorded_options:
@@ -159,7 +164,8 @@ def _split_samples(
     from shardtool.entries.metadata_columns import with_split
     from shardtool.select.splits import assign_splits
 
-    values = source.labels(listing, *split_options.required_column) if split_options.required_column else None
+    option_and_column = split_options.option_and_column
+    values = source.labels(listing, *option_and_column) if option_and_column else None
     splits = assign_splits(listing.entries.keys, split_options, values)
     run.notes.add(*splits.notes)
     if split_options.column is not None:

@@ -85,8 +85,8 @@ def find_existing_splits(run: Run) -> list[str]:
     return [file.run.split for file in _read_existing_datasets(run, ())]
 
 
-def keep_class_numbers(run: Run, outputs: Sequence[Output]) -> CreateOptions | ReshardOptions:
-    """Return options that keep the numbers of existing classes."""
+def make_source_options(run: Run, outputs: Sequence[Output]) -> CreateOptions | ReshardOptions:
+    """Return options for the source that keep the numbers of existing classes."""
     options, classes_from = run.options, run.options.classes_from
     if not (options.classes or options.field or getattr(options, "label_from_folder", False)):
         return options
@@ -157,7 +157,7 @@ def lock_outputs(stage: StageT, spool: Spool | None, stack: ExitStack) -> StageT
             check_part_count(folder, output.pattern, run.part)
     folders = [*(output.destination.folder for output in outputs), *([] if spool is None else [spool.folder])]
     for path in {folder.path: None for folder in folders}:
-        run.pool.check(output=path)
+        run.pool.check_access(output=path)
     stack.callback(_discard_staged, outputs, spool)
     locked = [replace(output, destination=inspect_destination(output.destination)) for output in outputs]
     for old, output in zip(outputs, locked, strict=True):

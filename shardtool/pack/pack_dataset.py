@@ -68,7 +68,7 @@ def pack_dataset(
 
         from shardtool.pack.outputs import lock_outputs
         from shardtool.pack.pack_shards import pack_shards
-        from shardtool.pack.parts import merge_finished_parts, start_parts
+        from shardtool.pack.run_parts import merge_finished_parts, start_parts
         from shardtool.pack.shuffle import arrange_payloads, get_spool
 
         if not listed.outputs:
@@ -118,7 +118,7 @@ def _write_binary_spool(listed: Listed, stack: ExitStack) -> Listed:
 
 def _publish(packed: Packed) -> list[FinishedOutput]:
     from shardtool.pack.outputs import remove_lost_splits
-    from shardtool.pack.parts import finish_part
+    from shardtool.pack.run_parts import finish_part
     from shardtool.publish.foreign_index_files import find_existing_exports
     from shardtool.publish.publish_dataset import publish_dataset
 

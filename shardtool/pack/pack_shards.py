@@ -162,7 +162,7 @@ class Packing:
             self.run.notes.add(f"in a store, the old dataset file is deleted first; {written}")
 
     def _make_tasks(self, shards: Iterable[int], *, write: bool = False) -> Iterator[ShardTask]:
-        plan, run, work, reads = self._current_plan, self.run, None, self._choose_parallel_reads()
+        plan, run, work, parallel_reads = self._current_plan, self.run, None, self._choose_parallel_reads()
         if self.listed.transform is not None:
             transform, limits = self._make_task_transform(self.listed.transform), plan.limits
             work = TransformWork(transform, limits.max_bytes, limits.max_count, run.options.oversize, self.listed.dots)
@@ -189,7 +189,7 @@ class Packing:
                 mtime_ns=resume.get_shard_stamp(planned, self._run_stamp),
                 action=action,
                 work=work and work._replace(known_columns=encode_known_columns(plan, shard, work.transform.where)),
-                reads=reads,
+                parallel_reads=parallel_reads,
                 size=None if work else int(plan.sizes[shard]),
             )
 

@@ -58,7 +58,7 @@ def build_shard_samples(plan: Plan, shard: int) -> ShardSamples:
         mtimes=entries.rows.mtime_ns.tobytes(),
         paths=b"" if entries.rows.paths is None else entries.rows.paths.span(0, len(stored)),
         folders=entries.folders,
-        changed_ns=int(np.max(entries.rows.changed_ns, where=np.isin(entries.rows.kind, (FILE, LINK)), initial=0)),
+        latest_ctime_ns=int(np.max(entries.rows.changed_ns, where=np.isin(entries.rows.kind, (FILE, LINK)), initial=0)),
         spans=ShardSpans() if entries.spans is None else _build_shard_spans(plan, entries, stored),
     )
 

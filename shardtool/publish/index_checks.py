@@ -105,7 +105,7 @@ def _get_relative_path(folder: str, target: str) -> str:
     return (target_prefix[len(prefix) : -1] or os.curdir) if target_prefix.startswith(prefix) else os.pardir
 
 
-def check_rivals(folder: OutputFolder, names: list[str], own_names: set[str]) -> None:
+def check_sidecar_names_free(folder: OutputFolder, names: list[str], own_names: set[str]) -> None:
     """Raise an error if another shard in the folder would share a sidecar name with one of `names`."""
     sidecars = {*map(sidecar_name, names)}
     others = [name for name in folder.names() if is_shard_name(name) and sidecar_name(name) in sidecars]

@@ -67,7 +67,7 @@ class _Indexer:
         self.pattern, self.size = _find_pattern(stored.argument, names), sum(filter(None, sizes))
         self.folder = open_folder(stored.folder if options.output is None else os.fspath(options.output))
         self.shards_folder = index_checks.get_subfolder(self.folder.path, stored.folders())
-        index_checks.check_rivals(self.folder, names, set() if self.shards_folder else {*names})
+        index_checks.check_sidecar_names_free(self.folder, names, set() if self.shards_folder else {*names})
         file = stored.dataset_file or find_damaged_file(stored)
         self.dataset_file = base_name(file) if file else self.pattern.dataset_file
         self.publication = Publication(self.folder, self.dataset_file, "keep")
@@ -243,7 +243,7 @@ def index_shards(dataset: DatasetLike, options: IndexOptions, observer: Observer
     with start_pool(options, observer=observer, lazy=is_local(dataset)) as pool:
         indexer = _Indexer(dataset, options, observer)
         pool.start(len(indexer.dataset.paths))
-        pool.check(indexer.dataset.paths)
+        pool.check_access(indexer.dataset.paths)
         indexer.folder.create()
         with indexer.folder.lock(indexer.base):
             for number, scan in pool.map(scan_shard, indexer.make_tasks()):

@@ -199,7 +199,7 @@ def check_part_count(folder: OutputFolder, pattern: ShardPattern, part: RunPart)
     for other in started:
         if other.parts != part.parts:
             try:
-                with folder.lock(part_record_name(pattern, other)[1:]):
+                with folder.lock(f"{pattern.base}.{other.tag}"):
                     pass  # no process holds the lock, so the part was interrupted
             except OutputExists:
                 others.append(other)

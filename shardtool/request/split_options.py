@@ -38,7 +38,7 @@ class SplitOptions(NamedTuple):
     option: str = "split_column"
 
     @property
-    def required_column(self) -> tuple[str, str] | None:
+    def option_and_column(self) -> tuple[str, str] | None:
         """The first option that names a column, and the column. None if only keys determine the split."""
         columns = {self.option: self.column, "stratify": self.stratify, "group_by": self.group_by}
         return next(((option_text(name), column) for name, column in columns.items() if column is not None), None)

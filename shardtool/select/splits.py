@@ -58,8 +58,8 @@ class SplitAssignment(NamedTuple):
 
 
 def assign_splits(keys: PackedStrings, options: SplitOptions, values: pa.ChunkedArray | None = None) -> SplitAssignment:
-    """Assign each sample to a split. `values` is the metadata column of `options.required_column`."""
-    option_and_column = options.required_column
+    """Assign each sample to a split. `values` is the metadata column of `options.option_and_column`."""
+    option_and_column = options.option_and_column
     if option_and_column is None:
         return _assign_by_hash((hash_strings(names, _HASH_PERSON, options.seed) for _, names in keys.chunks()), options)
     if values is None or len(values) != len(keys):

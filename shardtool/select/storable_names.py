@@ -50,7 +50,7 @@ def has_dotted_keys(keys: PackedStrings) -> bool:
     )
 
 
-def check_storable_names(entries: SampleTable, where: str, *, skip: bool) -> None:
+def check_storable_names(entries: SampleTable, where: str, *, may_skip: bool) -> None:
     """Raise an error if a shard cannot store a key or field name."""
     keys, fields = _unsafe_keys(entries.keys), _unsafe_fields(entries)
     bad = [entries.keys[index] for index in keys[:5]] + [to_bytes(name) for name in fields]
@@ -58,7 +58,7 @@ def check_storable_names(entries: SampleTable, where: str, *, skip: bool) -> Non
         return
     kinds = [*dict.fromkeys(field_problem(name) for name in bad)]
     names = [shorten(printable(name)) for name in bad]
-    skip_hint = f", or skip them with {option_text('on_error', 'skip')}" if skip else ""
+    skip_hint = f", or skip them with {option_text('on_error', 'skip')}" if may_skip else ""
     total = len(keys) + len(fields)
     summary = f"{pluralize(total, 'name')} that a shard cannot store ({', '.join(kinds)})"
     found = f"{summary}: {format_list(names, total=total)}"

@@ -118,8 +118,8 @@ class ArchiveSource(FolderSource):
             raise InvalidRequest(path, str(error.strerror)) from None
         self._copied: list[tuple[int, int]] = []  # offset and size of each payload in a compressed tar
 
-    def choose(self, listing: Listing, _read_existing_keys: object) -> Listing:
-        listing = super().choose(listing, _read_existing_keys)
+    def select_and_sort(self, listing: Listing, _read_existing_keys: object) -> Listing:
+        listing = super().select_and_sort(listing, _read_existing_keys)
         return self._set_copy_offsets(listing) if self._is_compressed else listing
 
     def write_binary(self, file: Writable) -> None:

@@ -95,12 +95,12 @@ class Source(ABC):
     """A folder, an archive, a manifest, a plan file or datasets.
 
     Attributes:
-        may_skip_names: Whether `--on-error skip` also skips samples whose names a shard cannot store.
+        may_skip_unstorable: Whether `--on-error skip` also skips samples whose names a shard cannot store.
         by_key: Whether samples are sorted by key.
         optional_values: Whether a sample may have no value for a field.
     """
 
-    may_skip_names: bool = False
+    may_skip_unstorable: bool = False
     by_key: bool = True
     optional_values: bool = False
 
@@ -108,7 +108,7 @@ class Source(ABC):
     def list_samples(self, pool: Pool, observer: Observer) -> Listing:
         """Return the samples, with the requested fields and metadata."""
 
-    def choose(self, listing: Listing, read_existing_keys: Callable[[], PackedStrings | None]) -> Listing:  # noqa: ARG002
+    def select_and_sort(self, listing: Listing, read_existing_keys: Callable[[], PackedStrings | None]) -> Listing:  # noqa: ARG002
         """Select and sort the samples. `read_existing_keys` returns the output's keys for an append, else None."""
         return listing
 

@@ -141,7 +141,7 @@ def _folder_spans(keys: PackedStrings, depth: int, option_and_paths: tuple[str, 
 class FolderSource(Source):
     """The files below a folder."""
 
-    may_skip_names = True
+    may_skip_unstorable = True
 
     def __init__(self, source: str, options: CreateOptions, outputs: Iterable[ShardPattern]) -> None:
         self._name = folder_name(source)
@@ -180,7 +180,7 @@ class FolderSource(Source):
             listing = replace(listing, entries=entries, notes=(*listing.notes, *split_folder_notes(entries)))
         return selection.join_and_filter(listing, options, optional_values=self.optional_values)
 
-    def choose(self, listing: Listing, _read_existing_keys: object) -> Listing:
+    def select_and_sort(self, listing: Listing, _read_existing_keys: object) -> Listing:
         from shardtool.source import selection
 
         options = self._options
@@ -361,7 +361,7 @@ class FileTree(NamedTuple):
         """Return the samples in key order, divided into parts."""
         if is_address(self.root):
             return [self._scan_objects(observer)]
-        pool.check((self.root,))
+        pool.check_access((self.root,))
         importer = threading.Thread(target=_import_ahead, daemon=True)
         top = ScanPart()
         tasks = make_scan_tasks(self.root, self.rules, TASK_COUNT, top)

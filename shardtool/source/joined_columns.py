@@ -22,7 +22,7 @@ _UNUSUAL_IN_FIELDS = re.compile(r"[^a-z0-9_]+")
 
 
 def describe_join(listing: Listing, options: SelectingOptions) -> JoinedTable | None:
-    """Return where the joined columns are stored, or None if no table is joined."""
+    """Return where the joined columns are stored, and an option to store others as fields, or None without a join."""
     metadata = listing.entries.metadata
     if not listing.joined or metadata is None:
         return None
@@ -37,17 +37,19 @@ def describe_join(listing: Listing, options: SelectingOptions) -> JoinedTable | 
 
 
 def _choose_fields(columns: list[pa.Field], taken: Collection[str]) -> dict[str, str]:
-    kinds = [_usual_ending(column.type) for column in columns]
+    endings = [_usual_ending(column.type) for column in columns]
     names: dict[str, str] = {}
-    for column, kind in zip(columns, kinds, strict=True):
+    for column, ending in zip(columns, endings, strict=True):
         start = _UNUSUAL_IN_FIELDS.sub("_", column.name.lower()).strip("_") or "column"
-        is_only = kind != "json" and kinds.count(kind) == 1 and kind not in taken
-        name, number = kind if is_only else f"{start}.{kind}", 2
+        is_only = ending != "json" and endings.count(ending) == 1 and ending not in taken
+        name = ending if is_only else f"{start}.{ending}"
+        number = 2
         while name in names or name in taken:
-            name, number = f"{start}{number}.{kind}", number + 1
+            name, number = f"{start}{number}.{ending}", number + 1
         names[name] = column.name
     return names
 
 
-def _usual_ending(kind: pa.DataType) -> str:
-    return "txt" if is_text_type(kind) or pa.types.is_temporal(kind) else "cls" if pa.types.is_integer(kind) else "json"
+def _usual_ending(column_type: pa.DataType) -> str:
+    is_text = is_text_type(column_type) or pa.types.is_temporal(column_type)
+    return "txt" if is_text else "cls" if pa.types.is_integer(column_type) else "json"

@@ -249,7 +249,7 @@ class PlannedSource(Source):
         self._path = os.fspath(options.plan or "")
         self._request = make_plan_request(source, options, outputs[0].format)
         self._split_values: pa.ChunkedArray | None = None
-        self.may_skip_names = source.kind != "manifest"
+        self.may_skip_unstorable = source.kind != "manifest"
 
     def list_samples(self, pool: Pool, observer: Observer) -> Listing:  # noqa: ARG002 - no worker is needed
         listing, self._split_values, self.by_key = _read_plan(self._path, self._request)

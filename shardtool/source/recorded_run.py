@@ -319,7 +319,7 @@ class RecordedSource:
 
     def _find_fixed_splits(self) -> list[StoredDataset]:
         split_options = self.run.options.make_split_options()
-        if split_options is None or split_options.required_column is None:
+        if split_options is None or split_options.option_and_column is None:
             return []
         names = {dataset.split for dataset in self._datasets}
         others = [dataset for dataset in sibling_splits(self._datasets[0]) if dataset.split not in names]
@@ -340,14 +340,15 @@ class RecordedSource:
 
     def _list_samples(self, pool: Pool, observer: Observer) -> tuple[Listing, Rows]:
         options, source, datasets = self.run.options, self.source, self._datasets
-        listing = source.choose(source.list_samples(pool, observer), lambda: None)
+        listing = source.select_and_sort(source.list_samples(pool, observer), lambda: None)
         listing = drop_duplicate_samples(listing, source, options, pool, observer, partial(_stored_keys, datasets))
         entries, split_options = listing.entries, options.make_split_options()
         dataset_indexes = np.zeros(len(entries), np.int64)
         if split_options is not None:
             from shardtool.select.splits import assign_splits
 
-            values = source.labels(listing, *split_options.required_column) if split_options.required_column else None
+            option_and_column = split_options.option_and_column
+            values = source.labels(listing, *option_and_column) if option_and_column else None
             splits = assign_splits(entries.keys, split_options, values)
             names = (dataset.split for dataset in (*datasets, *self._fixed_splits))
             numbers = {name: number for number, name in enumerate(dict.fromkeys([*splits.names, *names]))}

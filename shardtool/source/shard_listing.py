@@ -333,7 +333,7 @@ def _list_shards(
         continues = salvage and index not in with_index
         tasks.append(ShardScanTask(shard.path, shard.format == "tfrecord", shard.stored.dots, continues))
     # Check access even if no shard is scanned, because workers later read numbers from the shards.
-    pool.check([shard.path for shard in shards])
+    pool.check_access([shard.path for shard in shards])
     for number, scan in pool.map(scan_shard, tasks):
         index = to_scan[number]
         parts[index] = source_shard.apply_scan(parts[index], scan, has_index=index in with_index)

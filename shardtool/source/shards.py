@@ -90,7 +90,7 @@ class DatasetSource(Source):
         entries, empty = drop_empty_samples(listing.entries, listing.where, "no sample has a field", "only a key")
         return replace(listing, entries=entries, skipped=listing.skipped + empty, digest=None) if empty else listing
 
-    def choose(self, listing: Listing, read_existing_keys: Callable[[], PackedStrings | None]) -> Listing:
+    def select_and_sort(self, listing: Listing, read_existing_keys: Callable[[], PackedStrings | None]) -> Listing:
         options = self._options
         listing = selection.rename_listed_keys(selection.take_sample(listing, options), options)
         had_samples, listing = len(listing.entries) > 0, self._without_duplicates(listing, read_existing_keys())

@@ -19,7 +19,7 @@ from shardtool.source.scan_part import ScanRules
 from shardtool.storage import paths
 from shardtool.storage.files import is_file, iter_entries
 from shardtool.storage.paths import base_name, similar_path
-from shardtool.storage.remote.address import is_url, is_web, parse_address, refuse_near_url
+from shardtool.storage.remote.address import is_url, is_web, parse_address, refuse_mistyped_address
 from shardtool.units import pluralize
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def check_folder(source: str) -> None:
         raise InvalidRequest(source, "not a folder", expected=EXPECTED_FOLDER)
     if any(mark in source for mark in "*?[") and glob.glob(source):
         raise InvalidRequest(source, "a glob", expected=EXPECTED_FOLDER, remedy=_glob_advice(source))
-    refuse_near_url(source)
+    refuse_mistyped_address(source)
     raise InvalidRequest(source, "no such file or folder", expected=FOLDER_OR_TABLE, remedy=similar_path(source))
 
 

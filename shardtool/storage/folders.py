@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from shardtool.errors import InvalidRequest, OutputFailed
 from shardtool.storage import remote
-from shardtool.storage.remote.address import STORES, WEB, is_url, parse_address, refuse_near_url
+from shardtool.storage.remote.address import STORES, WEB, is_url, parse_address, refuse_mistyped_address
 from shardtool.storage.remote.store_options import object_headers
 from shardtool.storage.staging import Folder
 from shardtool.units import format_size
@@ -26,7 +26,7 @@ _INDEX_SPACE_FACTOR = 1.01
 def open_folder(path: str) -> OutputFolder:
     """Return the output folder at a local path or an address. Raise `InvalidRequest` if the address is read-only."""
     if not is_url(path):
-        refuse_near_url(path)
+        refuse_mistyped_address(path)
         return Folder(path)
     parts = parse_address(path)
     if parts.scheme not in STORES:

@@ -32,7 +32,7 @@ from shardtool.storage.file_system import (
 )
 from shardtool.storage.files import READ_PLAIN, list_folder, read_small
 from shardtool.storage.locks import take_lock
-from shardtool.storage.remote.address import is_url, refuse_near_url
+from shardtool.storage.remote.address import is_url, refuse_mistyped_address
 
 Result = TypeVar("Result")
 
@@ -316,7 +316,7 @@ def local_folder(path: str | os.PathLike[str], remedy: str = "") -> Folder:
         raise InvalidRequest(f"{path!r:.80}", "not a path", expected="a local folder")
     if is_url(folder := os.fspath(path)):
         raise InvalidRequest(folder, "a URL", expected="a local folder", remedy=remedy)
-    refuse_near_url(folder)
+    refuse_mistyped_address(folder)
     return Folder(folder)
 
 

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING
 from shardtool.storage import files, paths, remote
 from shardtool.storage.file_system import check_local_name
 from shardtool.storage.folders import open_folder
-from shardtool.storage.remote.address import is_url, refuse_near_url
+from shardtool.storage.remote.address import is_url, refuse_mistyped_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,7 +68,7 @@ def open_mappable(path: str, magic: bytes) -> IO[bytes]:
     If the object does not start with `magic`, raise `OSError` before reading the rest.
     """
     if not is_url(path):
-        refuse_near_url(path)
+        refuse_mistyped_address(path)
         return os.fdopen(files.open_plain(path)[0], "rb")
     folder, name = remote.remote_folder.RemoteFolder(paths.folder_of(path)), paths.base_name(path)
     with remote.remote_folder.StagedObject(folder, name) as file, files.files_at(path).open(path) as source:

@@ -110,7 +110,7 @@ def extract(
         kept = 0
         if not options.dry_run:
             output.create()
-            pool.check(output=output.path)
+            pool.check_access(output=output.path)
             with output.lock(_LOCK_NAME, output_name="into this folder"):
                 kept = _write_files(listing, names, output, options, pool, notes)
     metadata = "" if _metadata_table(entries) is None else output.full_path(METADATA)

@@ -263,7 +263,7 @@ class _Removal:
         publication = Publication(folder, dataset_file, "exchange", stale_indexes=self.stale_indexes)
         self._abandon(publication)
         check_space(folder, int(plan.sizes.sum()), "written")
-        pool.check(output=folder.path)
+        pool.check_access(output=folder.path)
         try:
             packed = self._pack(plan, publication, pool, notes)
             rows = self._skipped_list()

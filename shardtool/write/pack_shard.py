@@ -33,9 +33,9 @@ def pack_shard(task: ShardTask, report: Report) -> ShardResult:
         return _pack_or_keep(task, report)
     except StoreFailed as error:
         # threads that read ahead may exhaust descriptors or memory, so retry without threads
-        if not error.is_process_limit or task.reads == 1:
+        if not error.is_process_limit or task.parallel_reads == 1:
             raise
-    return _pack_or_keep(task._replace(reads=1), report)
+    return _pack_or_keep(task._replace(parallel_reads=1), report)
 
 
 def _pack_or_keep(task: ShardTask, report: Report) -> ShardResult:

@@ -77,8 +77,8 @@ class Packer:
         self.view = get_buffer("shard")
         self.size = self.crc = 0
         self.field_crcs = array("I")
-        # passed to `compute_content_fingerprint`
-        self.single_numbers = array("Q")
+        # see `compute_content_fingerprint`
+        self.one_number_lists = array("Q")
         self.reported = (0, 0, time.monotonic())
         samples, self.content = task.samples, task.samples.content
         self.root, self.kinds, self.files = samples.root, samples.kinds, samples.spans.files
@@ -95,19 +95,20 @@ class Packer:
         self.offsets = array("q", samples.spans.offsets).tolist()
         self.expected = array("q", samples.spans.crcs).tolist()
         self.spans = SpanReader(self.files, samples.spans.regions, has_crcs=min(self.expected, default=-1) >= 0)
-        # A ctime later than all listed ctimes means that the file has changed. If these ctimes are not reliable (links,
-        # several file systems, a clock that is ahead), compare ctimes before and after reading.
-        if samples.changed_ns < time.time_ns():
-            read, self.max_ctime_ns = read_file, samples.changed_ns
+        # A ctime later than all listed ctimes means that the file has changed. If `latest_ctime_ns` is in the future
+        # (unreliable ctimes, or a clock that is ahead), compare ctimes before and after reading.
+        if samples.latest_ctime_ns < time.time_ns():
+            read, self.max_ctime_ns = read_file, samples.latest_ctime_ns
         else:
             read, self.max_ctime_ns = read_unchanged, sys.maxsize
-        is_ahead = task.reads > 1
-        self.ahead = ReadAhead(self._planned_files(), task.reads, read, self.max_ctime_ns) if is_ahead else None
+        self.ahead = None
+        if task.parallel_reads > 1:
+            self.ahead = ReadAhead(self._planned_files(), task.parallel_reads, read, self.max_ctime_ns)
         self.read_file = self.ahead.read if self.ahead else read
         is_remote = any(map(is_address, (self.root, *samples.folders.values())))
         self.reads_local_files = self.read_file is read_file and not is_remote
-        self.folder = None if self.ahead else _open_root(self.root)
-        self.read_base = self.root if self.folder is None else b""
+        self.dir_fd = None if self.ahead else _open_root(self.root)
+        self.read_base = self.root if self.dir_fd is None else b""
         self.file_of_row = array("I", samples.spans.file_codes).tolist() if self.files else []
 
     def run(self) -> None:
@@ -119,14 +120,14 @@ class Packer:
         self.spans.close()
         if self.ahead:
             self.ahead.close()
-        if self.folder is not None:
-            os.close(self.folder)
+        if self.dir_fd is not None:
+            os.close(self.dir_fd)
 
     def result(self, staged: DurableFile | None) -> ShardResult:
         """Return the result. `staged` is None if no file was written."""
         crcs = self.field_crcs.tobytes()
         skipped = tuple(sorted(self.skipped.items()))
-        digest = compute_content_fingerprint(self.content, crcs, self.skipped, self.single_numbers)
+        digest = compute_content_fingerprint(self.content, crcs, self.skipped, self.one_number_lists)
         return ShardResult(staged, self.size, self.crc, crcs, digest, skipped)
 
     def check_crc(self, row: int, crc: int) -> None:
@@ -139,9 +140,9 @@ class Packer:
 
     def _span_path(self, row: int, name: bytes) -> bytes:
         file = self.files[self.file_of_row[row]]
-        if file.form:
+        if file.form:  # an archive
             return file.path + b":" + name
-        return file.path if file.mtime_ns >= 0 else name
+        return file.path if file.mtime_ns >= 0 else name  # do not show the path of a temporary file
 
     def path_of(self, row: int, name: bytes) -> bytes:
         """Return the path of a row's payload, or `name` if the plan contains no paths."""
@@ -207,7 +208,7 @@ class Packer:
                 self.spans.fill(self.file_of_row[row], self.offsets[row], payload)
             else:
                 path, flags = self.path_of(row, name), READ_PLAIN if kind == FILE else READ_FOLLOWING
-                self._check_read(path, row, payload, self.read_file(self.read_base + path, payload, flags, self.folder))
+                self._check_read(path, row, payload, self.read_file(self.read_base + path, payload, flags, self.dir_fd))
         except OSError as error:
             raise read_error(self.path_of(row, name), error) from None
 

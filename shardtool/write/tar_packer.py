@@ -44,7 +44,7 @@ class TarPacker(packer.Packer):
     def _fill(self, first: int, last: int, rows: list[int]) -> bool:
         # Return False if a file cannot be read or differs from the plan. For speed, repeat the code of `read_file`.
         view, max_ctime_ns, crcs, used, padding = self.view, self.max_ctime_ns, list[int](), 0, 0
-        folder, row, end = self.folder, rows[first], rows[last]
+        dir_fd, row, end = self.dir_fd, rows[first], rows[last]
         names = self._names(first, last, rows)
         paths = names if self.paths is None else self.paths[row:end]
         if self.read_base:
@@ -58,7 +58,7 @@ class TarPacker(packer.Packer):
                 if kind == INLINE:
                     payload[:] = self.inline[row + len(crcs)]
                 else:
-                    fd = _open(path, READ_FOLLOWING if kind else READ_PLAIN, dir_fd=folder)
+                    fd = _open(path, READ_FOLLOWING if kind else READ_PLAIN, dir_fd=dir_fd)
                     try:
                         size_read, info = _readv(fd, (payload,)), _fstat(fd)
                     finally:

@@ -73,7 +73,7 @@ class ShardTask(NamedTuple):
 
     Attributes:
         action: `compare` keeps an existing shard if packing would write the same bytes.
-        reads: Number of files to read in parallel.
+        parallel_reads: Number of files to read in parallel.
         size: Size of the shard in bytes if no sample is skipped, or None if unknown.
     """
 
@@ -85,7 +85,7 @@ class ShardTask(NamedTuple):
     mtime_ns: int
     action: ShardAction = "write"
     work: TransformWork | None = None
-    reads: int = 1
+    parallel_reads: int = 1
     size: int | None = None
 
 
@@ -116,14 +116,14 @@ def split_names(names: bytes) -> list[bytes]:
 
 
 def compute_content_fingerprint(
-    content: ShardContent, field_crcs: bytes, skipped: Collection[int], single_numbers: Sequence[int] = ()
+    content: ShardContent, field_crcs: bytes, skipped: Collection[int], one_number_lists: Sequence[int] = ()
 ) -> int:
     """Return the content fingerprint of the samples whose indexes are not in `skipped`.
 
     Args:
         field_crcs: uint32, CRC-32C of each written field.
-        single_numbers: Three values for each number list of one element: its index in `field_crcs`, and the length and
-            CRC-32C of the element as text.
+        one_number_lists: Three values for each list of one number: its index in `field_crcs`, and the length and
+            CRC-32C of the number as text.
     """
     keys, counts = split_names(content.keys), array("H", content.counts).tolist()
     codes, sizes = content.codes, content.sizes
@@ -139,9 +139,9 @@ def compute_content_fingerprint(
             if code in content.numbers:
                 crcs[row] = crc32c(texts[row])
         field_crcs = crcs.tobytes()
-    if single_numbers:
+    if one_number_lists:
         lengths, crcs = array("q", sizes), array("I", field_crcs)
-        for row, length, crc in zip(single_numbers[::3], single_numbers[1::3], single_numbers[2::3], strict=True):
+        for row, length, crc in zip(one_number_lists[::3], one_number_lists[1::3], one_number_lists[2::3], strict=True):
             lengths[row], crcs[row] = length, crc
         sizes, field_crcs = lengths.tobytes(), crcs.tobytes()
     return content_digest(keys, counts, content.fields, codes=codes, lengths=sizes, crcs=field_crcs)

@@ -41,8 +41,8 @@ class TFRecordPacker(packer.Packer):
                     used += record_size
             except source_errors.SourceFailed as failed:
                 del crcs[crcs_at_start:]
-                while self.single_numbers and self.single_numbers[-3] >= crcs_at_start:
-                    del self.single_numbers[-3:]
+                while self.one_number_lists and self.one_number_lists[-3] >= crcs_at_start:
+                    del self.one_number_lists[-3:]
                 self.skip(sample, failed, streamed=record_size > limit)
         self.flush(used, len(self.keys))
 
@@ -119,7 +119,7 @@ class TFRecordPacker(packer.Packer):
         value = None if self._whole[row] else tfrecord_read.decode_single_int(payload)
         if value is not None:
             text = b"%d" % value
-            self.single_numbers.extend((written, len(text), crc32c(text)))
+            self.one_number_lists.extend((written, len(text), crc32c(text)))
 
     def write_streamed(self, data: memoryview | bytes) -> None:
         """Write bytes of a record, and update its CRC-32C."""

@@ -14,7 +14,7 @@ import pytest
 
 from shardtool import CreateOptions, IndexOptions, ReshardOptions, create, export, index, merge, remove, reshard, verify
 from shardtool.errors import AccessRefused, InvalidRequest, OutputExists
-from shardtool.pack import parts
+from shardtool.pack import run_parts
 from shardtool.storage import files, paths
 from shardtool.storage.files import list_folder
 from shardtool.storage.folders import open_folder
@@ -540,7 +540,7 @@ def test_merge(store: Server, source: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """Where the last part was killed at its very end, `merge` makes one dataset of all parts in a store."""
     prefix = store.new_prefix()
     output = f"{prefix}/out-{{000000..}}.tar"
-    monkeypatch.setattr(parts, "merge_if_last", lambda _output, _notes: False)
+    monkeypatch.setattr(run_parts, "merge_if_last", lambda _output, _notes: False)
     for number in (1, 2):
         create(source, output, CreateOptions(max_size="2MB", oversize="alone", part=f"{number}/2"))
         if number == 1:

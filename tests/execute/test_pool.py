@@ -48,7 +48,7 @@ def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
 
 def test_all_pools_behave_alike(pool: Pool, tmp_path: Path) -> None:
     """Each pool returns every result with its task number, passes on errors, and sees what this process sees."""
-    pool.check((str(tmp_path),), output=str(tmp_path), function="no.module:function")
+    pool.check_access((str(tmp_path),), output=str(tmp_path), function="no.module:function")
     assert sorted(pool.map(halved, range(0, 20, 2))) == [(number, number) for number in range(10)]
     assert pool.max_tasks >= pool.max_per_machine >= 1
     with pytest.raises(SampleFailed, match="3: odd"):

@@ -131,10 +131,10 @@ def test_conflicting_options_are_refused(options: dict[str, Any], where: str) ->
 
 def test_the_column_that_is_read() -> None:
     """The options report which column they need, and for which option."""
-    assert SplitOptions(THREE).required_column is None
-    assert SplitOptions(THREE, stratify="x").required_column == ("stratify", "x")
-    assert SplitOptions(THREE, group_by="x").required_column == ("group_by", "x")
-    assert SplitOptions(column="x").required_column == ("split_column", "x")
+    assert SplitOptions(THREE).option_and_column is None
+    assert SplitOptions(THREE, stratify="x").option_and_column == ("stratify", "x")
+    assert SplitOptions(THREE, group_by="x").option_and_column == ("group_by", "x")
+    assert SplitOptions(column="x").option_and_column == ("split_column", "x")
 
 
 @given(KEYS, shares(), SEEDS, st.data())

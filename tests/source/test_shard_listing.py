@@ -78,7 +78,7 @@ class Asked(Here):
 
     asked: tuple[str | bytes, ...] = ()
 
-    def check(self, paths: Sequence[str | bytes] = (), *, output: str | None = None, function: str = "") -> None:
+    def check_access(self, paths: Sequence[str | bytes] = (), *, output: str | None = None, function: str = "") -> None:
         assert (output, function) == (None, "")
         self.asked += tuple(paths)
 

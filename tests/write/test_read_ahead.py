@@ -105,17 +105,17 @@ def test_results_do_not_depend_on_reading_ahead(fault: str | None, ending: str, 
     if fault is not None:
         for name in ("s00.b", "s03.a", "s04.a", "s04.b", f"s{LARGE}.a", f"s{SAMPLES - 1}.b"):
             FAULTS[fault](source / name)
-    alone, together = _packed(task), _packed(task._replace(reads=READS))
+    alone, together = _packed(task), _packed(task._replace(parallel_reads=READS))
     assert together == alone
     assert [number for number, _ in alone[1].skipped] == ([] if fault is None else [0, 3, 4, LARGE, SAMPLES - 1])
     assert {*threading.enumerate()} <= threads  # threads of other tests may end meanwhile
     if fault is not None:
-        assert _failure(task._replace(reads=READS)) == _failure(task)
+        assert _failure(task._replace(parallel_reads=READS)) == _failure(task)
 
 
 def test_an_existing_shard_is_compared(source: Path) -> None:
     """An existing shard is compared with a source that is read in advance."""
-    task = _task(source, "tar")._replace(reads=READS)
+    task = _task(source, "tar")._replace(parallel_reads=READS)
     _packed(task)
     assert pack_shard(task._replace(action="compare"), no_report).compared
     (source / "s07.a").unlink()
@@ -156,14 +156,14 @@ def test_all_files_are_read_with_few_descriptors(listed_ns: int, source: Path, m
 
     monkeypatch.setattr(packer, "read_file", read_slowly)
     task = _task(source, "tar")
-    task = task._replace(samples=replace(task.samples, changed_ns=listed_ns))
+    task = task._replace(samples=replace(task.samples, latest_ctime_ns=listed_ns))
     alone, before = _packed(task), resource.getrlimit(resource.RLIMIT_NOFILE)
     highest, used = max(map(int, os.listdir("/proc/self/fd"))), [os.dup(0)]
     while used[-1] < highest:  # until no lower number is free
         used.append(os.dup(0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (used[-1] + 5, before[1]))
     try:
-        together = _packed(task._replace(reads=64))
+        together = _packed(task._replace(parallel_reads=64))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
         for descriptor in used:
@@ -182,7 +182,7 @@ def test_a_refused_file_is_read_once(source: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(packer, "read_file", refuse)
     task = _task(source, "tar")
     with pytest.raises(AccessRefused):
-        pack_shard(task._replace(reads=READS, samples=replace(task.samples, changed_ns=1)), no_report)
+        pack_shard(task._replace(parallel_reads=READS, samples=replace(task.samples, latest_ctime_ns=1)), no_report)
     assert 1 <= len(paths) == len({*paths})
 
 
@@ -198,4 +198,4 @@ def test_all_files_are_read_with_few_threads(possible: int, source: Path, monkey
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start_a_few)
-    assert _packed(task._replace(reads=READS)) == alone
+    assert _packed(task._replace(parallel_reads=READS)) == alone

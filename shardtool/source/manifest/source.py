@@ -228,7 +228,7 @@ class ManifestSource(Source):
         pa.default_memory_pool().release_unused()
         return Listing(entries, skipped, self.name, tuple(self.notes), self._recorded, condition=condition)
 
-    def choose(self, listing: Listing, _read_existing_keys: object) -> Listing:
+    def select_and_sort(self, listing: Listing, _read_existing_keys: object) -> Listing:
         return rename_listed_keys(listing, self._options, partial(self.column, None))
 
     def _select_rows(self) -> ReadCondition | None:

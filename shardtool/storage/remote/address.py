@@ -30,7 +30,7 @@ _LOCAL_SCHEMES = ("file", "local", "data")
 _AFTER_HOST = re.compile("[/?#]")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _HUGGINGFACE = re.compile(rf"hf://(?:{OPTIONS_MARKER}[^/@]*@)?datasets/", re.IGNORECASE)
-_NEAR_URL = re.compile(rf"({'|'.join(SCHEMES)}):/?([^/].*)", re.DOTALL | re.IGNORECASE)
+_MISTYPED_ADDRESS = re.compile(rf"({'|'.join(SCHEMES)}):/?([^/].*)", re.DOTALL | re.IGNORECASE)
 
 
 class Address(NamedTuple):
@@ -64,9 +64,9 @@ def is_url(text: str) -> bool:
     return _URL.match(text) is not None
 
 
-def refuse_near_url(path: str) -> None:
+def refuse_mistyped_address(path: str) -> None:
     """Raise an error for a path that looks like a mistyped address, such as `s3:/b/k` or `s3:b/k`."""
-    if match := _NEAR_URL.match(path):
+    if match := _MISTYPED_ADDRESS.match(path):
         intended = display_address(f"{match[1].lower()}://{match[2]}")
         # Show the path as the user typed it, but without secrets.
         typed = intended.replace("://", path[match.end(1) : match.start(2)], 1)

@@ -160,7 +160,7 @@ def _check_with_reading(subject: VerifiedDataset, options: VerifyOptions, observ
     numbers = sampled_shards(subject.cases, options)
     _start_progress(subject, observer, numbers)
     pool.start(len(numbers))
-    pool.check([subject.cases[number].shard.path for number in numbers])
+    pool.check_access([subject.cases[number].shard.path for number in numbers])
     findings.merge(dataset_checks.check_numbering(subject))
     scans = _examine_shards(subject, numbers, options, observer, pool)
     findings.merge(dataset_checks.check_totals(subject, scans))

@@ -31,7 +31,7 @@ from shardtool.skipped import sort_rows
 from shardtool.values import chunk_slices
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from shardtool.entries.strings import StringColumn
     from shardtool.pack.run import PackedOutput, Planned, PlannedOutput
@@ -107,21 +107,22 @@ def _start_part(planned: Planned, output: PlannedOutput, own_part: RunPart) -> s
     return fingerprint
 
 
-def finish_part(run_plan: Planned, output: PackedOutput, part: RunPart) -> DatasetFile:
+def finish_part(planned: Planned, output: PackedOutput, part: RunPart) -> DatasetFile:
     """Write the record of a finished part, and return a dataset that contains only this part.
 
-    Delete an existing dataset file that does not contain exactly this part.
+    Delete an existing dataset file, unless it contains this part with the same content.
     """
-    planned, totals, listed = output.planned, output.totals, run_plan.listed
-    destination, planned_shards, run_record = planned.destination, planned.plan.shards, listed.record(planned)
+    planned_output, totals, listed = output.planned, output.totals, planned.listed
+    destination, planned_shards = planned_output.destination, planned_output.plan.shards
+    run_record = listed.record(planned_output)
     skipped, shards = sort_rows(totals.skipped), part.shards(planned_shards)
     dataset = build_dataset_file(totals, destination.pattern, skipped, run_record)
     if shards:
         dataset = replace(dataset, pattern=to_output_name(remaining_names(destination.pattern, shards.start).text))
-    content = listed.listing.digest if len(run_plan.outputs) == 1 else None
+    content = listed.listing.digest if len(planned.outputs) == 1 else None
     record = PartRecord(
         part=part,
-        plan=planned.plan_fingerprint,
+        plan=planned_output.plan_fingerprint,
         planned=planned_shards,
         resumed=destination.resumes,
         content="" if content is None else format_fingerprint(content),
@@ -130,12 +131,11 @@ def finish_part(run_plan: Planned, output: PackedOutput, part: RunPart) -> Datas
     )
     old_dataset = read_valid_dataset(destination.dataset_file)
     is_contained = old_dataset is not None and old_dataset.run == run_record and contains_part(old_dataset, record)
-    name = parts.part_record_name(destination.pattern, part)
-    staged = destination.folder.stage_bytes(name, record.encode())
+    staged = destination.folder.stage_bytes(parts.part_record_name(destination.pattern, part), record.encode())
     if not is_contained:
         output.publication.withdraw()
     destination.folder.publish(staged)
-    Journal(destination.folder, name[1:]).remove()
+    Journal(destination.folder, f"{destination.pattern.base}.{part.tag}").remove()
     return dataset
 
 
@@ -148,25 +148,26 @@ def merge_finished_parts(planned: Planned) -> bool:
 def merge_if_last(destination: Destination, notes: Notes) -> bool:
     """Merge the parts of a dataset if all have finished. Return whether the dataset file exists."""
     folder, pattern = destination.folder, destination.pattern
-    if (state := _find_merge_state(destination)) is not None:
-        if not state and destination.part is not None:
-            finished, count = len(parts.find_run_parts(pattern, folder.names())[0]), destination.part.parts
+    names = folder.names()
+    if not _all_parts_finished(destination, names):
+        is_merged = pattern.dataset_file in names
+        if not is_merged and destination.part is not None:
+            finished, count = len(parts.find_run_parts(pattern, names)[0]), destination.part.parts
             notes.add(f"{finished:,} of {count:,} parts have finished; the last part publishes the dataset file")
-        return state
+        return is_merged
     with ExitStack() as stack:
         try:
             stack.enter_context(folder.lock(pattern.base))
         except OutputExists:
             notes.add("all parts have finished; another run holds the lock and publishes the dataset file")
             return False
-        if (state := _find_merge_state(destination)) is not None:
-            return state
+        names = folder.names()
+        if not _all_parts_finished(destination, names):  # another run has merged them
+            return pattern.dataset_file in names
         merge_run_parts(folder, pattern)
     return True
 
 
-def _find_merge_state(destination: Destination) -> bool | None:
-    names = destination.folder.names()
+def _all_parts_finished(destination: Destination, names: Collection[str]) -> bool:
     finished, _ = parts.find_run_parts(destination.pattern, names)
-    all_finished = destination.part is not None and len(finished) >= destination.part.parts
-    return None if all_finished else destination.pattern.dataset_file in names
+    return destination.part is not None and len(finished) >= destination.part.parts

@@ -31,7 +31,7 @@ from shardtool import (
     verify,
 )
 from shardtool.fingerprint import crc32c
-from shardtool.pack import parts
+from shardtool.pack import run_parts
 from shardtool.publish.destination import Destination
 from shardtool.publish.parts import find_run_parts, read_part_record
 from shardtool.request.run_part import RunPart, parse_part
@@ -82,7 +82,7 @@ def _no_merge(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return False
 
     with monkeypatch.context() as patched:
-        patched.setattr(parts, "merge_if_last", never)
+        patched.setattr(run_parts, "merge_if_last", never)
         yield
 
 
