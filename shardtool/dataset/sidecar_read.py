@@ -147,17 +147,17 @@ def check_offsets(index: ShardIndex, size: int) -> None:
     if any(np.any(column > size) for column in (index.starts, index.sizes, index.offsets, index.lengths)):
         # without this check, the sums below could overflow
         raise ValueError(f"offsets that do not fit a shard of {size:,} bytes")
-    ends, stops = index.starts + index.sizes, index.offsets + index.lengths
-    if np.any(ends > size) or np.any(ends[:-1] > index.starts[1:]):
+    sample_ends, ends = index.starts + index.sizes, index.offsets + index.lengths
+    if np.any(sample_ends > size) or np.any(sample_ends[:-1] > index.starts[1:]):
         raise ValueError(f"samples that overlap or exceed a shard of {size:,} bytes")
-    is_outside = (index.offsets < np.repeat(index.starts, index.counts)) | (stops > np.repeat(ends, index.counts))
-    if np.any(is_outside):
+    starts_before = index.offsets < np.repeat(index.starts, index.counts)
+    if np.any(starts_before | (ends > np.repeat(sample_ends, index.counts))):
         raise ValueError("payloads outside their samples")
     has_bytes = index.lengths > 0
-    starts, stops = index.offsets[has_bytes], stops[has_bytes]
-    if np.any(starts[1:] < stops[:-1]):
+    starts, ends = index.offsets[has_bytes], ends[has_bytes]
+    if np.any(starts[1:] < ends[:-1]):
         order = np.argsort(starts)
-        if np.any(starts[order][1:] < stops[order][:-1]):
+        if np.any(starts[order][1:] < ends[order][:-1]):
             raise ValueError("payloads that overlap")
 
 
@@ -204,7 +204,8 @@ def _check_shard_column(column: pa.ChunkedArray, name: str) -> None:
 
 def _check_counts(leaves: Sequence[LeafMemory], own_columns: Sequence[str], rows: int, limit: int) -> None:
     values = {part.leaf.path: part.values for part in leaves if part.leaf.top in own_columns}
-    if sorted(values) != sorted(_INDEX_LEAVES + [SHARD_COLUMN.name] * (SHARD_COLUMN.name in own_columns)):
+    expected_paths = [*_INDEX_LEAVES, SHARD_COLUMN.name] if SHARD_COLUMN.name in own_columns else _INDEX_LEAVES
+    if sorted(values) != sorted(expected_paths):
         raise ValueError("missing or unknown columns")
     fields = values[_FIELD_LEAVES[0]]
     if any(values[path] != fields for path in _FIELD_LEAVES):
@@ -304,8 +305,9 @@ def _check_types(schema: pa.Schema) -> None:
     fields = element_type if pt.is_struct(element_type) else ()
     field_types = [(column.name, _plain_type(column.type)) for column in fields]
     expected_types = [(column.name, column.type) for column in SIDECAR_SCHEMA.field("__fields__").type.value_type]
-    other_types = [_plain_type(schema.field(column.name).type) for column in SIDECAR_SCHEMA][:3]
-    if not pt.is_list(fields_type) or field_types != expected_types or other_types != SIDECAR_SCHEMA.types[:3]:
+    scalar_columns = [*SIDECAR_SCHEMA][:-1]
+    is_expected = all(_plain_type(schema.field(column.name).type) == column.type for column in scalar_columns)
+    if not pt.is_list(fields_type) or field_types != expected_types or not is_expected:
         raise ValueError(f"unexpected column types: {[str(column) for column in schema.types]}")
 
 
@@ -370,8 +372,10 @@ def read_sidecar_schema(path: str) -> pa.Schema:
 
 def _read_footer_bytes(path: str) -> bytes:
     data = read_tail(path, _FOOTER_READ_BYTES)
-    size = int.from_bytes(data[-8:-4], "little") + len(PARQUET_MAGIC) + 4
-    return read_tail(path, size + 4) if data[-4:] == PARQUET_MAGIC and len(data) == _FOOTER_READ_BYTES < size else data
+    if data[-4:] != PARQUET_MAGIC or len(data) < _FOOTER_READ_BYTES:
+        return data
+    size = int.from_bytes(data[-8:-4], "little") + 12  # with its length and both magic numbers
+    return read_tail(path, size) if size > _FOOTER_READ_BYTES else data
 
 
 def _parse_footer(data: bytes, name: str) -> tuple[ShardFacts, ParquetFooter]:
@@ -399,16 +403,11 @@ def _parse_footer(data: bytes, name: str) -> tuple[ShardFacts, ParquetFooter]:
 
 
 def _check_numbers(facts: ShardFacts) -> None:
-    counts = (
-        () if facts.transform is None else (facts.transform.consumed, facts.transform.dropped, facts.transform.skipped)
-    )
-    if not all(0 <= number < 2**63 for number in (facts.size, *counts)):
+    transform = facts.transform or TransformFacts(digest=0, consumed=0, dropped=0, skipped=0)
+    counts = (facts.size, transform.consumed, transform.dropped, transform.skipped)
+    if not all(0 <= count < 2**63 for count in counts):
         raise ValueError("an impossible size or count")
-    if not 0 <= (facts.crc or 0) < 2**32 or not 0 <= (facts.transform.digest if facts.transform else 0) < 2**256:
+    if not 0 <= (facts.crc or 0) < 2**32 or not 0 <= transform.digest < 2**256:
         raise ValueError("an invalid checksum")
-    if (
-        facts.transform is not None
-        and facts.transform.skipped_rows
-        and len(facts.transform.skipped_rows) != facts.transform.skipped
-    ):
+    if transform.skipped_rows and len(transform.skipped_rows) != transform.skipped:
         raise ValueError("a list of skipped samples whose length differs from their recorded number")

@@ -25,9 +25,9 @@ from shardtool import CorruptShard, CreateOptions, ShardError, create, verify
 from shardtool.cli import cli
 from shardtool.dataset.find import open_dataset
 from shardtool.dataset.parquet_bounds import leaf_memory, parse_footer
-from shardtool.dataset.sidecar_read import check_offsets, parse_sidecar
+from shardtool.dataset.sidecar_read import check_offsets, parse_sidecar, read_sample_count
 from shardtool.dataset.sidecar_schema import ShardFacts
-from shardtool.dataset.sidecar_write import encode_sidecar, written_index
+from shardtool.dataset.sidecar_write import encode_sidecar, encode_sidecar_table, written_index
 from shardtool.errors import Bug
 from shardtool.shard_samples import ShardContent
 from shardtool.verbs.inspect.samples import first_samples, view_sample
@@ -535,3 +535,16 @@ def test_valid_sidecars_are_accepted(dataset: Path) -> None:
     for verb in VERBS:
         if not verb.startswith("create"):
             assert _outcome(verb, dataset) == 0, verb
+
+
+def test_a_footer_as_long_as_the_first_read(dataset: Path, tmp_path: Path) -> None:
+    """A footer is read completely, whether it is a few bytes shorter or longer than the first read from the file."""
+    table, path = parse_sidecar(_sidecar(dataset).read_bytes(), "", None).plain_table(), tmp_path / "a.index"
+    plan, sizes = "x" * 10_000, set[int]()
+    for _ in range(20):
+        data = encode_sidecar_table(table, ShardFacts("a.tar", 1000, None, plan))
+        sizes.add(footer_bytes := int.from_bytes(data[-8:-4], "little"))
+        path.write_bytes(data)
+        assert read_sample_count(str(path), "a.tar", 1000)[0] == len(table)
+        plan += "x" * max(1, 2**14 - 16 - footer_bytes)
+    assert {*range(2**14 - 14, 2**14)} <= sizes
