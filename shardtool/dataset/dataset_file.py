@@ -142,12 +142,14 @@ class DatasetFile:
         selected = [indexes[name] for name in names]
         if selected == [*range(len(self.shards))]:
             return self
-        runs = [bisect_right(self.appends, number) for number in selected]
+        append_numbers = [bisect_right(self.appends, number) for number in selected]  # 0 for the first run
         chosen = replace(
             self,
             pattern=abbreviate_names(names),
             shards=tuple(self.shards[number] for number in selected),
-            appends=tuple(index for index, (before, run) in enumerate(pairwise(runs), 1) if run != before),
+            appends=tuple(
+                index for index, (before, append) in enumerate(pairwise(append_numbers), 1) if append != before
+            ),
         )
         if sorted(selected) == [*range(len(self.shards))]:
             return chosen
@@ -238,9 +240,10 @@ def parse_listed_shards(data: bytes, path: str) -> tuple[list[str], bool]:
     Raises:
         CorruptShard: The file is not a dataset file or wids index, or a path leads out of the file's folder.
     """
-    is_own, names = True, parse_shard_names(data)
+    names = parse_shard_names(data)
+    is_own = names is not None
     if names is None:  # in the wids index of another tool, a name with a colon is a URL
-        is_own, names = False, _parse_urls(data)
+        names = _parse_urls(data)
     if names is None or not all(isinstance(name, str) for name in names):
         raise _not_a_dataset_file(path, data, "a dataset file of shardtool or a wids index")
     if outside := [name for name in names if not _is_local_shard(name, "://" if is_own else ":")]:
@@ -458,10 +461,11 @@ def _check_values(value: object, depth: int = 0) -> None:
             _check_values(item, depth + 1)
 
 
-def _parse_shard(entry: Json, folder: str) -> ShardEntry:
-    if not (url := _get_typed(entry, "url", str)).startswith(folder):
-        raise ValueError(f"{url!r:.80} is not a file in the folder {folder[:-1]!r:.80}")
-    index, name = _get_typed(entry, "index", dict), _parse_file_name({"url": url.removeprefix(folder)}, "url")
+def _parse_shard(entry: Json, folder_prefix: str) -> ShardEntry:
+    if not (url := _get_typed(entry, "url", str)).startswith(folder_prefix):
+        raise ValueError(f"{url!r:.80} is not a file in the folder {folder_prefix[:-1]!r:.80}")
+    index = _get_typed(entry, "index", dict)
+    name = _parse_file_name({"url": url.removeprefix(folder_prefix)}, "url")
     if (sidecar := _parse_file_name(index, "name")) != sidecar_name(name):
         raise ValueError(f"{sidecar!r:.80} is not the name of the sidecar of {name!r:.80}")
     samples, size = (_get_typed(entry, key, int) for key in ("nsamples", "filesize"))

@@ -60,7 +60,7 @@ def expand_datasets(dataset: DatasetLike) -> list[DatasetLike]:
         return [dataset]
     expanded = [item for name in names if name not in shards for item in _expand_name(name)]
     named = [item for item in expanded if isinstance(item, str)] if shards else []
-    listed = {absolute_path(path) for item in named for path in _shard_paths(item) or ()}
+    listed = {absolute_path(path) for item in named for path in _find_shard_paths(item) or ()}
     unlisted = [name for name in shards if absolute_path(name) not in listed]
     datasets = [*expanded, *([unlisted] if unlisted else [])]
     return [*{_dataset_identity(item): item for item in datasets}.values()]
@@ -151,9 +151,10 @@ def _datasets_in(folder: str, *, below: bool) -> list[DatasetLike]:
         paths = [join(folder, name) for name in subfolders if not name.startswith(".")]
         return [dataset for path in paths for dataset in _datasets_in(path, below=False)]
     unlisted = _unlisted_shards(folder, files, shards) if files else []
-    if len(files) + bool(unlisted) <= 1:
-        return [folder]
-    return [*(join(folder, name) for name in files), *([unlisted] if unlisted else [])]
+    datasets: list[DatasetLike] = [join(folder, name) for name in files]
+    if unlisted:
+        datasets.append(unlisted)
+    return datasets if len(datasets) > 1 else [folder]
 
 
 def _unlisted_shards(folder: str, files: list[str], shards: list[str]) -> list[str]:
@@ -173,24 +174,25 @@ def datasets_by_split(text: str) -> dict[str, list[DatasetLike]]:
     head, _, tail = text.partition(SPLIT_FIELD)
     folder, prefix = folder_of(head), base_name(head)
     end, slash, _ = tail.partition("/")
-    name = re.compile(f"{re.escape(prefix)}(.+){re.escape(end)}", re.DOTALL)
+    entry_name = re.compile(f"{re.escape(prefix)}(.+){re.escape(end)}", re.DOTALL)
     if not slash and is_shard_name(end):
         pattern = parse_pattern(f"{prefix}{SPLIT_STAND_IN}{tail}".replace(SPLIT_FIELD, SPLIT_STAND_IN))
         if pattern.names is None:
             start = re.escape(pattern.prefix).replace(SPLIT_STAND_IN, "(.+?)", 1).replace(SPLIT_STAND_IN, r"\1")
-            name = re.compile(rf"{start}\d+{re.escape(pattern.suffix)}", re.DOTALL)
-    splits = {match[1] for entry in list_folder_names(folder, needed=True) if (match := name.fullmatch(entry))}
-    names = {split: _datasets_of_split(text.replace(SPLIT_FIELD, split)) for split in sorted(splits, key=natural_key)}
-    if not any(names.values()):
+            entry_name = re.compile(rf"{start}\d+{re.escape(pattern.suffix)}", re.DOTALL)
+    matches = map(entry_name.fullmatch, list_folder_names(folder, needed=True))
+    splits = sorted({match[1] for match in matches if match}, key=natural_key)
+    datasets = {split: _datasets_of_split(text.replace(SPLIT_FIELD, split)) for split in splits}
+    if not any(datasets.values()):
         raise InvalidRequest(text, "no dataset has such a name", expected=EXPECTED_DATASET)
-    return names
+    return datasets
 
 
-def _splits_of_one_run(text: str, names: Mapping[str, list[DatasetLike]]) -> list[str]:
+def _splits_of_one_run(text: str, datasets: Mapping[str, list[DatasetLike]]) -> list[str]:
     files = [
         (split, file)
-        for split, datasets in names.items()
-        for dataset in datasets
+        for split, split_datasets in datasets.items()
+        for dataset in split_datasets
         if (file := _dataset_file(dataset)) is not None
     ]
     records = {split: file.run for split, file in files if file.run.split == split}
@@ -201,18 +203,18 @@ def _splits_of_one_run(text: str, names: Mapping[str, list[DatasetLike]]) -> lis
         runs = [*(run for run in runs if run not in overlapping), splits.union(*overlapping)] if splits else runs
     if not runs:
         foreign_splits = {split for split, _ in files if split not in records} if records else set()
-        return [split for split in names if split not in foreign_splits]
+        return [split for split in datasets if split not in foreign_splits]
     if len(runs) > 1:
         problem = "; ".join(format_list(sorted(run, key=natural_key), 3) for run in runs)
         raise InvalidRequest(text, f"splits of {len(runs)} runs: {problem}", expected="the splits of one run",
                              remedy="Name the dataset files instead.")  # fmt: skip
-    if missing := [split for split in sorted(runs[0], key=natural_key) if not names.get(split)]:
+    if missing := [split for split in sorted(runs[0], key=natural_key) if not datasets.get(split)]:
         missing_names = format_list([text.replace(SPLIT_FIELD, split) for split in missing], 3)
         problem = f"{missing_names} {'does' if len(missing) == 1 else 'do'} not exist"
         expected = f"all splits of the run: {format_list(sorted(runs[0], key=natural_key), 10)}"
         raise InvalidRequest(text, problem, expected=expected,
                              remedy="To read fewer splits, name their dataset files instead.")  # fmt: skip
-    return [split for split in names if split in runs[0]]
+    return [split for split in datasets if split in runs[0]]
 
 
 def _dataset_file(dataset: DatasetLike) -> DatasetFile | None:
@@ -227,7 +229,7 @@ def _datasets_of_split(name: str) -> list[DatasetLike]:
         return _datasets_in(name, below=True)
     if not (name.endswith(DATASET_SUFFIX) or is_shard_name(name)) or _is_companion_file(name):
         return []
-    return [name] if (not is_url(name) and os.path.lexists(name)) or _shard_paths(name) != () else []
+    return [name] if (not is_url(name) and os.path.lexists(name)) or _find_shard_paths(name) != () else []
 
 
 def _is_companion_file(name: str) -> bool:
@@ -243,7 +245,8 @@ def _is_companion_file(name: str) -> bool:
     return has_shard or base in (patterns.TIMM_FILE, patterns.OPEN_CLIP_FILE)
 
 
-def _shard_paths(name: str) -> tuple[str, ...] | None:
+def _find_shard_paths(name: str) -> tuple[str, ...] | None:
+    """Return () if there is no dataset, or None if the dataset is damaged."""
     try:
         return find_dataset(name, allow_missing=True).paths
     except InvalidRequest:

@@ -154,7 +154,7 @@ def _from_names(names: list[str], text: str = "") -> StoredDataset:
     file, listed = None, list[str]()
     if all(folder_of(name) == folder for name in names):
         existing = {base_name(name) for name, size in zip(names, sizes, strict=True) if size is not None}
-        file, listed, _ = _find_dataset_file(
+        file, listed, _ = _choose_dataset_file(
             folder, existing, default_dataset_names([*base_names]),
             lambda names: [name for name in names if name in base_names or (text and fnmatchcase(name, glob_pattern))],
         )  # fmt: skip
@@ -233,7 +233,7 @@ def _from_pattern(text: str) -> StoredDataset:
     if existing is None:
         _check_range(pattern)
     present = select(existing or [])
-    file, listed, recorded = _find_dataset_file(pattern.folder, {*present}, [pattern.dataset_file], select)
+    file, listed, listed_pattern = _choose_dataset_file(pattern.folder, {*present}, [pattern.dataset_file], select)
     if existing is None and not listed:
         first = join(pattern.folder, pattern.shard(0))
         count = pattern.count or 0
@@ -244,7 +244,7 @@ def _from_pattern(text: str) -> StoredDataset:
     if not matches:
         found, remedy = ("no shards match this pattern", "") if is_range else ("no such file", paths.similar_path(text))
         raise InvalidRequest(text, found, expected=EXPECTED_DATASET, remedy=remedy)
-    is_whole = recorded == pattern.text
+    is_whole = listed_pattern == pattern.text
     matched = set(matches)
     count = 0 if is_whole or pattern.count is None else pattern.count
     missing = tuple(
@@ -255,6 +255,7 @@ def _from_pattern(text: str) -> StoredDataset:
 
 
 def _existing_names(pattern: ShardPattern) -> Iterable[str] | None:
+    """Return None if the folder cannot be listed."""
     if pattern.names is None:
         try:
             return None if is_web(pattern.folder) else list_folder_names(pattern.folder, needed=True)
@@ -367,11 +368,14 @@ def check_not_damaged(dataset: StoredDataset) -> None:
         parse_dataset(files.read_small(path), path)
 
 
-def _find_dataset_file(
+def _choose_dataset_file(
     folder: str, existing: set[str], default_names: Iterable[str], select: Callable[[Iterable[str]], list[str]]
 ) -> tuple[str | None, list[str], str]:
-    # Prefer a dataset file that lists all existing shards. Otherwise, use a dataset file with a default name that lists
-    # some of these shards, or that is too damaged to contain any readable shard names.
+    """Return the path, selected shards and pattern of the dataset file.
+
+    Prefer a dataset file that lists all existing shards. Otherwise, use a dataset file with a default name that lists
+    some of these shards, or that is too damaged to contain any readable shard names.
+    """
     default_names, candidates = [*default_names], list[tuple[str, list[str], str]]()
     other_names = [] if is_url(folder) else list_folder_names(folder)
     for name in dict.fromkeys((*default_names, *(name for name in other_names if name.endswith(DATASET_SUFFIX)))):
@@ -384,9 +388,10 @@ def _find_dataset_file(
             continue
         if data is None:
             continue
-        listed, recorded = parse_local_shards(data)
-        candidate = path, select(listed), recorded
-        if candidate[1] and existing.issubset(listed):
+        listed, listed_pattern = parse_local_shards(data)
+        selected = select(listed)
+        candidate = path, selected, listed_pattern
+        if selected and existing.issubset(listed):
             return candidate
         if name in default_names and (existing.intersection(listed) or not listed):
             candidates.append(candidate)

@@ -234,10 +234,12 @@ def _text(struct: _Struct, field: int) -> bytes:
 
 
 def _list(struct: _Struct, field: int, thrift_type: int) -> list[Any]:
-    stored_type, parts = struct.get(field, (0, (0, [])))
-    if stored_type != _LIST or (parts[1] and parts[0] != thrift_type):
-        raise ValueError("a footer with a missing or invalid list")
-    return list(parts[1])
+    stored_type, stored = struct.get(field, (0, None))
+    if stored_type == _LIST:
+        element_type, elements = stored
+        if element_type == thrift_type or not elements:
+            return list(elements)
+    raise ValueError("a footer with a missing or invalid list")
 
 
 def _structs(struct: _Struct, field: int) -> list[_Struct]:
@@ -265,7 +267,8 @@ class _ThriftReader:
             field = field + (byte >> 4) if byte >> 4 else self._signed()
             if field in fields:
                 raise ValueError("a duplicate field")
-            fields[field] = (kind, kind == _TRUE) if kind in (_TRUE, _FALSE) else (kind, self._value(kind, depth))
+            value = kind == _TRUE if kind in (_TRUE, _FALSE) else self._value(kind, depth)
+            fields[field] = kind, value
         self.offset += 1
         return fields
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 
 from shardtool.format.tfrecord_read import decode_numbers
 from shardtool.format.varint import count_varints, encode_varint
@@ -65,12 +66,10 @@ def parse_value(data: bytes, kind: str = "bytes") -> int | float | str | list[in
     if "\0" in text:
         return None
     stripped = text.strip()
-    if len(stripped) <= _MAX_NUMBER_LENGTH:
-        for number in (int, float):
-            try:
-                return number(stripped) if stripped.isascii() and "_" not in stripped else text
-            except ValueError:
-                continue
+    if len(stripped) <= _MAX_NUMBER_LENGTH and stripped.isascii() and "_" not in stripped:
+        for number_type in (int, float):
+            with suppress(ValueError):
+                return number_type(stripped)
     return text
 
 
@@ -153,7 +152,9 @@ def _wav_seconds(start: bytes, length: int) -> float:
 
 def _ogg_seconds(data: bytes) -> float:
     at = data.find(b"\x01vorbis")
-    rate = 48_000 if b"OpusHead" in data[:64] else int.from_bytes(data[at + 12 : at + 16], "little") if at >= 0 else 0
+    rate = int.from_bytes(data[at + 12 : at + 16], "little") if at >= 0 else 0
+    if b"OpusHead" in data[:64]:
+        rate = 48_000
     last = data.rfind(b"OggS")
     return int.from_bytes(data[last + 6 : last + 14], "little") / rate if rate else 0.0
 
@@ -171,10 +172,8 @@ def _mp4_seconds(data: bytes) -> float:
     return 0.0
 
 
-_KILOBITS = (
-    (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
-    (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
-)
+_MPEG_1_KILOBITS = (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
+_MPEG_2_KILOBITS = (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
 _SAMPLE_RATES = (44_100, 48_000, 32_000)  # Hz, for MPEG-1; MPEG-2 has half of these rates, MPEG-2.5 a quarter
 
 
@@ -185,17 +184,19 @@ def _mp3_seconds(data: bytes, length: int) -> float:
             size = size << 7 | byte & 127
         size += 10
     head = int.from_bytes(data[size : size + 4], "big")
-    version, rate, kilobits = head >> 19 & 3, head >> 10 & 3, head >> 12 & 15
-    halved = {3: 0, 2: 1, 0: 2}.get(version)
+    version, rate_index, bit_rate_index = head >> 19 & 3, head >> 10 & 3, head >> 12 & 15
+    halvings = {3: 0, 2: 1, 0: 2}.get(version)
     is_layer_3 = head >> 21 == 2**11 - 1 and head >> 17 & 3 == 1
-    if not is_layer_3 or halved is None or rate == len(_SAMPLE_RATES) or not 0 < kilobits <= len(_KILOBITS[0]):
+    is_valid = 0 < bit_rate_index <= len(_MPEG_1_KILOBITS) and rate_index < len(_SAMPLE_RATES)
+    if not is_layer_3 or halvings is None or not is_valid:
         return 0.0
     # after "Xing" or "Info", the first frame may contain the frame count
     frames_tag = max(data.find(mark, size, size + 48) for mark in (b"Xing", b"Info"))
     if frames_tag >= 0 and data[frames_tag + 7] & 1:
         frames = int.from_bytes(data[frames_tag + 8 : frames_tag + 12], "big")
-        return frames * (576 if halved else 1152) / (_SAMPLE_RATES[rate] >> halved)
-    return (length - size) / (125 * _KILOBITS[halved == 0][kilobits - 1])
+        return frames * (576 if halvings else 1152) / (_SAMPLE_RATES[rate_index] >> halvings)
+    kilobits = _MPEG_2_KILOBITS if halvings else _MPEG_1_KILOBITS
+    return (length - size) / (125 * kilobits[bit_rate_index - 1])
 
 
 def parse_json(data: bytes) -> object | None:

@@ -42,7 +42,7 @@ def interleaved_samples(keys: Sequence[bytes], fields: Sequence[frozenset[int]])
     A group is a range of adjacent members with the same key. `keys` and `fields` have one item per group. If two groups
     with the same key have a common field, the key is a duplicate, and the returned list is empty.
     """
-    first: dict[bytes, int] = {}
+    first_indexes: dict[bytes, int] = {}
     interleaved: dict[bytes, tuple[int, int]] = {}
     fields_by_key: dict[bytes, frozenset[int]] = {}
     for index, (key, names) in enumerate(zip(keys, fields, strict=True)):
@@ -50,8 +50,8 @@ def interleaved_samples(keys: Sequence[bytes], fields: Sequence[frozenset[int]])
         if earlier & names:
             return []
         fields_by_key[key] = earlier | names
-        if first.setdefault(key, index) != index:
-            interleaved.setdefault(key, (first[key], index))
+        if first_indexes.setdefault(key, index) != index:
+            interleaved.setdefault(key, (first_indexes[key], index))
     return [*interleaved.values()]
 
 
@@ -202,20 +202,22 @@ def scan_shard(task: ShardScanTask) -> ShardScan:
 
 
 def _drop_incomplete(scan: ShardScan, dots: Dots) -> None:
-    bounds, incomplete = [0, *accumulate(scan.counts)], _incomplete_samples(scan, dots)
+    bounds = [0, *accumulate(scan.counts)]
+    incomplete = _incomplete_samples(scan, dots)
     scan.incomplete = [(scan.starts[sample], scan.keys[sample], reason) for sample, reason in incomplete.items()]
     kept_samples = [sample for sample in range(len(scan.keys)) if sample not in incomplete]
     rows = [row for sample in kept_samples for row in range(bounds[sample], bounds[sample + 1])]
     scan.keys = [scan.keys[sample] for sample in kept_samples]
-    field_columns = ("codes", "offsets", "lengths", *(("crcs",) if scan.crcs else ()))
-    for names, selection in ((("starts", "sizes", "counts"), kept_samples), (field_columns, rows)):
-        for name in names:
-            column = getattr(scan, name)
-            setattr(scan, name, array(column.typecode, [column[sample] for sample in selection]))
+    selections = dict.fromkeys(("starts", "sizes", "counts"), kept_samples)
+    selections |= dict.fromkeys(("codes", "offsets", "lengths", *(["crcs"] if scan.crcs else [])), rows)
+    for name, selection in selections.items():
+        column = getattr(scan, name)
+        setattr(scan, name, array(column.typecode, [column[index] for index in selection]))
 
 
 def _incomplete_samples(scan: ShardScan, dots: Dots) -> dict[int, str]:
-    fields, size, neighbours, incomplete = scan.fields(), scan.size, dict[int, str](), dict[int, str]()
+    fields, size = scan.fields(), scan.size
+    neighbours, incomplete = dict[int, str](), dict[int, str]()
     for lost in scan.lost:
         previous, following = bisect_left(scan.starts, lost.start) - 1, bisect_right(scan.starts, lost.end - 1)
         for sample in [previous] if lost.end < 0 else [previous, following]:
@@ -244,17 +246,18 @@ def _content_digest(scan: ShardScan) -> int:
     lengths, crcs, codes = array("Q", scan.lengths), array("I", scan.crcs), array("H", scan.codes)
     for row, length, crc in zip(scan.text_rows, scan.text_lengths, scan.text_crcs, strict=True):
         lengths[row], crcs[row] = length, crc
+    # Sort the fields of each sample by name.
     rank = {code: position for position, code in enumerate(sorted(range(len(scan.names)), key=scan.names.__getitem__))}
-    ordered: dict[bytes, list[int] | None] = {}
+    orders: dict[bytes, list[int] | None] = {}
     end = 0
     for count in scan.counts:
         first, end = end, end + count
         code_bytes = codes[first:end].tobytes()
-        if code_bytes not in ordered:
+        if code_bytes not in orders:
             ranks = [rank[code] for code in codes[first:end]]
             sorted_rows = sorted(range(count), key=ranks.__getitem__)
-            ordered[code_bytes] = None if sorted_rows == [*range(count)] else sorted_rows
-        order = ordered[code_bytes]
+            orders[code_bytes] = None if sorted_rows == [*range(count)] else sorted_rows
+        order = orders[code_bytes]
         if order is not None:
             for column in (lengths, crcs, codes):
                 column[first:end] = array(column.typecode, [column[first + index] for index in order])
@@ -285,6 +288,7 @@ class _ScanMemory:
         self._has_long_name = False
 
     def check(self, end: int) -> int:
+        """Raise an error if the scan needs too much memory. Return the offset of the next check."""
         scan = self._scan
         self._text_bytes += sum(map(len, scan.keys[self._keys :])) + sum(map(len, scan.names[self._names :]))
         self._text_bytes += sum(len(member.name) + len(member.link) for member in scan.unrecognised[self._members :])
@@ -397,7 +401,8 @@ def _add_record(shard: OpenShard, task: ShardScanTask, scan: ShardScan, record: 
         crc = _payload_crc(shard, record.data, record.size) if isinstance(data, LazyBytes) else crc32c(data)
         tfrecord_read.check_record_crc(record, crc, shard.path)
     features = tfrecord_read.parse_features(data, record.data, shard.path)
-    key_feature, key = _key_feature(features, shard.path), default_key
+    key = default_key
+    key_feature = _key_feature(features, shard.path)
     if key_feature is not None and key_feature.kind == "bytes" and key_feature.values == 1:
         offset = key_feature.offset - record.data
         key = bytes(data[offset : offset + key_feature.size])
@@ -412,7 +417,9 @@ def _add_record(shard: OpenShard, task: ShardScanTask, scan: ShardScan, record: 
     for feature in sorted(fields, key=lambda item: item.name):
         code = scan.code(feature.name, feature.kind)
         if feature.values != 1 or feature.kind != scan.kinds[code]:
-            _note_conflict(scan, sample, code, feature)
+            _add_conflict(scan, sample, code, feature)
+        if feature.is_list:
+            scan.list_rows.append(len(scan.codes))
         scan.codes.append(code)
         scan.offsets.append(feature.offset)
         scan.lengths.append(feature.size)
@@ -446,9 +453,7 @@ def _key_feature(features: list[ExampleFeature], path: str) -> ExampleFeature | 
     return None
 
 
-def _note_conflict(scan: ShardScan, sample: int, code: int, feature: ExampleFeature) -> None:
+def _add_conflict(scan: ShardScan, sample: int, code: int, feature: ExampleFeature) -> None:
     earlier, kind = scan.conflicts.get(code), scan.kinds[code]
     if earlier is None or (earlier.kind == kind and feature.kind != kind):
         scan.conflicts[code] = FeatureConflict(sample, feature.kind, feature.values)
-    if feature.is_list:
-        scan.list_rows.append(len(scan.codes))

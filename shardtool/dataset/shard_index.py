@@ -155,7 +155,8 @@ class ShardIndex:
         lists = pa.ListArray.from_arrays(list_offsets, fields, type=pa.list_(element))
         keys = string_array(bytes(self.keys), self.key_sizes)
         table_columns = [keys, _to_unsigned(self.starts), _to_unsigned(self.sizes), lists, *metadata.columns]
-        schema = [*[*base_schema][:-1], pa.field(FIELDS_COLUMN, lists.type, nullable=False), *metadata.schema]
+        scalar_columns = [*base_schema][:-1]
+        schema = [*scalar_columns, pa.field(FIELDS_COLUMN, lists.type, nullable=False), *metadata.schema]
         return pa.Table.from_arrays(table_columns, schema=pa.schema(schema))
 
     def keys_of(self, rows: NDArray[np.int64]) -> list[str]:
@@ -164,7 +165,7 @@ class ShardIndex:
         if starts and rows[-1] - rows[0] < _MAX_DECODED_PER_KEY * len(rows):
             block_start = starts[0]
             text = str(keys[block_start : ends[-1]], "utf-8")
-            if len(text) == ends[-1] - block_start:
+            if len(text) == ends[-1] - block_start:  # ASCII only
                 return [text[start - block_start : end - block_start] for start, end in zip(starts, ends, strict=True)]
         return [str(keys[start:end], "utf-8") for start, end in zip(starts, ends, strict=True)]
 
@@ -207,7 +208,8 @@ class ShardIndex:
         fields: Counter[str] = Counter()
         for name, count in zip(self.names, np.bincount(self.codes, minlength=len(self.names)).tolist(), strict=True):
             fields[name] += count
-        return ShardTally(len(self), first, last, dict(+fields), int(self.lengths.sum()))
+        used_fields = {name: count for name, count in fields.items() if count}
+        return ShardTally(len(self), first, last, used_fields, int(self.lengths.sum()))
 
     def codes_by_name(self) -> tuple[list[bytes], bytes]:
         """Return the sorted field names, and for each field its index among these names (as uint16)."""
@@ -273,7 +275,8 @@ class ShardIndex:
     def store_in(self, blocks: SharedBlocks, number: int) -> ShardIndex:
         """Copy the index to shared block `number`, and return the copy. If the index does not fit, return `self`."""
         parts = self.packed()
-        block = blocks.write(number, parts[-1][0] + len(parts[-1][1]), parts)
+        last_offset, last_part = parts[-1]
+        block = blocks.write(number, last_offset + len(last_part), parts)
         return self if block is None else ShardIndex.unpacked(block)
 
     @classmethod
