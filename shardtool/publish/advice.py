@@ -28,8 +28,8 @@ def loader_notes(outputs: Sequence[tuple[Destination, int]], sizes: Sequence[int
 
     `sizes` contains the total bytes of each dataset's new shards.
     """
-    for (output, shards), size in zip(outputs, sizes, strict=True):
-        total = output.first + shards
+    for (output, shard_count), size in zip(outputs, sizes, strict=True):
+        total = output.first + shard_count
         if output.pattern.count is None and total < _USUAL_WORKERS and size >= _LARGE_DATASET_BYTES:
             summary = f"{to_output_name(output.pattern.dataset_file)}: {pluralize(total, 'shard')}"
             option = option_text("max_size", f"{size // _USUAL_WORKERS // 10**6}MB")
@@ -50,8 +50,8 @@ def name_notes(outputs: Sequence[tuple[Destination, int]], readers: Sequence[str
 def folder_notes(outputs: Sequence[tuple[Destination, int]], exports: Mapping[str, ExportFormat]) -> Iterator[str]:
     """Yield notes about output folders that Hugging Face's `load_dataset` would misread."""
     folders: dict[str, list[tuple[Destination, int]]] = {}
-    for output, shards in () if any(export.has_readme for export in exports.values()) else outputs:
-        folders.setdefault(output.folder.path, []).append((output, shards))
+    for output, shard_count in () if any(export.has_readme for export in exports.values()) else outputs:
+        folders.setdefault(output.folder.path, []).append((output, shard_count))
     notes = dict[str, None]()
     for group in folders.values():
         output = group[0][0]
@@ -65,9 +65,9 @@ def folder_notes(outputs: Sequence[tuple[Destination, int]], exports: Mapping[st
 
 def _list_file_names(group: Sequence[tuple[Destination, int]], exports: Mapping[str, ExportFormat]) -> set[str]:
     names: set[str] = set()
-    for output, shards in group:
+    for output, shard_count in group:
         pattern = output.pattern
-        written = [pattern.shard(number) for number in range(output.first + shards)]
+        written = [pattern.shard(number) for number in range(output.first + shard_count)]
         indexes = (export for export in exports.values() if export.suffix)
         names |= {index_name(name, export) for export in indexes for name in written}
         names |= {*written, pattern.dataset_file}

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from shardtool.storage.folders import OutputFolder
 
 
-# Path, content, `may_replace` (replace a file with other content even without `overwrite`), and `is_lasting` (never
-# replace an existing file).
+# Path, content, `may_replace` (replace an existing file that differs, even without `overwrite`), and `is_user_file`
+# (never replace an existing file).
 IndexFile = tuple[str, bytes, bool, bool]
 
 
@@ -52,21 +52,22 @@ def _encode_folder_index(
     folder_index = export.folder_index
     files, counts = folder_index.encode(datasets), read_sample_counts(export, target)
     check_other_shards(export, target, counts.keys() - {shard.name for dataset in datasets for shard in dataset.shards})
-    earlier = [_match_listed_shards(dataset, counts) for dataset in datasets]
+    earlier = [_find_listed_state(dataset, counts) for dataset in datasets]
     old_files = folder_index.encode([dataset for dataset in earlier if dataset is not None])
     old_files.pop(folder_index.user_file, None)
     return files, all(read_or_empty(target, path) == data for path, data in old_files.items())
 
 
-def _match_listed_shards(dataset: DatasetFile, listed: Collection[str]) -> DatasetFile | None:
-    for shards in (len(dataset.shards), *reversed(dataset.appends)):
-        if all(shard.name in listed for shard in dataset.shards[:shards] if shard.samples):
-            return replace(dataset, shards=dataset.shards[:shards])
+def _find_listed_state(dataset: DatasetFile, listed: Collection[str]) -> DatasetFile | None:
+    """Return the newest state whose shards are all listed, or None."""
+    for shard_count in (len(dataset.shards), *reversed(dataset.appends)):
+        if all(shard.name in listed for shard in dataset.shards[:shard_count] if shard.samples):
+            return replace(dataset, shards=dataset.shards[:shard_count])
     return None
 
 
 def check_other_shards(export: ExportFormat, target: OutputFolder, others: Iterable[str]) -> None:
-    """Raise an error if one of `others` exists, the shards of other datasets in the folder's index."""
+    """Raise an error if one of `others`, the index's shards of other datasets, exists or is in a subfolder."""
     existing_names = {to_output_name(name) for name in target.names()}
     if others := sorted(name for name in others if "/" in name or name in existing_names):
         found = f"an index of other shards: {format_list(others, 3)}"
@@ -80,7 +81,7 @@ def _discard_staged(folders: Mapping[str, OutputFolder], paths: Sequence[str]) -
         folder.discard_staged(map(os.path.basename, paths))
 
 
-def _has_same_bytes(folder: OutputFolder, name: str, data: bytes, *, overwrite: bool) -> bool:
+def _keep_or_refuse(folder: OutputFolder, name: str, data: bytes, *, overwrite: bool) -> bool:
     file_info = folder.find_entries([name]).get(name)
     if file_info is None:
         return False
@@ -104,9 +105,9 @@ def check_index_files(
     outputs: Sequence[tuple[ShardPattern, int]], requested: Mapping[str, ExportFormat], *, overwrite: bool
 ) -> None:
     """Raise an error if index files of planned shards cannot be written. `outputs` are patterns and shard counts."""
-    for pattern, shards in outputs:
+    for pattern, shard_count in outputs:
         folder = open_folder(pattern.folder)
-        names = list_index_names(map(pattern.shard, range(shards)), requested, pattern.dataset_file)
+        names = list_index_names(map(pattern.shard, range(shard_count)), requested, pattern.dataset_file)
         for export in [export for export in requested.values() if export.folder_file]:
             listed = read_sample_counts(export, folder)
             others = [name for name in listed if not any(own_pattern.owns(name) for own_pattern, _ in outputs)]
@@ -119,7 +120,7 @@ def check_index_files(
 
 
 class Exporter:
-    """Writes index files for one dataset. The caller of `write` must hold the lock."""
+    """Writes index files for one dataset. The caller of `write` must hold the lock of the dataset."""
 
     def __init__(self, folder: OutputFolder, name: str, requested: Mapping[str, ExportFormat], notes: Notes) -> None:
         self.folder, self.name, self.requested, self.observer = folder, name, requested, notes.observer
@@ -150,8 +151,8 @@ class Exporter:
         # Check again, because the dataset may have changed before it was locked.
         dataset, requested = self.check(), self.requested.values()
         self._note_limits(dataset, target)
-        own = self.name if target == self.folder else ""
-        names = list_index_names([shard.name for shard in dataset.shards], self.requested, own)
+        dataset_file = self.name if target == self.folder else ""
+        names = list_index_names([shard.name for shard in dataset.shards], self.requested, dataset_file)
         has_readmes = any(export.has_readme for export in requested)
         with ExitStack() as stack:
             if has_readmes or any(export.folder_file for export in requested):
@@ -162,10 +163,10 @@ class Exporter:
             stack.callback(_discard_staged, folders, names)
             _discard_staged(folders, names)
             kept, staged = 0, dict[str, list[DurableFile]]()
-            for path, data, may_replace, is_lasting in chain(self._encode_shard_indexes(dataset, pool), folder_files):
+            for path, data, may_replace, is_user_file in chain(self._encode_shard_indexes(dataset, pool), folder_files):
                 subfolder, name = os.path.split(path)
                 folder = folders[subfolder]
-                if (is_lasting and folder.find_entries([name])) or _has_same_bytes(
+                if (is_user_file and folder.find_entries([name])) or _keep_or_refuse(
                     folder, name, data, overwrite=overwrite or may_replace
                 ):
                     kept += 1

@@ -1,7 +1,4 @@
-"""Copy fields of existing shards into metadata columns of their sidecars (`index --columns-from`).
-
-Sidecars that already have the columns are not rewritten.
-"""
+"""Copy fields of existing shards into metadata columns of their sidecars (`index --columns-from`)."""
 
 from __future__ import annotations
 
@@ -59,11 +56,12 @@ def add_columns(
     changed = {
         number
         for number, (part, index) in enumerate(zip(parts, _read_sidecars(folder, file), strict=True))
-        if not _has_columns(folder.full_path(file.shards[number].sidecar), index, part, overwrite=overwrite)
+        if not _check_stored_columns(folder.full_path(file.shards[number].sidecar), index, part, overwrite=overwrite)
     }
     if not changed:
         return tuple(columns.column_names), changed
-    publication, entries, schema = Publication(folder, name, "keep"), [*file.shards], {**file.schema}
+    publication = Publication(folder, name, old="keep")
+    entries, schema = [*file.shards], {**file.schema}
     for number, index in enumerate(_read_sidecars(folder, file)):
         if number in changed:
             data, types = encode_sidecar(_with_columns(index, parts[number]), index.facts)
@@ -106,12 +104,14 @@ def _read_sidecars(folder: OutputFolder, file: DatasetFile) -> Iterator[ShardInd
         yield parse_sidecar(folder.read(entry.sidecar), folder.full_path(entry.sidecar), entry.size)
 
 
-def _has_columns(path: str, index: ShardIndex, columns: pa.Table, *, overwrite: bool) -> bool:
+def _check_stored_columns(path: str, index: ShardIndex, columns: pa.Table, *, overwrite: bool) -> bool:
+    """Return whether a sidecar has the columns. Without `overwrite`, refuse other values."""
     metadata, differing = index.plain_metadata(), []
     existing = [name for name in columns.column_names if name in metadata.column_names]
     for name in existing:
         old, new = metadata.column(name), columns.column(name)
         try:
+            # nulls of the type null are equal
             same = pc.fill_null(pc.equal(old, new.cast(old.type)), old.type == pa.null())
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # the values cannot be converted to the column's type
             same = boolean_array(np.zeros(len(old), bool))

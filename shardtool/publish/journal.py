@@ -40,9 +40,10 @@ class Journal:
         for name in (self.name, f".{self._base}{_OLD_SUFFIX}"):
             with suppress(OSError):
                 lines = self._folder.read(name).splitlines(keepends=True)
-                with suppress(FileNotFoundError):
-                    while not self._folder.has_staging:
-                        lines.append(self._folder.read(f"{name}.{len(lines) - 1}"))
+                if not self._folder.has_staging:
+                    with suppress(FileNotFoundError):  # no more lines
+                        while True:
+                            lines.append(self._folder.read(f"{name}.{len(lines) - 1}"))
                 return _parse(lines)
         return []
 

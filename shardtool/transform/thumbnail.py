@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
 
-# reason codes of valid images that `change_image` cannot resize; their thumbnails show the first frame
-FRAME_PROBLEMS = ("animated-image", "image-depth")
+# reason codes of valid images that `change_image` refuses; their thumbnails show the first frame
+FIRST_FRAME_CODES = ("animated-image", "image-depth")
 MAX_PIXELS = 100_000_000
 WEBP_QUALITY = 75
 
@@ -34,13 +34,13 @@ def encode_thumbnail(data: bytes, name: str, edge: int) -> tuple[bytes, tuple[in
     try:
         small, info = change_image(data, name, options)
     except BadImage as error:
-        if error.code not in FRAME_PROBLEMS:
+        if error.code not in FIRST_FRAME_CODES:
             raise
-        return _first_frame(data, edge)
+        return _encode_first_frame(data, edge)
     return bytes(small), (info.width, info.height)
 
 
-def _first_frame(data: bytes, edge: int) -> tuple[bytes, tuple[int, int]]:
+def _encode_first_frame(data: bytes, edge: int) -> tuple[bytes, tuple[int, int]]:
     from PIL import Image
 
     with warnings.catch_warnings(), image_errors(data):
@@ -68,7 +68,7 @@ MASK_FORMATS = ("PNG", "TIFF", "BMP", "PNM", "GIF")
 _PILLOW_MASK_FORMATS = ("PNG", "TIFF", "BMP", "PPM", "GIF")
 MASK_MODES = ("1", "L", "P", "I", "I;16", "I;16B")
 _MAX_MASK_CLASSES = 64  # an image with more distinct values is a photograph
-_MAX_DARK_VALUE = 64  # an image with only darker grey values is a mask
+_MAX_DARK_VALUE = 64  # a grey image whose values (except 0 and 255) are all lower is a mask
 _VOID, _VOID_COLOUR = 255, (190, 190, 190)  # value (by convention) and colour of pixels without a class
 _MIN_COLOUR_DIFFERENCE = 40  # a palette colour whose channels differ by this much is not grey
 _MASK_NAME = re.compile(r"mask|seg|annot|label|trimap|panoptic|instance|parsing|(^|[._/-])gt([._/-]|$)", re.IGNORECASE)
@@ -134,7 +134,7 @@ def _mask_colours(image: Picture, values: Sequence[int]) -> dict[int, tuple[int,
 
 
 def value_colour(value: int) -> tuple[int, int, int]:
-    """Return the colour of a mask value."""
+    """Return the colour of a mask value. 0 gets the last fixed colour."""
     if 0 <= value <= len(_MASK_COLOURS):
         return _MASK_COLOURS[value - 1]
     saturation, brightness = (0.9, 0.7, 0.5)[value % 3], (0.95, 0.75, 0.55)[value // 3 % 3]
@@ -148,8 +148,8 @@ IMAGE_SIGNATURES = (
 )  # fmt: skip
 
 
-MAGIC_SIGNATURES = 5  # the first five `IMAGE_SIGNATURES` are recognised in fields with any name
-EXPECTED_IMAGES = frozenset((*FRAME_PROBLEMS, "image-too-large"))  # reason codes of valid images that cannot be shown
+DISTINCTIVE_SIGNATURE_COUNT = 5  # the first five identify an image in a field with any name
+HARMLESS_IMAGE_CODES = frozenset((*FIRST_FRAME_CODES, "image-too-large"))  # reported as notes: the image is valid
 _MIN_EDGE_PIXELS = 40
 _MAX_ATTEMPTS = 6
 
@@ -182,7 +182,7 @@ def make_thumbnail(
     """Return an upright thumbnail of an image. A mask is coloured.
 
     Args:
-        max_bytes: Maximum size in bytes, or None. If necessary, `edge` is reduced, down to a minimum.
+        max_bytes: Maximum size in bytes, or None. If necessary, `edge` is reduced.
         has_photo: Whether the sample also has a photograph. If so, an image with few values is a mask.
     """
     _, info = change_image(data, name, ImageOptions(probe=True, max_pixels=MAX_PIXELS))

@@ -22,9 +22,9 @@ from shardtool.format.varint import CONTINUATION_BIT
 from shardtool.names import IMAGE_ENDINGS
 from shardtool.transform.image_decode import BadImage
 from shardtool.transform.thumbnail import (
-    EXPECTED_IMAGES,
+    DISTINCTIVE_SIGNATURE_COUNT,
+    HARMLESS_IMAGE_CODES,
     IMAGE_SIGNATURES,
-    MAGIC_SIGNATURES,
     Thumbnail,
     is_mask_name,
     make_thumbnail,
@@ -214,7 +214,7 @@ def _is_image(name: str, start: bytes) -> bool:
         return True
     if start[:4] == b"RIFF" and start[8:12] != b"WEBP":
         return False
-    return any(start.startswith(magic) for magic, _ in IMAGE_SIGNATURES[:MAGIC_SIGNATURES])
+    return any(start.startswith(magic) for magic, _ in IMAGE_SIGNATURES[:DISTINCTIVE_SIGNATURE_COUNT])
 
 
 def _image_rank(name: str) -> int:
@@ -322,7 +322,7 @@ class _SampleRendering:
             has_photo = any(not image.colours for image in shown.images)
             shown.images.append(make_thumbnail(data, name, self._budget.edge, max_bytes, has_photo=has_photo))
         except BadImage as error:
-            messages = shown.notes if error.code in EXPECTED_IMAGES else shown.problems
+            messages = shown.notes if error.code in HARMLESS_IMAGE_CODES else shown.problems
             messages.append(f"{title}: {error.message}")
 
     def _check_payload(self, shown: ShownSample, row: FieldRow, data: bytes) -> bool:
