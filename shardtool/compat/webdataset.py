@@ -92,7 +92,8 @@ class ShardWriter(Writer):
         names = remaining_names(parse_pattern(pattern), start_shard)
         if names.format != "tar":
             raise InvalidRequest(pattern, f"{names.format} shards", expected="names that end in .tar")
-        self._encode, self._keep_meta, self._publishes_at_end = make_encoder(encoder), keep_meta, overwrite
+        self._encode, self._keep_meta = make_encoder(encoder), keep_meta
+        self._post_is_deferred = overwrite  # only `close` publishes the shards
         self._names, self._post, self.verbose = names, post, verbose
         super().__init__(
             os.path.join(names.folder, names.text),
@@ -113,7 +114,7 @@ class ShardWriter(Writer):
 
     @property
     def shard(self) -> int:
-        """Number of the next shard."""
+        """Number of the shard after `fname`, as in webdataset."""
         return self.start_shard + self._reported_shards + 1
 
     @property
@@ -153,21 +154,21 @@ class ShardWriter(Writer):
             OutputFailed: The file system reports an error.
         """
         super().close()
-        self._publishes_at_end = False
+        self._post_is_deferred = False
         self._call_post()
 
     finish = close
 
-    def _call_post(self, samples: int | None = None) -> None:
-        if self._publishes_at_end:
+    def _call_post(self, samples_before: int | None = None) -> None:
+        if self._post_is_deferred:
             return
         for _ in self.shards[self._reported_shards :]:
             path = self.fname
             self._reported_shards += 1
             if self._post is not None:
                 self._post(path)
-            if samples is not None:
-                self._print_name(samples)
+            if samples_before is not None:  # another shard starts
+                self._print_name(samples_before)
                 self.count = self.size = 0
 
     def _print_name(self, samples: int) -> None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.dataset.shard_index import ShardIndex
 
-    Rows = NDArray[np.int64]
+    Integers = NDArray[np.int64]
 
 
 JSON_RANK, _NO_RANK = 3, 4
@@ -48,11 +48,11 @@ class Content(NamedTuple):
     Attributes:
         rows: Row numbers of these fields in a shard's index or in a sample table.
         samples: The sample number of each of `rows`, ascending.
-        ranks: uint8[samples], the `content_rank` of each sample's content. Duplicates have the same rank.
+        ranks: uint8, the `content_rank` of each sample (not of each row). Duplicates have the same rank.
     """
 
-    rows: Rows
-    samples: Rows
+    rows: Integers
+    samples: Integers
     ranks: NDArray[np.uint8]
 
     def select(self, is_chosen: NDArray[np.bool_]) -> Content:
@@ -60,7 +60,7 @@ class Content(NamedTuple):
         chosen = is_chosen[self.samples]
         return Content(self.rows[chosen], self.samples[chosen], self.ranks)
 
-    def ids(self, sizes: Rows, crcs: NDArray[np.integer] | None) -> NDArray[np.uint64]:
+    def ids(self, sizes: Integers, crcs: NDArray[np.integer] | None) -> NDArray[np.uint64]:
         """Return a hash of each sample's content, or 0 if the sample has no content. Duplicates have equal hashes.
 
         The hash covers the payload sizes and CRC-32C of `rows`. If `crcs` is None, it covers only the sizes.
@@ -94,7 +94,7 @@ class Content(NamedTuple):
         several = ends - starts > 1
         return [samples[start:end].tolist() for start, end in zip(starts[several], ends[several], strict=True)]
 
-    def _starts(self) -> Rows:
+    def _starts(self) -> Integers:
         return np.flatnonzero(np.diff(self.samples, prepend=-1))
 
 

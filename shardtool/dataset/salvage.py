@@ -56,7 +56,7 @@ def salvage_members(
                 if (
                     follows_damage
                     and member.data - member.offset == tar_write.TAR_BLOCK_BYTES
-                    and tar_read.may_lack_name(member.name)
+                    and tar_read.may_be_truncated(member.name)
                 ):
                     lost.append(LostRange(member.offset, offset, "a member whose long name may be lost", member.name))
                 else:

@@ -5,7 +5,7 @@ Unlike in `tarfile`, damage or an early end of the file raises `CorruptShard`.
 
 After damage, `next_header` searches for a block with a valid header checksum. If the size in the damaged header
 points to a valid header, an earlier header counts only if its members end exactly there. This excludes the headers of
-a nested tar in the payload.
+a payload that is itself a tar.
 
 Source: POSIX.1-2017, pax; GNU tar manual, "Basic Tar Format"; docs/format.md, "Tar shards".
 """
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 _ZERO = bytes(TAR_BLOCK_BYTES)
 _new_tuple = tuple.__new__
-_HALF = 256
+_HALF_BLOCK_BYTES = 256
 _MAX_EXTENDED_BYTES = 2**20  # longer extended headers may be an attack
 _FILE_TYPES = (b"0", b"\0", b"7")
 _EMPTY_TYPES = (b"1", b"2", b"3", b"4", b"5", b"6")
 _EXTENDED_TYPES = (b"x", b"g", b"L", b"K", b"X")
 _SPARSE_TYPE = b"S"  # the map of a sparse file may continue in blocks after the header
-_SPARSE_MORE_OFFSET, _SPARSE_NEXT_OFFSET = 482, 504
+_SPARSE_HEADER_CONTINUES_OFFSET, _SPARSE_MAP_CONTINUES_OFFSET = 482, 504
 _SPARSE_KEYWORDS = (b"GNU.sparse.", b"SCHILY.realsize")
 _KNOWN_TYPES = frozenset(b"0\x007123456xgLKXSVMND")
 _SIZELESS_TYPES = (b"V", b"M", b"N", b"D")
@@ -136,7 +136,7 @@ def _plain_file_size(block: bytes) -> int:
     size_text, checksum, tail = block[124:136], block[148:156], block[156:]
     if tail == HEADER_TAIL:
         total = (adler32(block[:148]) & 0xFFFF) + _HEADER_TAIL_SUM
-    elif tail.startswith(_PLAIN_FILE_FIELDS) and not block[345] and block.count(0) > _HALF:
+    elif tail.startswith(_PLAIN_FILE_FIELDS) and not block[345] and block.count(0) > _HALF_BLOCK_BYTES:
         total = (adler32(block) & 0xFFFF) - (adler32(checksum) & 0xFFFF) + _BLANK_CHECKSUM
     else:
         return -1
@@ -175,7 +175,7 @@ class _ExtendedHeaders:
             self.note(offset, f"{_keyword_label(keyword)} appears twice with different values")
             headers[keyword] = value
 
-    def name(self, offset: int, keyword: bytes, kind: bytes, short: bytes) -> bytes:
+    def resolve(self, offset: int, keyword: bytes, kind: bytes, short: bytes) -> bytes:
         pax_name, gnu_name = self.pax.get(keyword) or None, self.gnu.get(kind)
         if pax_name is not None and gnu_name is not None and pax_name != gnu_name:
             self.note(offset, f"{_keyword_label(keyword)} has different values in a pax header and a GNU header")
@@ -215,8 +215,8 @@ def _parse_member(read: Read, block: bytes, offset: int, start: int, headers: _E
     is_sparse = kind == _SPARSE_TYPE or any(keyword.startswith(_SPARSE_KEYWORDS) for keyword in headers.pax)
     if is_sparse:  # the payload contains only the parts of the file that are not zero
         headers.note(offset, "a sparse file; some readers expand it and others read its stored bytes")
-    name = headers.pax.get(b"GNU.sparse.name", headers.name(start, b"path", b"L", _parse_name(block)))
-    link = headers.name(start, b"linkpath", b"K", block[157:257].partition(b"\0")[0])
+    name = headers.pax.get(b"GNU.sparse.name", headers.resolve(start, b"path", b"L", _parse_name(block)))
+    link = headers.resolve(start, b"linkpath", b"K", block[157:257].partition(b"\0")[0])
     if b"size" in headers.pax:
         long_size = _parse_decimal(headers.pax[b"size"], start, where)
         if size != long_size and (size or long_size <= _MAX_OCTAL_SIZE):
@@ -233,7 +233,7 @@ def _parse_member(read: Read, block: bytes, offset: int, start: int, headers: _E
     if not name:
         headers.note(start, "a member without a name")
     data = offset + TAR_BLOCK_BYTES
-    if kind == _SPARSE_TYPE and block[_SPARSE_MORE_OFFSET]:
+    if kind == _SPARSE_TYPE and block[_SPARSE_HEADER_CONTINUES_OFFSET]:
         data = _sparse_map_end(read, data, where)
     is_file = kind in _FILE_TYPES and not is_sparse and not name.endswith(b"/")
     return TarMember(name, start, data, size, is_file, data + size + (-size & (TAR_BLOCK_BYTES - 1)), kind, link)
@@ -261,7 +261,7 @@ def _sparse_map_end(read: Read, offset: int, where: str) -> int:
         if len(block) < TAR_BLOCK_BYTES:
             raise tar_error(where, offset, "the file ends", "the map of a sparse file")
         offset += TAR_BLOCK_BYTES
-        if not block[_SPARSE_NEXT_OFFSET]:
+        if not block[_SPARSE_MAP_CONTINUES_OFFSET]:
             return offset
 
 
@@ -279,7 +279,7 @@ def _parse_size(block: bytes, offset: int, where: str) -> int:
     if match is None or not match[1]:
         raise tar_error(where, offset, "not a tar header")
     stored = int(match[1], 8)
-    total = (adler32(block[:_HALF]) & 0xFFFF) + (adler32(block[_HALF:]) & 0xFFFF) - 2
+    total = (adler32(block[:_HALF_BLOCK_BYTES]) & 0xFFFF) + (adler32(block[_HALF_BLOCK_BYTES:]) & 0xFFFF) - 2
     total += _BLANK_CHECKSUM - sum(block[148:156])
     if stored != total and stored != _signed_sum(block):
         found = f"a header with checksum {stored:o}"
@@ -337,14 +337,16 @@ _USTAR, _USTAR_OFFSET = b"ustar", 257
 def next_header(read: Read, offset: int, first: int, size: int) -> int | None:
     """Return the offset of the first valid header or trailer after a damaged header at `offset`, or None.
 
-    The search starts at the offset `first`. `size` is the size of the tar, or -1 if the tar is compressed.
+    The search starts at the offset `first`. `size` is the size of the tar, or -1 if the tar is compressed and therefore
+    must be read in order.
     """
-    expected = _stated_end(bytes(read(offset, TAR_BLOCK_BYTES)), offset) if size >= 0 else None
-    if expected is not None:
-        block = bytes(read(expected, TAR_BLOCK_BYTES)) if expected < size else b"none"
-        expected = expected if is_tar_start(block) or not any(block) else None
-    searched = _search_header(read, offset, first, expected)
-    return searched if expected is None or (searched is not None and _leads_to(read, searched, expected)) else expected
+    stated_end = _stated_end(bytes(read(offset, TAR_BLOCK_BYTES)), offset) if size >= 0 else None
+    if stated_end is not None:
+        block = bytes(read(stated_end, TAR_BLOCK_BYTES)) if stated_end < size else b""
+        if not block or (any(block) and not is_tar_start(block)):
+            stated_end = None
+    found = _search_header(read, offset, first, stated_end)
+    return found if stated_end is None or (found is not None and _leads_to(read, found, stated_end)) else stated_end
 
 
 def _search_header(read: Read, offset: int, first: int, end: int | None) -> int | None:
@@ -389,6 +391,6 @@ def damaged_name(block: bytes) -> bytes:
     return block[:100].partition(b"\0")[0]
 
 
-def may_lack_name(name: bytes) -> bool:
+def may_be_truncated(name: bytes) -> bool:
     """Return whether `name` may be a shortened name whose extended header is lost."""
     return len(name) >= 99 or b"?" in name  # noqa: PLR2004 - the field has 100 bytes; some tools write ? for non-ASCII

@@ -54,7 +54,7 @@ _FIELD_RULES = (
     ("unnamable-field", "DALI cannot select a field with white space or a semicolon in its name",
      "field with white space or a semicolon", re.compile(r"[\x00-\x20\x7f;]").search),
     ("meta-field", "webdataset treats fields that start with two underscores as its own",
-     "field that starts with two underscores", re.compile(r"^__").search),
+     "field whose name starts with two underscores", re.compile(r"^__").search),
 )  # fmt: skip
 _HUGGINGFACE = "huggingface"
 READERS_BY_PROBLEM = {

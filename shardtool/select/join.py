@@ -77,17 +77,18 @@ def join_table(
     of `on` are compared with the paths of the samples' files, and then, without extensions, with the keys. If the
     samples have a metadata column `on`, the values are compared only with this column.
 
-    If the metadata already has a column of the table, only samples with a matching row get the new values.
+    If the metadata already has a column of the table, only matched samples get new values.
 
     Args:
         on: The key column of the table. The default is `file_name` for COCO annotations, else `key`.
         collect: The columns whose values become one list per key. `all` means all columns. If empty, each
             key must have only one row.
     """
-    source, default_key = open_table(table, {on or _DEFAULT_KEY_COLUMN}, form), list[str]()
+    source = open_table(table, {on or _DEFAULT_KEY_COLUMN}, form)
+    default_key_notes: list[str] = []
     if not (on := on or source.key_column):
         on = _default_key_column(source)
-        default_key = [f"using {on} as the key column (change with {option_text('on', 'COLUMN')})"]
+        default_key_notes = [f"using {on} as the key column (change with {option_text('on', 'COLUMN')})"]
     names = _check_columns(source, on)
     sample_types = {} if entries.metadata is None else {column.name: column.type for column in entries.metadata.schema}
     text_columns = {name for name in names if name in sample_types and is_text_type(sample_types[name])}
@@ -98,13 +99,13 @@ def join_table(
             remedy = f"Remove the column, for example with df.drop(columns=[{name!r}])."
             raise InvalidRequest(source.location, problem, expected=expected, remedy=remedy)
     keys, (rows, columns, unique_notes) = _sample_keys(entries, on), _unique_rows(source, columns, on, collect)
-    matched_rows, table_notes = find_positions(keys, rows), [*source.notes, *default_key, *unique_notes]
+    matched_rows, table_notes = find_positions(keys, rows), [*source.notes, *default_key_notes, *unique_notes]
     if on not in sample_types and not np.any(matched_rows >= 0):
         matched_part = "file's path"
         if _has_paths(entries):
             matched_rows = _match_paths(entries, rows, source.location)
         if not np.any(matched_rows >= 0) and not may_repeat(stems := _strip_endings(rows)):
-            matched_rows, matched_part = find_positions(keys, stems), "key, with an ending"
+            matched_rows, matched_part = find_positions(keys, stems), "path without its extension"
         if on != source.key_column and np.any(matched_rows >= 0):
             table_notes += [f"column {on!r} contains file paths, not keys: rows were matched by the {matched_part}"]
     unmatched = np.flatnonzero(matched_rows < 0)
@@ -134,7 +135,7 @@ def _unique_rows(
         remedy = f"Collect the rows of each key into lists with {option_text('collect', ALL_COLUMNS)}."
         table.refuse_repeated_keys(keys, expected=expected, remedy=remedy)
         return keys, {name: columns[name] for name in names}, []
-    if source.key_column:
+    if source.key_column:  # COCO
         problem, expected = f"the columns of {source.name} are already lists", "a table with one value per row"
         raise InvalidRequest(option_text("collect"), problem, expected=expected)
     groups = group_rows(keys.array())
@@ -143,7 +144,7 @@ def _unique_rows(
 
 
 def _has_paths(entries: SampleTable) -> bool:
-    return entries.spans is None or all(file.form for file in entries.spans.files)
+    return entries.spans is None or all(file.form for file in entries.spans.files)  # shards have no `form`
 
 
 def _path_example(entries: SampleTable, on: str) -> str:
@@ -253,7 +254,7 @@ def _row_keys(rows: TableRows, on: str) -> PackedStrings:
     inexact = inexact_positions(column)
     rows.refuse(inexact, f"column {on!r}: a key is not a whole number", expected="text or whole numbers")
     rows.refuse(nul_positions(column), f"column {on!r}: a NUL in the text", expected="text without NUL")
-    keys = _key_names(column)
+    keys = _pack_keys(column)
     rows.refuse(np.flatnonzero(keys.lengths() == 0), no_key, expected="a key in each row", remedy=remedy)
     return keys
 
@@ -270,10 +271,10 @@ def _sample_keys(entries: SampleTable, on: str) -> PackedStrings:
         mask = np.zeros(len(column), bool)
         mask[invalid] = True
         column = pc.if_else(arrow.boolean_array(mask), pa.nulls(1, column.type)[0], column)
-    return _key_names(column)
+    return _pack_keys(column)
 
 
-def _key_names(column: pa.Array) -> PackedStrings:
+def _pack_keys(column: pa.Array) -> PackedStrings:
     join = partial(pc.binary_join_element_wise, null_handling="replace")
     chunks = [join(keys, _NUL_TEXT, _EMPTY_TEXT) for keys in iter_key_texts(column)]
     return PackedStrings.parse(b"".join(map(arrow.concat_values, chunks)))

@@ -35,7 +35,7 @@ class NumberField(NamedTuple):
 
     Attributes:
         number: The type of the numbers. In a tar shard, the type that the strings may represent.
-        stored: Whether the shard stores numbers rather than strings.
+        is_tfrecord: Whether the shard stores numbers rather than strings.
         offsets: int64, the offset of each value in the shard.
         lengths: int64, the length of each value in bytes.
         crcs: int64, the expected CRC-32C of each value, or -1 if unknown.
@@ -43,7 +43,7 @@ class NumberField(NamedTuple):
 
     field: str
     number: NumberType
-    stored: bool
+    is_tfrecord: bool
     offsets: bytes
     lengths: bytes
     crcs: bytes
@@ -99,7 +99,7 @@ def read_number_texts(task: NumberTask) -> list[NumberTexts]:
                 results[number].damaged.append(index)
                 continue
             texts[number][index] = text
-            if not field.stored and not _round_trips(text, field.number):
+            if not field.is_tfrecord and not _round_trips(text, field.number):
                 result = results[number]
                 result.changed += 1
                 result.rounded += _is_number(text)
@@ -111,8 +111,8 @@ def read_number_texts(task: NumberTask) -> list[NumberTexts]:
 
 def _read_text(shard: ShardFile | CompressedFile, offset: int, length: int, crc: int, field: NumberField) -> bytes:
     data = _read_verified(shard, offset, length, crc, field) if length <= _MAX_TEXT_BYTES else b""
-    text = data if not field.stored else float_text(data) if field.number == "float" else int_text(data)
-    if text is None or (field.stored and length > _MAX_TEXT_BYTES):
+    text = data if not field.is_tfrecord else float_text(data) if field.number == "float" else int_text(data)
+    if text is None or (field.is_tfrecord and length > _MAX_TEXT_BYTES):
         raise CorruptShard(f"{shard.path}, at {offset:,}", f"field {field.field!r} is not an {field.number}")
     return text
 

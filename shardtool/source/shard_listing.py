@@ -214,7 +214,7 @@ def _metadata_conflict(
             for part, column in zip(holders, columns, strict=True):
                 kinds.setdefault(str(column.schema.types[0]), source_dataset_name(datasets[part.dataset]))
             shown = ", ".join(f"{kind} in {where}" for kind, where in kinds.items())
-            remedy = f"Reshard them separately, with {option_text('join')} to give the column another type."
+            remedy = f"Reshard the datasets separately, with {option_text('join')} to give the column another type."
             return InvalidRequest(f"the column {name!r}", shown, expected="compatible types", remedy=remedy)
     where = format_list([*map(source_dataset_name, datasets)])
     return InvalidRequest(where, f"metadata that does not fit into one table: {str(error)[:200]}")

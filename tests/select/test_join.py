@@ -414,7 +414,7 @@ def test_file_names_match_keys() -> None:
     entries = _entries({key: {"jpg": None} for key in ("a", "d/b", "c")}, None)
     joined = join.join_table(entries, pa.table({"file": ["d/b.tar.jpg", "a.png", "x.png"], "n": [1, 2, 3]}), "file")
     assert metadata_of(joined.entries)["n"].to_pylist() == [2, 1, None]
-    assert joined.notes[0].endswith("rows were matched by the key, with an ending")
+    assert joined.notes[0].endswith("rows were matched by the path without its extension")
     error = _error(join.join_table, entries, pa.table({"file": ["a.png", "a.jpg"], "n": [1, 2]}), "file")
     assert "no row matches a sample" in error
 

@@ -496,7 +496,7 @@ def test_a_changed_shard_is_refused(tmp_path: Path) -> None:
     shard = write_records(tmp_path / "x.tfrecord", [("a", [("n", INT64, [5])])])
     row = listed(shard, without=["n"]).entries
     places = row.known_spans.offset.tobytes(), row.rows.size.tobytes(), np.array([-1]).tobytes()
-    wanted = NumberField("n", "int64", stored=True, offsets=places[0], lengths=places[1], crcs=places[2])
+    wanted = NumberField("n", "int64", is_tfrecord=True, offsets=places[0], lengths=places[1], crcs=places[2])
     assert read_number_texts(NumberTask(row.known_spans.files[0], (wanted,)))[0].data == b"5\0"
     os.utime(shard, ns=(1, 1))
     with pytest.raises(CorruptShard, match="changed while it was read"):
