@@ -107,7 +107,7 @@ class RemoteFolder:
 
     def publish_bytes(self, name: str, data: bytes) -> None:
         check_held(self.path)
-        with failures.write_conflicts(self.full_path(name)):
+        with failures.write_errors(self.full_path(name)):
             _put_verified(self.full_path(name), data)
 
     def set_mtime(self, name: str, mtime_ns: int) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class TargetFile(RawIOBase):
-    """A file object that other libraries can write to. After a failed write, further data is discarded."""
+    """A file object for other libraries. After a failed write, data that they write while closing is discarded."""
 
     def __init__(self, file: StagedFile) -> None:
         self._file, self._failed = file, False
@@ -42,7 +42,7 @@ class TargetFile(RawIOBase):
         return self._file.size
 
     def written(self) -> IO[bytes]:
-        """Return a file object that reads the bytes written so far. The caller must close it before writing more."""
+        """Return a reader of the bytes written so far. It shares this file's position: close it before writing more."""
         return os.fdopen(os.dup(self._file.fileno()), "rb")
 
 

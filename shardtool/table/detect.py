@@ -1,4 +1,4 @@
-"""Detect whether a source is a table or an archive from its type, its name, or the start of a JSON file."""
+"""Detect tables and archives by the type or name of the source, or by the start of a JSON file."""
 
 from __future__ import annotations
 
@@ -49,27 +49,27 @@ def is_parquet_glob(path: str) -> bool:
     return is_pattern and table_ending(path) == PARQUET_ENDING and not is_file(path)
 
 
-def list_parquet_files(folder: str) -> list[str]:
+def list_parquet_files(path: str) -> list[str]:
     """Return the sorted paths of the Parquet files that match a glob or are below a folder.
 
     If the folder also contains other files, return []. Names that start with a dot or an underscore, such as
     `_SUCCESS`, are ignored in a folder.
     """
-    if is_parquet_glob(folder):
-        return [path for path in match_glob(folder) if paths.base_name(path)[0] != "."]
-    if address.is_web(folder):
+    if is_parquet_glob(path):
+        return [file for file in match_glob(path) if paths.base_name(file)[0] != "."]
+    if address.is_web(path):
         return []
-    files = list[str]()
+    parquet_files = list[str]()
     try:
-        for path in _iter_objects(folder) if address.is_url(folder) else _iter_files(folder):
-            if not path.lower().endswith(PARQUET_ENDING):
+        for file in _iter_objects(path) if address.is_url(path) else _iter_files(path):
+            if not file.lower().endswith(PARQUET_ENDING):
                 return []  # stop at the first other file, because there may be millions of files
-            files.append(path)
+            parquet_files.append(file)
     except OSError:
-        if address.is_url(folder):
+        if address.is_url(path):
             raise
         return []
-    return sorted(files, key=os.fsencode)
+    return sorted(parquet_files, key=os.fsencode)
 
 
 def match_glob(path: str) -> list[str]:
@@ -101,9 +101,7 @@ _HEAD_BYTES = 2**16
 _COCO_START = re.compile(rb'^\{.*"(images|annotations|categories|licenses)"\s*:\s*\[', re.DOTALL)
 
 
-def _is_row_json(path: str) -> bool:
-    if not path.lower().endswith(JSON_ENDING):
-        return True
+def _json_has_rows(path: str) -> bool:
     try:
         head = files.read_head(path, _HEAD_BYTES)[0].removeprefix(b"\xef\xbb\xbf").lstrip()
     except OSError:
@@ -122,8 +120,8 @@ def find_archive(source: object) -> tuple[str, str] | None:
     while path and not os.path.lexists(path):
         path, name = os.path.split(path)
         folder = f"{name}/{folder}"
-    is_named = path.lower().endswith(".zip") or parse_format(os.path.basename(path)) == "tar"
-    return (path, folder) if is_named and os.path.isfile(path) else None
+    has_archive_name = path.lower().endswith(".zip") or parse_format(os.path.basename(path)) == "tar"
+    return (path, folder) if has_archive_name and os.path.isfile(path) else None
 
 
 def is_table(source: object, form: DelimitedFormat = DEFAULT_FORMAT) -> bool:
@@ -134,7 +132,8 @@ def is_table(source: object, form: DelimitedFormat = DEFAULT_FORMAT) -> bool:
     if path == "-" or (form != DEFAULT_FORMAT and os.path.isfile(path)):
         return True
     if (ending := table_ending(path)) and not os.path.isdir(path):
-        return ending != JSON_ENDING or _is_row_json(path)
+        is_readable_json = ending == JSON_ENDING and path.lower().endswith(JSON_ENDING)
+        return not is_readable_json or _json_has_rows(path)  # compressed JSON is not read
     if address.is_url(path):
         if address.is_web(path) or is_shard_name(paths.base_name(path)) or path.lower().endswith(".zip"):
             return False

@@ -24,7 +24,7 @@ from shardtool.storage.locks import take_lock
 from shardtool.storage.remote import address, retry
 from shardtool.storage.remote.address import STORES, display_address, parse_address
 from shardtool.storage.remote.buckets import BucketEntry, delete_objects, put_object
-from shardtool.storage.remote.failures import CLOCK_ADVICE, CREDENTIAL_ERRORS, write_conflicts
+from shardtool.storage.remote.failures import ADVICE_BY_CODE, CLOCK_ADVICE, write_errors
 from shardtool.storage.remote.http import FirstResponse, discard_response, first_response, request_object, sign_url
 from shardtool.storage.remote.lock import check_conditional_writes
 from shardtool.storage.remote.network import web_headers
@@ -132,7 +132,7 @@ class _Steps:
         where = "" if error.where.startswith(self.place) or self.place.startswith(error.where) else f"{error.where}: "
         expected = f"; expected {error.expected}" if error.expected else ""
         fix = error.remedy
-        if name in self._permissions and isinstance(error, AccessRefused) and fix not in CREDENTIAL_ERRORS.values():
+        if name in self._permissions and isinstance(error, AccessRefused) and fix not in ADVICE_BY_CODE.values():
             fix = f"Allow {self._permissions[name]} there."
         return Check(name, "wrong", f"{where}{error.found}{expected}", fix)
 
@@ -164,7 +164,7 @@ def _check_store(place: str, steps: _Steps) -> None:
     probe = paths.join(place, _probe_name())
     steps.require("credentials", lambda: sign_url(probe, "GET") and credentials_kind(place))
     response = _check_connection(probe, steps)
-    if response.code in CREDENTIAL_ERRORS:
+    if response.code in ADVICE_BY_CODE:
         steps.require("credentials", partial(_raise_if, response.error))
     steps.require("bucket", partial(_check_bucket, place, response))
     _list_and_read(place, steps)
@@ -183,7 +183,7 @@ def _raise_if(error: Exception | None) -> None:
 def _check_bucket(place: str, response: FirstResponse) -> str:
     if not isinstance(response.error, AccessRefused | FileNotFoundError):
         _raise_if(response.error)
-    with write_conflicts(place):
+    with write_errors(place):
         if response.code in ("NoSuchBucket", "ContainerNotFound"):
             raise FileNotFoundError
     return parse_address(place).host

@@ -55,7 +55,7 @@ def list_objects(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
         raise InvalidRequest(display_address(address), "a folder on the web", expected=expected)
     store, prefix = store_for(address)[0], parts.key.rstrip("/")
     if not below:
-        listing = _call_obstore(address, lambda: store.list_with_delimiter(prefix or None), lists=True)
+        listing = _call_obstore(address, lambda: store.list_with_delimiter(prefix or None), is_listing=True)
         for folder in listing["common_prefixes"]:
             yield BucketEntry(folder.rstrip("/"), -1, 0, 0)
         # skip the object whose key equals the prefix, because it represents the folder itself
@@ -101,7 +101,7 @@ def _check_process(address: str) -> None:
 
 def _read_page(address: str, pages: Any) -> list[BucketEntry]:
     _check_process(address)
-    with obstore_errors(address, lists=True):
+    with obstore_errors(address, is_listing=True):
         return [_bucket_entry(meta) for meta in in_thread(lambda: next(pages, ()))]
 
 
@@ -162,11 +162,11 @@ def version_number(etag: str) -> int:
     return int.from_bytes(blake2b(tag.encode(), digest_size=8).digest(), "little") >> 1 if tag else 0
 
 
-def _call_obstore(address: str, call: Callable[[], Any], *, lists: bool = False) -> Any:
+def _call_obstore(address: str, call: Callable[[], Any], *, is_listing: bool = False) -> Any:
     _check_process(address)
 
     def attempt() -> Any:
-        with obstore_errors(address, lists=lists):
+        with obstore_errors(address, is_listing=is_listing):
             return in_thread(call)
 
     return with_retries(address, attempt)

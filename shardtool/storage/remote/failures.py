@@ -40,7 +40,7 @@ _STATUS_TEXT = re.compile(r"(?:status(?: code)?|\(code):? (\d{3})|\b(\d{3}) [A-Z
 _REGION_ELEMENT = re.compile(rb"<Region>([a-z0-9-]{1,40})</Region>")
 _DENIED_CODES = ("", "AccessDenied", "AuthorizationPermissionMismatch")
 CLOCK_ADVICE = "Set the clock of this machine (NTP)."
-CREDENTIAL_ERRORS = {
+ADVICE_BY_CODE = {
     **dict.fromkeys(_EXPIRED_CODES, "Get new credentials, then run the same command again."),
     "AuthenticationFailed": f"Use the key or token of this account. {CLOCK_ADVICE}",
     "InvalidAccessKeyId": "Use a key id that this server knows, and check the endpoint.",
@@ -50,7 +50,7 @@ CREDENTIAL_ERRORS = {
 }
 
 
-_CREDENTIAL_FAILURES = {
+_CREDENTIAL_PROBLEM_PATTERNS = {
     # matches requests to a cloud machine's metadata service, where libraries look last for credentials
     "no credentials in the environment or from this machine":
         re.compile(r"token request|/latest/(?:api/token|meta-data)|computeMetadata"),
@@ -81,7 +81,7 @@ _LIST_ADVICE = "Grant it, or name the dataset file or a closed range of shards, 
 
 
 @contextmanager
-def obstore_errors(address: str, *, lists: bool = False) -> Iterator[None]:
+def obstore_errors(address: str, *, is_listing: bool = False) -> Iterator[None]:
     """Convert exceptions from obstore to `FileNotFoundError`, `FileExistsError` or an error of shardtool."""
     from obstore import exceptions
 
@@ -94,7 +94,7 @@ def obstore_errors(address: str, *, lists: bool = False) -> Iterator[None]:
         raise FileExistsError(17, "changed by another program, or already exists", where) from None
     except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
         status = DENIED_STATUSES[isinstance(error, exceptions.PermissionDeniedError)]
-        raise _response_error(address, status, {}, str(error).encode(), lists=lists) from None
+        raise _response_error(address, status, {}, str(error).encode(), is_listing=is_listing) from None
     except exceptions.NotSupportedError:
         raise StoreFailed(where, "the store does not support this request") from None
     except exceptions.InvalidPathError as error:
@@ -107,14 +107,14 @@ def obstore_errors(address: str, *, lists: bool = False) -> Iterator[None]:
     except exceptions.GenericError as error:
         if "Account must be specified" in str(error):
             raise InvalidRequest(where, "no account name", expected="AZURE_STORAGE_ACCOUNT_NAME") from None
-        raise _generic_error(address, str(error), lists=lists) from None
+        raise _generic_error(address, str(error), is_listing=is_listing) from None
     except (exceptions.BaseError, ValueError, TypeError):
         raise InvalidRequest(where, "invalid address or store settings") from None
 
 
-def _generic_error(address: str, message: str, *, lists: bool) -> Exception:
+def _generic_error(address: str, message: str, *, is_listing: bool) -> Exception:
     where, body = display_address(address), message.encode()
-    if found := next((found for found, pattern in _CREDENTIAL_FAILURES.items() if pattern.search(message)), ""):
+    if found := next((found for found, pattern in _CREDENTIAL_PROBLEM_PATTERNS.items() if pattern.search(message)), ""):
         expected = "the credentials of the cloud's own tools"
         return AccessRefused(where, found, expected=expected, remedy=_CREDENTIALS_ADVICE)
     match = _STATUS_TEXT.search(message)
@@ -123,7 +123,7 @@ def _generic_error(address: str, message: str, *, lists: bool) -> Exception:
         status = int(match[1] or match[2]) if match else HTTPStatus.FORBIDDEN.value
         if status == HTTPStatus.NOT_FOUND:
             return StoreFailed(where, "no such bucket", remedy=_wrong_region_advice(address, body))
-        return _response_error(address, status, {}, body, lists=lists)
+        return _response_error(address, status, {}, body, is_listing=is_listing)
     match = _SERVER_URL.search(message)
     if reason := _UNTRUSTED_CERTIFICATE.search(message):
         return _untrusted_error(where, match[1] if match else "the store", reason[1])
@@ -131,13 +131,14 @@ def _generic_error(address: str, message: str, *, lists: bool) -> Exception:
 
 
 def _untrusted_error(where: str, server: str, reason: str) -> StoreFailed:
-    found = f"the certificate of {server} is not trusted{f' ({reason})' if reason else ''}, or it does not use TLS"
+    detail = f" ({reason})" if reason else ""
+    found = f"the certificate of {server} is not trusted{detail}, or the server does not use TLS"
     remedy = "Set AWS_CA_BUNDLE or SSL_CERT_FILE to the certificate file of the authority."
     return StoreFailed(where, found, expected="a certificate of an authority that this machine trusts", remedy=remedy)
 
 
 @contextmanager
-def write_conflicts(address: str) -> Iterator[None]:
+def write_errors(address: str) -> Iterator[None]:
     """Raise `OutputFailed` if the bucket is missing, or if a write in the `with` block conflicts with another write."""
     where = display_address(address)
     try:
@@ -183,7 +184,8 @@ def _server_name(url: str) -> str:
 def urllib3_errors(address: str, url: str = "") -> Iterator[None]:
     """Convert exceptions from urllib3 to errors of shardtool.
 
-    `url` is the requested URL, or "" while a response is read. Errors name the server of `url`, and a failed proxy.
+    `url` is the requested URL, or "" while a response is read. Error messages contain the server of
+    `url` and, if the proxy failed, the proxy.
     """
     from http.client import HTTPException
 
@@ -215,20 +217,21 @@ def status_error(address: str, method: str, status: int, headers: Mapping[str, s
 
 
 def _response_error(
-    address: str, status: int, headers: Mapping[str, str], body: bytes, permission: str = "", *, lists: bool = False
-) -> Exception:
+    address: str, status: int, headers: Mapping[str, str], body: bytes, permission: str = "",
+    *, is_listing: bool = False,
+) -> Exception:  # fmt: skip
     where, code = display_address(address), error_code(body)
     found = f"the server returned {status} {code}".rstrip()
     if code in _EXPIRED_CODES:
-        return AccessRefused(where, f"{found}: the credentials have expired", remedy=CREDENTIAL_ERRORS[code])
-    if status in DENIED_STATUSES or code in CREDENTIAL_ERRORS:
+        return AccessRefused(where, f"{found}: the credentials have expired", remedy=ADVICE_BY_CODE[code])
+    if status in DENIED_STATUSES or code in ADVICE_BY_CODE:
         if is_huggingface(address):
             return private_error(address)
-        if lists and code in _DENIED_CODES:
+        if is_listing and code in _DENIED_CODES:
             found += ": listing is not allowed"
             return AccessRefused(where, found, expected=_LIST_PERMISSION, remedy=_LIST_ADVICE)
-        expected = "" if code in CREDENTIAL_ERRORS else permission
-        remedy = CREDENTIAL_ERRORS.get(code, _CREDENTIALS_ADVICE)
+        expected = "" if code in ADVICE_BY_CODE else permission
+        remedy = ADVICE_BY_CODE.get(code, _CREDENTIALS_ADVICE)
         return AccessRefused(where, f"{found}: access denied, or no such object", expected=expected, remedy=remedy)
     if status in BUSY_STATUSES or code == _CLIENT_TIMEOUT_CODE:
         return busy_error(status, headers)
@@ -258,8 +261,9 @@ def busy_error(status: int, headers: Mapping[str, str]) -> TransientError:
 def _wrong_region_advice(address: str, body: bytes, region: str = "") -> str:
     match = _REGION_ELEMENT.search(body)
     region = match[1].decode() if match else region
-    name = f"{SOURCE_PREFIX * is_source_address(address)}AWS_REGION"
-    return f"Set {name}={printable(region)}, the region of the bucket." if region else WRONG_REGION_ADVICE
+    # settings for the store of a source have this prefix
+    prefix = SOURCE_PREFIX if is_source_address(address) else ""
+    return f"Set {prefix}AWS_REGION={printable(region)}, the region of the bucket." if region else WRONG_REGION_ADVICE
 
 
 def error_code(body: bytes) -> str:

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from shardtool.errors import AccessRefused, InvalidRequest, OutputExists, ShardError, os_error_text, printable
 from shardtool.storage.remote.address import display_address, join_address, parse_address
 from shardtool.storage.remote.buckets import delete_objects, list_objects, object_version, put_object
-from shardtool.storage.remote.failures import urllib3_errors, write_conflicts
+from shardtool.storage.remote.failures import urllib3_errors, write_errors
 from shardtool.storage.remote.http import content_length, request_object
 from shardtool.storage.remote.notices import warn
 from shardtool.storage.remote.retry import RequestCancelled, TransientError, with_retries
@@ -200,7 +200,7 @@ def hold_lock(folder: str, base: str, *, shared: bool = False) -> Iterator[None]
     own = f"{exclusive}.{holder.token}" if shared else exclusive
     _own_tokens.add(holder.token)
     try:
-        with write_conflicts(folder):
+        with write_errors(folder):
             lease = Lease(own, holder, _acquire(own, holder))
     except BaseException:
         _own_tokens.discard(holder.token)

@@ -151,7 +151,8 @@ class RemoteObject(AbstractContextManager["RemoteObject"]):
             self._next_request[1].cancel()
 
     def _load_window(self, offset: int, min_bytes: int) -> None:
-        is_sequential = 0 <= offset - self._window_start - len(self._window) <= MAX_GAP_BYTES and bool(self._window)
+        gap = offset - self._window_start - len(self._window)
+        is_sequential = bool(self._window) and 0 <= gap <= _MAX_MERGED_GAP_BYTES
         next_bytes = 2 * self._request_bytes if is_sequential else _MIN_READ_AHEAD_BYTES
         self._request_bytes = min(_MAX_READ_AHEAD_BYTES, next_bytes)
         request, self._next_request = self._next_request, None
@@ -194,7 +195,7 @@ class RemoteObject(AbstractContextManager["RemoteObject"]):
             headers["If-Match"] = self.version
         try:
             response = http.request_object(self.address, headers, self._links)
-        except FileExistsError:
+        except FileExistsError:  # status 412: If-Match failed
             raise OSError(errno.ESTALE, "changed while it was read", self._where) from None
         try:
             self._check_response(response, offset, end)
@@ -294,7 +295,7 @@ def _check_md5(address: str, md5: str, digest: Any) -> None:
         raise OSError(errno.EBADMSG, found, display_address(address))
 
 
-MAX_GAP_BYTES = 2**16
+_MAX_MERGED_GAP_BYTES = 2**16
 _MAX_REQUEST_BYTES = 2**22
 _MAX_REQUESTS_AHEAD = 16
 
@@ -329,8 +330,9 @@ def _merge_ranges(offsets: Sequence[int], lengths: Sequence[int]) -> list[tuple[
     for offset, length in zip(offsets, lengths, strict=True):
         if spans:
             start, end, count = spans[-1]
-            if start <= offset <= end + MAX_GAP_BYTES and max(end, offset + length) - start <= _MAX_REQUEST_BYTES:
-                spans[-1] = start, max(end, offset + length), count + 1
+            new_end = max(end, offset + length)
+            if start <= offset <= end + _MAX_MERGED_GAP_BYTES and new_end - start <= _MAX_REQUEST_BYTES:
+                spans[-1] = start, new_end, count + 1
                 continue
         spans.append((offset, offset + length, 1))
     return spans
@@ -458,9 +460,9 @@ class RemoteFiles:
     def is_folder(self, address: str) -> bool:
         if is_web(address):
             return False
-        # `iter_objects` gets the first object of a store with one request, but `list_entries` may need many
-        is_store = parse_address(address).scheme in SCHEMES
-        return any(True for _ in (iter_objects if is_store else list_entries)(address))
+        # in a store, a recursive listing finds an object with its first request; listing one level may need many
+        below = parse_address(address).scheme in SCHEMES
+        return any(True for _ in (iter_objects if below else list_entries)(address))
 
 
 REMOTE = RemoteFiles()
@@ -479,5 +481,5 @@ def iter_objects(folder: str) -> Iterator[BucketEntry]:
 
 def list_entries(folder: str, *, below: bool = False) -> Iterator[BucketEntry]:
     """Yield the entries of a folder or, if `below`, all objects below the folder."""
-    list_below = list_objects if parse_address(folder).scheme in SCHEMES else list_fsspec
-    return list_below(folder, below=below)
+    list_function = list_objects if parse_address(folder).scheme in SCHEMES else list_fsspec
+    return list_function(folder, below=below)

@@ -213,5 +213,5 @@ def _check_response(address: str, response: _Response) -> None:
     if response.status in (HTTPStatus.MOVED_PERMANENTLY, HTTPStatus.TEMPORARY_REDIRECT, HTTPStatus.PERMANENT_REDIRECT):
         raise StoreFailed(display_address(address), "redirected", remedy=failures.WRONG_REGION_ADVICE)
     if response.status not in (HTTPStatus.OK, HTTPStatus.CREATED, HTTPStatus.NO_CONTENT):
-        with failures.write_conflicts(address):
+        with failures.write_errors(address):
             raise failures.status_error(address, "PUT", *response)

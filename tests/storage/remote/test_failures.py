@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardtool.errors import AccessRefused, InvalidRequest, OutputFailed, StoreFailed
-from shardtool.storage.remote.failures import obstore_errors, status_error, write_conflicts
+from shardtool.storage.remote.failures import obstore_errors, status_error, write_errors
 from shardtool.storage.remote.retry import TransientError
 
 
@@ -79,7 +79,7 @@ def test_region_advice_names_the_variable(at: str, name: str) -> None:
 
 def test_write_conflicts() -> None:
     """If an object cannot be written because the bucket is missing, the error names the bucket."""
-    with pytest.raises(OutputFailed, match="no such bucket: bucket"), write_conflicts("s3://bucket/key"):
+    with pytest.raises(OutputFailed, match="no such bucket: bucket"), write_errors("s3://bucket/key"):
         raise _error_for(404)
-    with pytest.raises(OutputFailed, match="another object exists"), write_conflicts("s3://bucket/key"):
+    with pytest.raises(OutputFailed, match="another object exists"), write_errors("s3://bucket/key"):
         raise _error_for(409)
