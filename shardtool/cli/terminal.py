@@ -42,11 +42,11 @@ class PlainProgress:
         self._ended = Event()
         self._thread: Thread | None = None
         self._total: int | None = None
-        self._label, self._unit, self._done, self._shards, self._begun = "", "", 0, "", 0.0
+        self._label, self._unit, self._done, self._postfix, self._begun = "", "", 0, "", 0.0
 
     def begin(self, label: str, total: int | None, unit: str = "B") -> None:
         """Start a step. `total` is its number of bytes or samples, or None if unknown."""
-        self._label, self._total, self._unit, self._done, self._shards = label, total, unit, 0, ""
+        self._label, self._total, self._unit, self._done, self._postfix = label, total, unit, 0, ""
         self._begun, self.fetch_estimate = time.monotonic(), None
         if self._thread is None:
             self._thread = Thread(target=self._print_periodically, daemon=True)
@@ -56,15 +56,16 @@ class PlainProgress:
         self._done += more
 
     def set_postfix_str(self, text: str, *, refresh: bool = False) -> None:  # noqa: ARG002 - the signature of tqdm
-        self._shards = f", {text}"
+        self._postfix = f", {text}"
 
     def external_write_mode(self, file: TextIO) -> AbstractContextManager[None]:  # noqa: ARG002 - the signature of tqdm
         return nullcontext()
 
     def close(self) -> None:
+        """End the current step."""
         self._label = ""
 
-    def end(self) -> None:
+    def stop_thread(self) -> None:
         self._ended.set()
         if self._thread is not None:
             self._thread.join(1)  # the thread may block while it writes to stderr
@@ -83,20 +84,20 @@ class PlainProgress:
                     return
 
     def _text(self) -> str:
-        done, total, again = self._done, self._total, retry_count()
-        retries = f", {again:,} retries" if again else ""
+        done, total, retries = self._done, self._total, retry_count()
+        suffix = f", {retries:,} retries" if retries else ""
         if time.monotonic() - self.stall[0] < _MAX_STALL_AGE_S:
-            retries += f", waiting for {self.stall[1]}"
+            suffix += f", waiting for {self.stall[1]}"
         if total is None:
-            return f"{self._label}: {done:,} samples{retries}"
+            return f"{self._label}: {done:,} samples{suffix}"
         rate = done / max(time.monotonic() - self._begun, 1e-9)
         left = self.fetch_estimate.remaining_text() if self.fetch_estimate else ""
-        left = (left or (f", {max(total - done, 0) / rate:,.0f} s left" if rate else "")) + retries
+        left = (left or (f", {max(total - done, 0) / rate:,.0f} s left" if rate else "")) + suffix
         share = f" ({min(done / total, 1):.0%})" if total else ""
-        label, shards = self._label, self._shards
+        label, postfix = self._label, self._postfix
         if self._unit != "B":
-            return f"{label}: {done:,} of {total:,}{self._unit}{share}{shards}, {rate:,.0f}/s{left}"
-        return f"{label}: {format_size(done)} of {format_size(total)}{share}{shards}, {format_size(rate)}/s{left}"
+            return f"{label}: {done:,} of {total:,}{self._unit}{share}{postfix}, {rate:,.0f}/s{left}"
+        return f"{label}: {format_size(done)} of {format_size(total)}{share}{postfix}, {format_size(rate)}/s{left}"
 
 
 class FetchEstimate:
@@ -106,17 +107,17 @@ class FetchEstimate:
     """
 
     def __init__(self, samples: int, shards: int) -> None:
-        self._all, self._shards = samples, shards
-        self.failed = self._samples = self._size = 0
+        self._total_samples, self._remaining_shards = samples, shards
+        self.failed = self._finished_samples = self._size = 0
         self._begun = time.monotonic()
         self.reports: dict[int, tuple[float, FetchProgress]] = {}
 
     def add_finished(self, samples: int, size: int, shards: int) -> str:
         """Count finished samples, and return failure rate and speed as text."""
-        self._samples += samples
+        self._finished_samples += samples
         self._size += size
-        self._shards -= shards
-        failed = self.failed / self._samples if self._samples else 0
+        self._remaining_shards -= shards
+        failed = self.failed / self._finished_samples if self._finished_samples else 0
         return f", {min(1, failed):.1%} failed, {format_size(self._size / max(time.monotonic() - self._begun, 1e-9))}/s"
 
     def remaining_text(self) -> str:
@@ -128,13 +129,16 @@ class FetchEstimate:
             max(0.0, report.remaining_s - (now - received_s)) * (report.share < 1) for received_s, report in reports
         )
         running = [report for _, report in reports if report.share < 1]
-        unstarted = max(0.0, self._all - self._samples - sum(report.samples * (1 - report.share) for report in running))
+        running_samples = sum(report.samples * (1 - report.share) for report in running)
+        unstarted_samples = max(0.0, self._total_samples - self._finished_samples - running_samples)
         total_s = sum(report.elapsed_s + report.remaining_s for _, report in reports)
-        seconds_per_file = total_s / max(sum(report.samples for _, report in reports), 1)
-        shards = max(self._shards - len(running), 1)
-        for _ in range(shards % len(remaining_s)):  # each further shard goes to the first free worker
-            remaining_s = sorted([remaining_s[0] + unstarted * seconds_per_file / shards, *remaining_s[1:]])
-        left = f", {remaining_s[-1] + shards // len(remaining_s) * unstarted * seconds_per_file / shards:,.0f} s left"
+        seconds_per_sample = total_s / max(sum(report.samples for _, report in reports), 1)
+        unstarted_shards = max(self._remaining_shards - len(running), 1)
+        seconds_per_shard = unstarted_samples * seconds_per_sample / unstarted_shards
+        shards_of_each, more_shards = divmod(unstarted_shards, len(remaining_s))
+        for _ in range(more_shards):  # each goes to the first free worker
+            remaining_s = sorted([remaining_s[0] + seconds_per_shard, *remaining_s[1:]])
+        left = f", {remaining_s[-1] + shards_of_each * seconds_per_shard:,.0f} s left"
         slow = max(running, key=lambda report: report.remaining_s, default=None)
         if slow is None or not slow.host:
             return left
@@ -161,7 +165,8 @@ class Terminal(Observer):
     def __init__(
         self, *, quiet: bool, verbose: bool, progress: str = "auto", on_valid_request: Callable[[], None] | None = None
     ) -> None:
-        self._quiet, self._verbose = quiet and not LOG.is_enabled, verbose
+        self._quiet = quiet and not LOG.is_enabled
+        self._verbose = verbose
         self._on_valid_request = on_valid_request
         self._plain = PlainProgress() if (progress == "plain" and not quiet) or LOG.is_enabled else None
         self._bar: Any = None
@@ -278,7 +283,7 @@ class Terminal(Observer):
         set_listener(None)
         self._close_bar()
         if self._plain is not None:
-            self._plain.end()
+            self._plain.stop_thread()
 
     def _close_bar(self) -> None:
         if self._bar is not None:
