@@ -79,7 +79,7 @@ class FieldSpans:
         files: The files that contain the payloads. Empty if the payloads will be written to a temporary file later.
         file: uint32[samples], index in `files` of each sample's file.
         offset: int64[rows], offset of the payload in its file.
-        expected: int64[rows], expected CRC-32C of the payload, or -1 if unknown.
+        crc: int64[rows], expected CRC-32C of the payload, or -1 if unknown.
         is_list: bool[rows], whether the payload is a whole TFRecord list (see `ExampleFeature.is_list`).
         row_file: uint32[rows], index in `files` of each row's file. None if no sample has rows in several files.
     """
@@ -87,7 +87,7 @@ class FieldSpans:
     files: tuple[SpanFile, ...]
     file: NDArray[np.uint32]
     offset: NDArray[np.int64]
-    expected: NDArray[np.int64]
+    crc: NDArray[np.int64]
     is_list: NDArray[np.bool_] | None = None
     row_file: NDArray[np.uint32] | None = None
 
@@ -99,8 +99,8 @@ class FieldSpans:
         """Return the locations for `rows`."""
         is_list = None if self.is_list is None else self.is_list[rows]
         row_file = None if self.row_file is None else self.row_file[rows]
-        expected = take_values(self.expected, rows)
-        return replace(self, offset=self.offset[rows], expected=expected, is_list=is_list, row_file=row_file)
+        crc = take_values(self.crc, rows)
+        return replace(self, offset=self.offset[rows], crc=crc, is_list=is_list, row_file=row_file)
 
 
 _NO_VALUES: Mapping[str, Any] = {}

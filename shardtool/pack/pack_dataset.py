@@ -78,7 +78,7 @@ def pack_dataset(
         spool = get_spool(run, listed.outputs)
         # workers cannot read payloads in the memory of this process, so write a temporary file
         if listed.has_payloads_in_memory:
-            listed = _write_binary_spool(lock_outputs(listed, spool, stack), stack)
+            listed = _write_payload_spool(lock_outputs(listed, spool, stack), stack)
             planned = plan_shards(listed)
         else:
             planned = lock_outputs(plan_shards(listed), spool, stack)
@@ -106,12 +106,12 @@ def _write_plan_file(listed: Listed, plan_file: PlanFile) -> None:
     listed.run.notes.add(f"plan written to {path} ({format_size(size)}); use it with {option_text('plan', path)}")
 
 
-def _write_binary_spool(listed: Listed, stack: ExitStack) -> Listed:
+def _write_payload_spool(listed: Listed, stack: ExitStack) -> Listed:
     entries = listed.entries
     size = int(entries.rows.size[entries.rows.kind == SPAN].sum())
     file = listed.outputs[0].destination.create_spool(size)
     stack.callback(file.abandon)
-    listed.source.write_binary(file)  # also writes samples that are not selected
+    listed.source.write_payloads(file)  # also writes samples that are not selected
     spans = replace(entries.known_spans, files=(SpanFile(os.fsencode(file.path), file.size, -1),))
     return replace(listed, listing=replace(listed.listing, entries=replace(entries, spans=spans)))
 

@@ -64,7 +64,7 @@ def _encode_plan(plan: Plan, record: RunRecord) -> Iterator[bytes | memoryview]:
         entries.rows.size,
         plan.order,
         plan.ends,
-        None if spans is None else spans.expected,
+        None if spans is None else spans.crc,
     ]
     for column in columns:
         yield b"" if column is None else np.ascontiguousarray(column).data.cast("B")

@@ -222,9 +222,9 @@ class _ScatterPass:
                 rows = self._rows[first:stop]
                 self._task_rows.append((first, stop))
                 offsets, targets = spans.offset[rows].tobytes(), self._offset[rows].tobytes()
-                sizes, expected = size[rows].tobytes(), spans.expected[rows].tobytes()
+                sizes, crcs = size[rows].tobytes(), spans.crc[rows].tobytes()
                 yield ScatterTask(
-                    source, is_packed, spool, offsets, sizes, targets, expected, self._region_bytes, self._stop
+                    source, is_packed, spool, offsets, sizes, targets, crcs, self._region_bytes, self._stop
                 )
                 first = stop
 
@@ -241,7 +241,7 @@ class _ScatterPass:
         if result.wrong and ends_run:
             crc, name = result.wrong[0][1], entries.fields[int(entries.rows.code[row])]
             where = f"{entries.key(sample)}: at {int(spans.offset[row]):,}"
-            found = f"{where}: field {name!r} has the CRC-32C {crc:08x}, not {int(spans.expected[row]):08x}"
+            found = f"{where}: field {name!r} has the CRC-32C {crc:08x}, not {int(spans.crc[row]):08x}"
             remedy = "This file was not copied. Run `shardtool verify` on the source dataset to list all damage."
             raise CorruptShard(to_text(source.path), found, remedy=remedy)
         if result.failed is not None:

@@ -77,7 +77,7 @@ def _build_shard_spans(plan: Plan, entries: SampleTable, stored: NDArray[np.int6
         files=files,
         file_codes=file_codes.astype(np.uint32).tobytes(),
         offsets=spans.offset.tobytes(),
-        crcs=spans.expected.tobytes() if np.any(spans.expected >= 0) else b"",
+        crcs=spans.crc.tobytes() if np.any(spans.crc >= 0) else b"",
         runs=runs,
         regions=regions,
     )

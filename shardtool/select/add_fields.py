@@ -70,8 +70,8 @@ def add_fields(entries: SampleTable, new_fields: Sequence[NewField]) -> SampleTa
     if spans is not None:
         is_list = None if spans.is_list is None else extend(spans.is_list, 0)
         row_file = None if spans.row_file is None else extend(spans.row_file, 0)
-        offset, expected = extend(spans.offset, 0), extend(spans.expected, -1)
-        spans = replace(spans, offset=offset, expected=expected, is_list=is_list, row_file=row_file)
+        offset, crc = extend(spans.offset, 0), extend(spans.crc, -1)
+        spans = replace(spans, offset=offset, crc=crc, is_list=is_list, row_file=row_file)
 
     def is_one_type(field: NewField) -> bool:
         # Samples without a new value keep the old payload, which may have another type.
@@ -152,7 +152,7 @@ def _merge_spans(entries: SampleTable, other: SampleTable) -> FieldSpans:
         spans,
         files=(*spans.files, *other_spans.files),
         offset=np.concatenate((spans.offset, other_spans.offset)),
-        expected=concat_columns((spans.expected, other_spans.expected)),
+        crc=concat_columns((spans.crc, other_spans.crc)),
         is_list=None if spans.is_list is None and other_spans.is_list is None else np.concatenate(list_flags),
         row_file=np.concatenate((file_numbers[0], file_numbers[1] + np.uint32(len(spans.files)))),
     )

@@ -122,7 +122,7 @@ class ArchiveSource(FolderSource):
         listing = super().select_and_sort(listing, _read_existing_keys)
         return self._set_copy_offsets(listing) if self._is_compressed else listing
 
-    def write_binary(self, file: Writable) -> None:
+    def write_payloads(self, file: Writable) -> None:
         with CompressedFile(self._path) as archive:
             for offset, size in self._copied:
                 for done in range(0, size, BLOCK_BYTES):

@@ -122,7 +122,7 @@ class Source(ABC):
     def column(self, listing: Listing, name: str, option: str = "") -> pa.ChunkedArray:
         """Return the column `name`, with one value per sample. `option` is the option to name in messages."""
 
-    def write_binary(self, file: Writable) -> None:
+    def write_payloads(self, file: Writable) -> None:
         """Write the payloads of a table or compressed archive to `file`, in the order of their offsets.
 
         Workers cannot read these payloads themselves.

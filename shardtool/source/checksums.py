@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from shardtool.execute.pool import Pool
     from shardtool.source.base import Source
 
-    Rows = NDArray[np.int64]
+    Int64Array = NDArray[np.int64]
+    Rows = Int64Array
 
 
 _BLOCK_BYTES = 2**16  # larger buffers are slower for small files
@@ -60,7 +61,7 @@ _Checksum = _Crc32c | _Digest
 
 def source_checksums(
     source: Source | None, entries: SampleTable, rows: Rows, pool: Pool, observer: Observer | None = None
-) -> Rows:
+) -> Int64Array:
     """Return the CRC-32C of each row's payload as int64, or -1 for an unreadable payload.
 
     No row may be INLINE (payload stored as text in the plan).
@@ -71,7 +72,7 @@ def source_checksums(
 
     sums, spans = np.full(len(rows), -1, np.int64), entries.rows.kind[rows] == SPAN
     if spans.any() and entries.known_spans.files:
-        sums[spans] = entries.known_spans.expected[rows[spans]]
+        sums[spans] = entries.known_spans.crc[rows[spans]]
     unknown = np.flatnonzero(sums < 0)
     sums[unknown] = _read_checksums(source, entries, rows[unknown], pool, observer, _Crc32c)
     return sums
@@ -94,7 +95,7 @@ def _encode_digest(digest: int) -> bytes:
     return b"" if digest < 0 else digest.to_bytes(PAYLOAD_DIGEST_SIZE, "little")
 
 
-def inline_checksums(entries: SampleTable, rows: Rows, *, as_numbers: bool) -> tuple[Rows, Rows]:
+def inline_checksums(entries: SampleTable, rows: Rows, *, as_numbers: bool) -> tuple[Int64Array, Int64Array]:
     """Return the payload size and CRC-32C of each row. For rows that are not INLINE, the CRC-32C is -1."""
     import numpy as np
 
@@ -121,7 +122,7 @@ def _read_checksums(
     rows: Rows,
     pool: Pool,
     observer: Observer | None,
-    kind: type[_Checksum],
+    checksum_type: type[_Checksum],
 ) -> list[int]:
     import numpy as np
 
@@ -130,12 +131,13 @@ def _read_checksums(
     reads = choose_parallel_reads(entries, min(-(-files // FILES_PER_TASK), usable_cores()))[0] if files else 1
     tasks = payload_tasks(entries, rows, reads=reads)
     if len(spans) and source is not None and not entries.known_spans.files:
-        sink = _SpanChecksums(entries.known_spans.offset[rows[spans]], entries.rows.size[rows[spans]], kind)
-        source.write_binary(sink)
-        for index, value in zip(spans.tolist(), sink.sums, strict=True):
+        sink = _SpanChecksums(entries.known_spans.offset[rows[spans]], entries.rows.size[rows[spans]], checksum_type)
+        source.write_payloads(sink)
+        for index, value in zip(spans.tolist(), sink.checksums, strict=True):
             sums[index] = value
-    function, observer = checksum_payloads if kind is _Crc32c else _digest_payloads, observer or Observer()
-    observer.phase("comparing", int(entries.rows.size[rows].sum()))
+    function = checksum_payloads if checksum_type is _Crc32c else _digest_payloads
+    observer = observer or Observer()
+    observer.phase("computing checksums", int(entries.rows.size[rows].sum()))
     for number, values in pool.map(function, [task for _, task in tasks]):
         indices = tasks[number][0]
         observer.advance(0, int(entries.rows.size[rows[indices]].sum()), 0)
@@ -145,8 +147,9 @@ def _read_checksums(
 
 
 class _SpanChecksums:
-    def __init__(self, offsets: Rows, sizes: Rows, kind: type[_Checksum]) -> None:
-        self.sums, self._kind, self._sum = [kind().value()] * len(offsets), kind, kind()
+    def __init__(self, offsets: Int64Array, sizes: Int64Array, checksum_type: type[_Checksum]) -> None:
+        self._checksum_type, self._current = checksum_type, checksum_type()
+        self.checksums = [self._current.value()] * len(offsets)
         self._order = offsets.argsort(kind="stable")
         self._starts, self._ends = offsets[self._order], (offsets + sizes)[self._order]
         self._at = self._next = 0
@@ -156,51 +159,53 @@ class _SpanChecksums:
         first, last = self._at, self._at + len(view)
         while self._next < len(self._starts) and self._starts[self._next] < last:
             start, end = int(self._starts[self._next]), int(self._ends[self._next])
-            self._sum.update(view[max(0, start - first) : min(end, last) - first])
+            self._current.update(view[max(0, start - first) : min(end, last) - first])
             if end > last:
                 break
-            self.sums[int(self._order[self._next])], self._sum = self._sum.value(), self._kind()
+            self.checksums[int(self._order[self._next])] = self._current.value()
+            self._current = self._checksum_type()
             self._next += 1
         self._at = last
 
 
-def checksum_payloads(task: FileReads | SpanReads, kind: Callable[[], _Checksum] = _Crc32c) -> list[int]:
+def checksum_payloads(task: FileReads | SpanReads, checksum_type: Callable[[], _Checksum] = _Crc32c) -> list[int]:
     """Return a checksum of each payload, or -1 for an unreadable file or zip member."""
     if isinstance(task, SpanReads):
-        return _checksum_spans(task, kind)
+        return _checksum_spans(task, checksum_type)
     files, checksums = [*zip(task.paths, task.links, strict=True)], [-1] * len(task.paths)
     if task.reads > 1:  # opening these files is slow, so use threads
         try:
-            checksums = [*requests.imap_requests(partial(_checksum_file, kind), files, task.reads)]
+            checksums = [*requests.imap_requests(partial(_checksum_file, checksum_type), files, task.reads)]
         except (MemoryError, OSError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
     # Threads may open too many files or use too much memory. Read the failed files again, without threads.
-    return [_checksum_file(kind, file) if value < 0 else value for file, value in zip(files, checksums, strict=True)]
+    results = zip(files, checksums, strict=True)
+    return [_checksum_file(checksum_type, file) if value < 0 else value for file, value in results]
 
 
 def _digest_payloads(task: FileReads | SpanReads) -> list[int]:
     return checksum_payloads(task, _Digest)
 
 
-def _checksum_file(kind: Callable[[], _Checksum], file: tuple[bytes, int]) -> int:
+def _checksum_file(checksum_type: Callable[[], _Checksum], file: tuple[bytes, int]) -> int:
     path, link = file
     try:
         with files.open_source_file(path, files.READ_FOLLOWING if link else files.READ_PLAIN) as opened:
-            return _checksum_blocks(opened.blocks(memoryview(bytearray(_BLOCK_BYTES))), kind())
+            return _checksum_blocks(opened.blocks(memoryview(bytearray(_BLOCK_BYTES))), checksum_type())
     except OSError as error:
         if is_out_of_memory(error):
             raise
         return -1
 
 
-def _checksum_spans(task: SpanReads, kind: Callable[[], _Checksum]) -> list[int]:
+def _checksum_spans(task: SpanReads, checksum_type: Callable[[], _Checksum]) -> list[int]:
     spans = zip(array("q", task.offsets), array("q", task.lengths), strict=True)
     if task.form == "zip":
         with ShardFile(task.path) as file:
-            return [_checksum_member(file, kind(), *span) for span in spans]
+            return [_checksum_member(file, checksum_type(), *span) for span in spans]
     with open_shard(task.path) as shard:
-        return [_checksum_blocks(iter_payload(shard, *span, task.path), kind()) for span in spans]
+        return [_checksum_blocks(iter_payload(shard, *span, task.path), checksum_type()) for span in spans]
 
 
 def _checksum_member(file: ShardFile, checksum: _Checksum, offset: int, length: int) -> int:

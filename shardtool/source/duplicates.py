@@ -77,7 +77,7 @@ def find_duplicates(
 def _known_crcs(entries: SampleTable, rows: Rows) -> Rows | None:
     if entries.spans is None or np.any(entries.rows.kind[rows] != SPAN):
         return None
-    crcs = entries.spans.expected[rows]
+    crcs = entries.spans.crc[rows]
     return crcs if crcs.min(initial=0) >= 0 else None  # if a checksum is unknown, compare sizes only
 
 

@@ -111,7 +111,7 @@ def _field_lists(entries: SampleTable, kind: pa.ListType, first: int, last: int)
     starts = entries.first_rows[first : last + 1]
     rows, field_rows, spans = slice(int(starts[0]), int(starts[-1])), entries.rows, entries.spans
     columns: list[Any] = [field_rows.code, field_rows.kind, field_rows.size, field_rows.mtime_ns, field_rows.changed_ns]
-    columns += [] if spans is None else [spans.offset, spans.expected]
+    columns += [] if spans is None else [spans.offset, spans.crc]
     arrays = [number_array(column[rows]) for column in columns]
     if field_rows.paths is not None:
         arrays.append(split_at_nuls(field_rows.paths.span(rows.start, rows.stop), pa.large_binary()))

@@ -75,7 +75,7 @@ def _span_tasks(entries: SampleTable, rows: Rows, indices: Rows) -> Iterator[tup
     for number, file in enumerate(spans.files):
         chosen = indices[order[bounds[number] : bounds[number + 1]]]
         if len(chosen):
-            columns = (spans.offset, entries.rows.size, spans.expected)
+            columns = (spans.offset, entries.rows.size, spans.crc)
             offsets, lengths, crcs = (column[rows[chosen]].astype(np.int64).tobytes() for column in columns)
             yield chosen, SpanReads(os.fsdecode(file.path), offsets, lengths, crcs, file.form)
 

@@ -382,8 +382,8 @@ def _make_entries(parts: list[SourceShard], numbers: NumberFields, examined: Exa
         parts[number] = replace(part, index=replace(index, **unused, codes=codes, lengths=lengths))
         row, sample = row + rows[number], sample + counts[number]
     inline = kind == INLINE
-    offset, expected = _move_column(parts, "offsets", rows, np.int64), _move_column(parts, "crcs", rows, np.int64)
-    offset[inline], expected[inline] = 0, -1
+    offset, crc = _move_column(parts, "offsets", rows, np.int64), _move_column(parts, "crcs", rows, np.int64)
+    offset[inline], crc[inline] = 0, -1
     return SampleTable(
         root=b"",
         keys=names,
@@ -397,7 +397,7 @@ def _make_entries(parts: list[SourceShard], numbers: NumberFields, examined: Exa
             changed_ns=np.broadcast_to(np.int64(examined.changed_ns), row),
         ),
         values=FieldValues(texts, lists=numbers.lists),
-        spans=FieldSpans(files, np.repeat(np.arange(len(parts), dtype=np.uint32), counts), offset, expected, is_list),
+        spans=FieldSpans(files, np.repeat(np.arange(len(parts), dtype=np.uint32), counts), offset, crc, is_list),
         source_identity=examined.identity,
     )
 

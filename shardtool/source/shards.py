@@ -194,7 +194,7 @@ def _check_tar_fields(listing: Listing) -> None:
 
 def _checksum_notes(entries: SampleTable) -> list[str]:
     spans = entries.known_spans
-    rows = np.flatnonzero((spans.expected < 0) & (entries.rows.kind == SPAN))
+    rows = np.flatnonzero((spans.crc < 0) & (entries.rows.kind == SPAN))
     if not len(rows):
         return []
     shards = int(np.count_nonzero(np.bincount(entries.file_numbers(rows))))

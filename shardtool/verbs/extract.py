@@ -375,7 +375,7 @@ def _check_space(folder: Folder, entries: SampleTable, names: PackedStrings) -> 
 @contextmanager
 def _mark_unfinished(folder: Folder, listing: Listing, names: PackedStrings, *, overwrite: bool) -> Iterator[bool]:
     digest = blake2b(names.data, digest_size=16)
-    for column in (listing.entries.rows.size, listing.entries.known_spans.expected):
+    for column in (listing.entries.rows.size, listing.entries.known_spans.crc):
         digest.update(column.tobytes())
     mark = f"shardtool extract of {listing.name}\n{digest.hexdigest()}\n".encode()
     try:

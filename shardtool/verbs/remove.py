@@ -349,9 +349,9 @@ class _Removal:
         if total is None:
             return ""
         samples = build_shard_samples(plan_by_counts(removed, self.file.format, [len(removed)]), 0)
-        expected, removed_sum = removed.known_spans.expected, None
-        if not samples.content.lists and bool((expected[removed.rows.kind == SPAN] >= 0).all()):
-            removed_sum = compute_content_fingerprint(samples.content, expected.astype("<u4").tobytes(), ())
+        crc, removed_sum = removed.known_spans.crc, None
+        if not samples.content.lists and bool((crc[removed.rows.kind == SPAN] >= 0).all()):
+            removed_sum = compute_content_fingerprint(samples.content, crc.astype("<u4").tobytes(), ())
         else:
             with suppress(ShardError):  # the removed samples may be damaged
                 removed_sum = read_fingerprint(ShardTask("", self.file.format, self.folder, samples, "raise", 0))

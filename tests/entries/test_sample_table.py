@@ -22,7 +22,7 @@ def test_constant_columns_take_no_memory() -> None:
         flat_entries([b"a", b"b", b"c"], [1, 2, 1], ("jpg", "txt"), code=[0, 0, 1, 1], offset=[7, 8, 9, 10]),
         files=(SpanFile(b"in.tar", 99, 1),),
         file=np.broadcast_to(np.uint32(0), 3),
-        expected=np.broadcast_to(np.int64(-1), 4),
+        crc=np.broadcast_to(np.int64(-1), 4),
         changed_ns=np.broadcast_to(np.int64(5), 4),
     )
     taken = entries.take(np.array([2, 1, 1]))
@@ -30,7 +30,7 @@ def test_constant_columns_take_no_memory() -> None:
     assert taken.known_spans.offset.tolist() == [10, 8, 9, 8, 9]
     for column, values in (
         (taken.known_spans.file, [0] * 3),
-        (taken.known_spans.expected, [-1] * 5),
+        (taken.known_spans.crc, [-1] * 5),
         (taken.rows.changed_ns, [5] * 5),
     ):
         assert (column.strides, column.tolist()) == ((0,), values)

@@ -134,7 +134,7 @@ def make_source(
         offset=columns[3],
         files=tuple(spans),
         file=np.array(of_file, np.uint32),
-        expected=columns[4],
+        crc=columns[4],
         source_identity="a test",
     )
     return Source(entries, payloads)
@@ -252,7 +252,7 @@ def test_the_spool_is_in_plan_order(
             assert entries.known_spans.offset is plans[0].entries.known_spans.offset
             assert not entries.known_spans.file.any()
             assert new.order is old.order
-            assert entries.known_spans.expected is old.entries.known_spans.expected
+            assert entries.known_spans.crc is old.entries.known_spans.crc
             for shard in range(new.shards):
                 rows = entries.rows_of(new.sample_numbers(shard))
                 rows = rows[entries.rows.kind[rows] == SPAN]
@@ -296,7 +296,7 @@ def test_spans_far_apart_empty_or_shared(place: Path, pools: dict[int, LocalPool
         first_rows=np.arange(len(places) + 1),
         offset=np.array([start for start, _ in places]),
         size=np.array([size for _, size in places]),
-        expected=np.array([crc32c(data[start : start + size]) if start else -1 for start, size in places]),
+        crc=np.array([crc32c(data[start : start + size]) if start else -1 for start, size in places]),
         files=(SpanFile(os.fsencode(path), len(data), path.stat().st_mtime_ns),),
         file=np.zeros(len(places), np.uint32),
     )

@@ -65,7 +65,7 @@ def _entries(
         offset=np.where(spans, 512 + at, 0),
         files=_FILES,
         file=(np.arange(len(samples)) % 2).astype(np.uint32),
-        expected=np.where(spans, 100 + at, -1),
+        crc=np.where(spans, 100 + at, -1),
         source_identity="shards",
         metadata=columns,
         **more,
@@ -75,7 +75,7 @@ def _entries(
 def _contents(entries: SampleTable) -> dict[str, dict[str, Any]]:
     """Return each sample's fields: the inline text, or the offset and the checksum in a shard."""
     kinds = {"code": "uint16", "kind": "uint8", "file": "uint32"}
-    for name in ("first_rows", "code", "kind", "size", "mtime_ns", "changed_ns", "offset", "expected", "file"):
+    for name in ("first_rows", "code", "kind", "size", "mtime_ns", "changed_ns", "offset", "crc", "file"):
         block = next(item for item in (entries, entries.rows, entries.known_spans) if hasattr(item, name))
         values = getattr(block, name)
         assert values.dtype == kinds.get(name, "int64")
@@ -92,7 +92,7 @@ def _contents(entries: SampleTable) -> dict[str, dict[str, Any]]:
         fields = result[entries.key(sample)] = {}
         for row in range(int(entries.first_rows[sample]), int(entries.first_rows[sample + 1])):
             name = entries.fields[entries.rows.code[row]]
-            rest = [int(item[row]) for item in (spans.offset, spans.expected, rows.changed_ns, rows.mtime_ns)]
+            rest = [int(item[row]) for item in (spans.offset, spans.crc, rows.changed_ns, rows.mtime_ns)]
             if entries.rows.kind[row] == INLINE:
                 assert rest == [0, -1, 0, 0]
                 assert int(entries.rows.size[row]) == len(texts[name][sample])

@@ -98,7 +98,7 @@ def entries_of(samples: Sequence[Sample], fields: Sequence[str] = FIELDS, **more
         offset=[payload.offset for _, payload in rows],
         files=tuple(SpanFile(b"/in/%d.tar" % at, 10**6, 1) for at in range(3)),
         file=[sample.file for sample in samples],
-        expected=[payload.expected for _, payload in rows],
+        crc=[payload.expected for _, payload in rows],
         metadata=pa.table(columns),
         **{**inline, **more},
     )
@@ -118,7 +118,7 @@ def samples_of(entries: SampleTable) -> list[Sample]:
         for row in range(int(entries.first_rows[at]), int(entries.first_rows[at + 1])):
             name = entries.fields[rows.code[row]]
             text = texts[name][at] if rows.kind[row] == INLINE else None
-            payload = Payload(int(rows.size[row]), int(spans.offset[row]), int(spans.expected[row]), text)
+            payload = Payload(int(rows.size[row]), int(spans.offset[row]), int(spans.crc[row]), text)
             assert (rows.mtime_ns[row], rows.changed_ns[row]) == (payload.offset + 1, payload.offset + 2)
             assert name not in fields
             fields[name] = payload

@@ -40,7 +40,7 @@ _FILES = {"imgs/1.jpg": b"one", "imgs/2.png": b"second", "imgs/3.jpg": b"the thi
 
 @dataclass
 class Spool:
-    """Receives the payloads from `write_binary`."""
+    """Receives the payloads from `write_payloads`."""
 
     data: bytes = b""
 
@@ -66,7 +66,7 @@ def _samples(source: Any, **options: Any) -> dict[str, dict[str, bytes]]:
     """Return each sample's fields with their payloads, read as the entries describe."""
     manifest, entries = _entries(source, **options)
     spool = Spool()
-    manifest.write_binary(spool)
+    manifest.write_payloads(spool)
     texts = {name: column.span(0, len(entries)).split(b"\0") for name, column in entries.values.inline.items()}
     samples: dict[str, dict[str, bytes]] = {}
     for sample in range(len(entries)):
@@ -612,7 +612,7 @@ def test_changed_bytes_fail_the_run(tmp_path: Path) -> None:
     manifest, _ = _entries(path)
     pq.write_table(pa.table({"id": [1, 2], "jpg": [b"x", b"yy"]}), path)
     with pytest.raises(SampleFailed, match="changed while it was"):
-        manifest.write_binary(Spool())
+        manifest.write_payloads(Spool())
 
 
 @pytest.mark.parametrize(("now", "written"), [([1] * 300 + [2] + [1] * 299, 300), ([1] * 601, 600), ([1] * 599, 599)])
@@ -620,11 +620,11 @@ def test_bytes_of_another_length_fail_the_run(tmp_path: Path, now: list[int], wr
     """Other sizes, or more or fewer rows than planned, stop the writing."""
     pq.write_table(pa.table({"id": range(600), "jpg": [b"x"] * 600}), path := tmp_path / "t.parquet")
     manifest, _ = _entries(path)
-    manifest.write_binary(whole := Spool())
+    manifest.write_payloads(whole := Spool())
     assert len(whole.data) == 600
     pq.write_table(pa.table({"id": range(len(now)), "jpg": [b"x" * size for size in now]}), path)
     with pytest.raises(SampleFailed, match="changed while it was"):
-        manifest.write_binary(part := Spool())
+        manifest.write_payloads(part := Spool())
     assert len(part.data) <= written
 
 

@@ -111,7 +111,7 @@ def listed(*givens: Any, to: str = "tar", **more: Any) -> Listing:
     entries, rows = listing.entries, len(listing.entries.rows.code)
     assert count.found == len(entries) == len(entries.first_rows) - 1 == len(entries.known_spans.file)
     row, spans = entries.rows, entries.known_spans
-    columns = row.kind, row.size, row.mtime_ns, row.changed_ns, spans.offset, spans.expected
+    columns = row.kind, row.size, row.mtime_ns, row.changed_ns, spans.offset, spans.crc
     assert {len(column) for column in columns} == {rows} == {int(entries.first_rows[-1])}
     kinds = [row.code.dtype, row.kind.dtype, spans.file.dtype]
     assert kinds == [np.uint16, np.uint8, np.uint32]
@@ -137,12 +137,12 @@ def contents(listing: Listing) -> Samples:
             name, size = entries.fields[entries.rows.code[row]], int(entries.rows.size[row])
             if entries.rows.kind[row] == INLINE:
                 data = texts[name][sample]
-                assert (len(data), entries.known_spans.expected[row]) == (size, -1)
+                assert (len(data), entries.known_spans.crc[row]) == (size, -1)
             else:
                 assert entries.rows.kind[row] == SPAN
                 data = read[entries.known_spans.file[sample]][int(entries.known_spans.offset[row]) :][:size]
                 assert len(data) == size
-                assert entries.known_spans.expected[row] in (-1, crc32c.crc32c(data))
+                assert entries.known_spans.crc[row] in (-1, crc32c.crc32c(data))
             fields.append((name, data))
         samples.append((entries.key(sample), fields))
     return samples
@@ -302,7 +302,7 @@ def test_listing_equals_what_create_packed(
     assert contents(listing) == samples
     assert (listing.recorded, listing.name, listing.notes) == ({"dots": "last"}, "o", ())
     assert listing.digest == int(parse_dataset(dataset.read_bytes(), "o").fingerprint[3:], 16)
-    assert np.all(listing.entries.known_spans.expected >= 0)
+    assert np.all(listing.entries.known_spans.crc >= 0)
     for path in [dataset, *folder.glob("*.index")]:
         path.unlink()
     walked = listed(f"{folder}/o-*.{ending}")
@@ -652,7 +652,7 @@ def test_sidecars_of_index_are_checked(ending: str, *, checksum: bool, ours: dic
     index(f"{tmp_path}/*.{ending}", IndexOptions(checksum=checksum, workers=0))
     listing = listed(tmp_path)
     assert contents(listing) == contents(listed(ours[ending]))
-    spans = listing.entries.known_spans.expected[listing.entries.rows.kind == SPAN]
+    spans = listing.entries.known_spans.crc[listing.entries.rows.kind == SPAN]
     assert np.all((spans >= 0) == (checksum or ending == "tfrecord"))
     path = tmp_path / f"{ending}-0.index"
     valid_bytes = path.read_bytes()

@@ -46,7 +46,7 @@ def _use(source: Any, options: dict[str, Any]) -> None:
         entries = list_manifest(manifest).entries
         for texts in entries.values.inline.values():
             texts.span(0, len(entries))
-        manifest.write_binary(_Sink())
+        manifest.write_payloads(_Sink())
     except (InvalidRequest, SampleFailed) as error:
         assert "\n" not in str(error)  # noqa: PT017 - it may be read, too
     except MemoryError:  # a damaged Arrow file may claim more memory than exists

@@ -279,10 +279,10 @@ def test_a_changed_list_is_skipped(place: Path, *, large: bool) -> None:
     _write(place / "in" / "x.tfrecord", examples)
     entries = list_datasets([str(place / "in")], Here(), Count(), to_format="tfrecord").entries
     (bad,) = [row for row in range(6, 9) if entries.fields[entries.rows.code[row]] == "t"]
-    expected = entries.known_spans.expected.copy()
+    expected = entries.known_spans.crc.copy()
     expected[bad] ^= 1
     pattern = parse_pattern(str(place / "out-{000..}.tfrecord"))
-    plan = make_plan(changed(entries, expected=expected), pattern, ShardBounds())
+    plan = make_plan(changed(entries, crc=expected), pattern, ShardBounds())
     samples, folder = build_shard_samples(plan, 0), Folder(str(place))
     result = pack_shard(ShardTask("out-000.tfrecord", plan.format, folder, samples, "skip", 0), lambda *_: None)
     assert [(at, one.key, one.code) for at, one in result.skipped] == [(2, "k2", "corrupt")]

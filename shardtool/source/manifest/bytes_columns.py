@@ -146,4 +146,4 @@ def written_spans(entries: SampleTable) -> FieldSpans:
     sizes = np.where(spans, entries.rows.size, 0)
     offset = np.where(spans, np.cumsum(sizes) - sizes, 0)
     first, unknown = np.broadcast_to(np.uint32(0), len(entries)), np.broadcast_to(np.int64(-1), len(offset))
-    return FieldSpans(files=(), file=first, offset=offset, expected=unknown)
+    return FieldSpans(files=(), file=first, offset=offset, crc=unknown)

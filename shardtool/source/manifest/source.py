@@ -247,7 +247,7 @@ class ManifestSource(Source):
             raise InvalidRequest(self._where, found, expected="a row per sample")
         return condition
 
-    def write_binary(self, file: Writable) -> None:
+    def write_payloads(self, file: Writable) -> None:
         self._bytes.write_payloads(file, self._numbers, self._lengths)
 
     def _read_columns(self, *names: str | None) -> None:

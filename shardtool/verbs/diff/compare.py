@@ -270,7 +270,7 @@ class SideComparison:
 
     def _report_reads(self, side: ComparedSide, rows: Rows) -> None:
         rows = rows[side.entries.rows.kind[rows] == SPAN]
-        if side.source is None and (unknown := rows[side.entries.known_spans.expected[rows] < 0]).size:
+        if side.source is None and (unknown := rows[side.entries.known_spans.crc[rows] < 0]).size:
             unread = f"{pluralize(len(unknown), 'payload')}, {format_size(int(side.entries.rows.size[unknown].sum()))}"
             self._notes.add(f"payloads were read, because no index has their checksums: {unread}")
 
