@@ -275,11 +275,12 @@ def test_equal_steps_with_skipped_samples(dataset: Any, photos: Packed, workers:
         assert (len(found), len(flat(found))) == (len(batches), len(samples))
 
 
-def test_a_program_ends_quietly(photos: Packed) -> None:
+@pytest.mark.parametrize("blocks", ["", ".pack(100, 'jpg', dtype='uint8')"])
+def test_a_program_ends_quietly(photos: Packed, blocks: str) -> None:
     """A program that exits with an open dataset and a half-read batch prints nothing more."""
     code = (
         "import sys, shardtool, shardtool.torch\n"
-        "batches = iter(shardtool.torch.loader(shardtool.open(sys.argv[1]), 8))\n"
+        f"batches = iter(shardtool.torch.loader(shardtool.open(sys.argv[1]){blocks}, 8))\n"
         "print(len(next(batches)['__key__']))\n"
     )
     words = [sys.executable, "-c", code, str(photos.folder / "out.json")]

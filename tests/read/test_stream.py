@@ -161,17 +161,15 @@ def test_a_stream_leaves_nothing_behind(made: Made) -> None:
 
 _UNFINISHED = """
 import sys, shardtool.read.dataset as reader
-dataset = reader.open(sys.argv[1])
-samples = iter(dataset.stream(rank=0, world_size=1))
+samples = iter(reader.open(sys.argv[1]).stream(rank=0, world_size=1))
 next(samples)
 print("going", flush=True)
 """
 
 
-@pytest.mark.parametrize("blocks", ["dataset", "dataset.pack(64, 'jpg', dtype='uint8')"])
-def test_a_process_exits_during_a_stream(made: Made, blocks: str) -> None:
-    """Neither the exit nor Ctrl-C waits for an unfinished stream. The exit prints nothing."""
-    command = [sys.executable, "-c", _UNFINISHED.replace("dataset.stream", f"{blocks}.stream"), str(made.path)]
+def test_a_process_exits_during_a_stream(made: Made) -> None:
+    """Neither the exit nor Ctrl-C waits for an unfinished stream."""
+    command = [sys.executable, "-c", _UNFINISHED, str(made.path)]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "going\n", "")
 
