@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from datetime import date, datetime, time
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from functools import lru_cache, partial
 from hashlib import blake2b
@@ -69,18 +69,13 @@ def encode_value(value: object, field: str) -> EncodedValue:
     """
     if value is None:
         raise BadValue("None", "a value, or no such field")
-    encode = _ENCODERS.get(type(value))
-    if encode is not None:
-        if type(value) is not bytes and (expected := _describe_expected(field)):
-            raise BadValue(f"a value of the type {type(value).__name__}", expected)
-        return encode(value)
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value), ""
-    if isinstance(value, np.generic):
-        return _encode_numpy_scalar(value)
-    for kind, encode in _ENCODERS.items():
-        if isinstance(value, kind):
-            return encode(value)
+    encode = next((_ENCODERS[kind] for kind in type(value).__mro__ if kind in _ENCODERS), None)
+    if encode is not None:
+        if expected := _describe_expected(field):
+            raise BadValue(f"a value of the type {type(value).__name__}", expected)
+        return encode(value)
     # importing Pillow to recognise its images would be slow
     if hasattr(value, "save") and hasattr(value, "getexif"):
         return _encode_image(value, field)  # type: ignore[arg-type]
@@ -114,8 +109,10 @@ def _encode_json(value: object) -> bytes:
 
 
 def _to_plain(value: object) -> object:
-    if isinstance(value, np.ndarray | np.generic):
+    if isinstance(value, np.ndarray):
         return value.tolist()
+    if isinstance(value, np.generic):
+        return _to_python(value)
     if isinstance(value, date | time):
         return value.isoformat()
     raise TypeError(f"a value of the type {type(value).__name__}")
@@ -146,16 +143,29 @@ def _encode_int(value: int) -> EncodedValue:
     return b"%d" % value, "int64"
 
 
-def _encode_float(value: float) -> EncodedValue:
-    if math.isnan(value):
+def _encode_float(value: float | Decimal) -> EncodedValue:
+    if value.is_nan() if isinstance(value, Decimal) else math.isnan(value):
         raise BadValue("NaN", "a number")
-    return repr(value).encode(), "float"
+    return (str(value) if isinstance(value, Decimal) else float.__repr__(value)).encode(), "float"
+
+
+def _encode_time(value: date | time) -> EncodedValue:
+    if value != value:  # noqa: PLR0124 - pandas.NaT
+        raise BadValue("NaT", "a date or time")
+    return _encode_text(value.isoformat())
+
+
+def _to_python(value: np.generic) -> object:
+    plain = value.item()
+    if value.dtype.kind == "M" and type(plain) is int:  # nanoseconds, which `datetime` cannot store
+        return str(value).removesuffix(".000000000")
+    return timedelta() if value.dtype.kind == "m" else plain
 
 
 def _encode_numpy_scalar(value: np.generic) -> EncodedValue:
     if isinstance(value, np.floating):
         return _encode_float(float(str(value)))  # float(np.float32(0.1)) is 0.10000000149011612
-    plain = value.item()
+    plain = _to_python(value)
     if type(plain) not in _ENCODERS:
         raise BadValue(f"a value of the type {value.dtype}", "a number, a boolean, or text")
     return _ENCODERS[type(plain)](plain)
@@ -209,6 +219,8 @@ def _encode_image(value: Image, field: str) -> EncodedValue:
     if value.mode[0] in "IF" and not _can_store(pillow_format, value):
         found = f"an image of mode {value.mode}, which {pillow_format} cannot store without loss"
         raise BadValue(found, "a field name that ends in tiff or npy")
+    if value.mode == "I" and pillow_format == "PNG":
+        value = value.convert("I;16")
     save_options = {"quality": _JPEG_QUALITY} if pillow_format in ("JPEG", "WEBP") else {}
     try:
         value.save(stream, pillow_format, **save_options)
@@ -226,14 +238,14 @@ def _can_store(pillow_format: str, image: Image) -> bool:
 
 
 _ENCODERS: dict[type, Callable[..., EncodedValue]] = {
-    bytes: lambda value: (value, ""),
+    np.generic: _encode_numpy_scalar,
     str: _encode_text,
     bool: lambda value: (b"1" if value else b"0", "bool"),
     int: _encode_int,
     float: _encode_float,
     **dict.fromkeys((dict, list, tuple), lambda value: (_encode_json(value), "json")),
-    **dict.fromkeys((datetime, date, time), lambda value: _encode_text(value.isoformat())),
-    Decimal: lambda value: (str(value).encode(), "float"),
+    **dict.fromkeys((datetime, date, time), _encode_time),
+    Decimal: _encode_float,
 }
 
 
@@ -386,7 +398,7 @@ class SampleEncoder:
         return FieldLayout(tuple(fields), next((name for name, _ in fields if "." in name), ""))
 
     def _encode_key(self, raw_key: object, layout: FieldLayout) -> tuple[bytes, bool]:
-        if isinstance(raw_key, int) and not isinstance(raw_key, bool):
+        if isinstance(raw_key, int | np.integer) and not isinstance(raw_key, bool):
             raw_key = str(raw_key)
         if not isinstance(raw_key, str):
             found = f"a key of the type {type(raw_key).__name__}"

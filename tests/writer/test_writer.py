@@ -9,9 +9,12 @@ import pickle
 import signal
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from decimal import Decimal
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -232,6 +235,25 @@ _SAMPLE = st.fixed_dictionaries({
 })  # fmt: skip
 
 
+class _Half(float, Enum):
+    HALF = 0.5
+
+
+@pytest.mark.parametrize(
+    ("value", "stored"),
+    [
+        (_Half.HALF, b"0.5"),
+        (np.datetime64("2020-01-02", "ns"), b"2020-01-02T00:00:00"),
+        (np.datetime64(1, "ns"), b"1970-01-01T00:00:00.000000001"),
+        ({"at": np.datetime64("2020-01-02", "ns")}, b'{"at":"2020-01-02T00:00:00"}'),
+    ],
+)
+def test_values_of_derived_types(tmp_path: Path, value: object, stored: bytes) -> None:
+    """A float with an own representation is stored as a number, and a time in nanoseconds as text."""
+    _write(tmp_path / "out-{0..}.tar", [({"__key__": np.int64(7), "x": value}, {})])
+    assert shardtool.open(tmp_path / "out.json")["7"]["x"] == stored
+
+
 @given(samples=st.lists(_SAMPLE, min_size=1, max_size=8), ending=st.sampled_from(["tar", "tfrecord"]))
 @settings(max_examples=8)
 def test_decode_returns_the_written_values(
@@ -331,7 +353,7 @@ def test_no_image_is_clipped(tmp_path: Path, mode: str, ending: str) -> None:
     sample = {"__key__": "a", ending: image.convert(mode)}
     with pytest.raises(InvalidRequest, match="cannot store without loss"):
         _write(tmp_path / "bad-{0..}.tar", [(sample, {})])
-    deep = Image.fromarray(np.array([[0, 7000]], np.uint16))
+    deep = Image.fromarray(np.array([[0, 7000]], np.uint16 if ending == "png" else np.int32))
     _write(tmp_path / "out-{0..}.tar", [({"__key__": "a", "tiff": image.convert(mode), "png": deep}, {})])
     found = shardtool.open(tmp_path / "out.json").decode({"tiff": "mask", "png": "mask"})[0]
     assert np.array_equal(found["tiff"], np.asarray(image.convert(mode)))
@@ -361,6 +383,13 @@ def test_no_image_is_clipped(tmp_path: Path, mode: str, ending: str) -> None:
             "field 'jpg': a value of the type str; expected the bytes of an image",
         ),
         ({"__key__": "b", "a.npy": [1, 2]}, "field 'a.npy': a value of the type list; expected a NumPy array"),
+        (
+            {"__key__": "b", "a.npy": np.float32(1)},
+            "field 'a.npy': a value of the type float32; expected a NumPy array",
+        ),
+        ({"__key__": "b", "f": Decimal("sNaN")}, "field 'f': NaN; expected a number"),
+        ({"__key__": "b", "t": pd.NaT}, "field 't': NaT; expected a date or time"),
+        ({"__key__": "b", "t": np.timedelta64(1, "ns")}, r"a value of the type timedelta64\[ns\]"),
         (None, "a dict with a key"),
         ({"__key__": "b", **{f"f{n}": b"" for n in range(2**16)}}, "different fields"),
     ],
