@@ -156,7 +156,7 @@ class InspectOptions(BaseOptions):
     """
 
     full: bool = option(False, section="pages", rare=True)
-    looks: int = option(256, range=(0, 10**6), rare=True)
+    looks: int = option(256, range=(0, 10**6))
     seed: int = option(0, range=SEED_RANGE)
 
 
