@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 
-from shardtool.dataset.dataset_file import parse_dataset, parse_shard_names
+from shardtool.dataset.dataset_file import is_dataset_content, parse_dataset
 from shardtool.entries.classes import CLASS_LIST_FORMATS, MAX_SHOWN_CHARS, Classes, is_unicode_text
 from shardtool.errors import InvalidRequest, os_error_text, printable
 from shardtool.messages import option_text
@@ -37,7 +37,7 @@ def _invalid_classes(problem: str, expected: str = CLASS_LIST_FORMATS) -> Invali
 
 def _read_class_file(path: str) -> object:
     data = read_small(path, _MAX_FILE_BYTES)
-    if parse_shard_names(data) is not None:
+    if is_dataset_content(data):
         return dict(parse_dataset(data, path).classes)
     text = data.decode("utf-8-sig")
     if text.lstrip()[:1] in ("[", "{"):

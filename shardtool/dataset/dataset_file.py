@@ -218,9 +218,14 @@ def merge_value_types(parts: Sequence[tuple[Mapping[str, ValueType], Collection[
     return {name: value_type for name, value_type in common.items() if value_type is not None}
 
 
+def is_dataset_content(data: bytes) -> bool:
+    """Return whether this is a dataset file, even a damaged one."""
+    return any(mark in data for mark in _DATASET_FILE_MARKS) or _is_rewritten(data)
+
+
 def parse_shard_names(data: bytes) -> list[str] | None:
     """Return the shard names in a dataset file, or None for other files. Skip unreadable names in a damaged file."""
-    if not any(mark in data for mark in _DATASET_FILE_MARKS) and not _is_rewritten(data):
+    if not is_dataset_content(data):
         return None
     if (names := _parse_urls(data)) is None:
         return [name.decode("utf-8", "replace") for name in _URL.findall(data)]

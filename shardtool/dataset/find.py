@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from shardtool import pattern as patterns
 from shardtool.dataset.dataset_file import (
+    is_dataset_content,
     may_be_dataset_file,
     parse_dataset,
     parse_listed_shards,
@@ -339,7 +340,7 @@ def _read_dataset_file(path: str, *, listed: bool = False) -> bytes | None:
         if listed and isinstance(error, AccessRefused):
             raise
         return None
-    return data if parse_shard_names(data) is not None else None
+    return data if is_dataset_content(data) else None
 
 
 def default_dataset_names(shards: list[str]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from functools import reduce
 from itertools import permutations
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from shardtool.dataset.dataset_file import DatasetFile, parse_dataset, parse_shard_names
+from shardtool.dataset.dataset_file import DatasetFile, is_dataset_content, parse_dataset
 from shardtool.dataset.expand import datasets_by_split
 from shardtool.entries.classes import Classes, merge_classes
 from shardtool.errors import InvalidRequest, OutputExists
@@ -106,7 +106,7 @@ def _read_existing_datasets(run: Run, outputs: Sequence[Output]) -> list[Dataset
     for path in _list_dataset_files(run, outputs):
         with suppress(FileNotFoundError):
             data = read_small(path)
-            if not outputs and parse_shard_names(data) is None:
+            if not outputs and not is_dataset_content(data):
                 continue
             file = parse_dataset(data, path)
             expected_name = parse_output_pattern(run.names, file.run.split).dataset_file if file.run.split else ""

@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from shardtool.dataset.dataset_file import RUN_VERIFY, DatasetFile, ShardEntry, parse_dataset, parse_shard_names
+from shardtool.dataset.dataset_file import RUN_VERIFY, DatasetFile, ShardEntry, is_dataset_content, parse_dataset
 from shardtool.dataset.expand import splits_in
 from shardtool.dataset.find import check_folders_inside
 from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, format_list, os_error_text
@@ -93,7 +93,7 @@ def _keep_or_refuse(folder: OutputFolder, name: str, data: bytes, *, overwrite: 
     if not overwrite:
         remedy = f"Replace it with {flag_text('overwrite')}, or {remedy}"
         raise OutputExists(where, "an existing file with other content", remedy=remedy)
-    if name.endswith(DATASET_SUFFIX) and parse_shard_names(read_or_empty(folder, name)) is not None:
+    if name.endswith(DATASET_SUFFIX) and is_dataset_content(read_or_empty(folder, name)):
         raise OutputExists(where, "a dataset file", remedy=remedy.capitalize())
     return False
 

@@ -37,7 +37,7 @@ def open_folder(path: str) -> OutputFolder:
         found, expected = "an empty, `.` or `..` component", "an address without `//`, `/./` and `/../`"
         raise InvalidRequest(path, found, expected=expected)
     object_headers(path)  # raises an error for unsupported store options
-    folder: RemoteFolder = remote.remote_folder.RemoteFolder(path)
+    folder: RemoteFolder = remote.remote_folder.RemoteFolder(path)  # imported on first use
     return folder
 
 

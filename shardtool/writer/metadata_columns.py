@@ -35,7 +35,7 @@ _ARROW_FAMILIES = (
 )  # fmt: skip
 
 
-_TYPED_VALUES = (list, tuple, dict, datetime)
+_TYPE_DEPENDS_ON_VALUE = (list, tuple, dict, datetime)
 _MAX_EXACT_INT = 2**53
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -75,7 +75,7 @@ class MetadataColumns:
                 earlier = f"{column_family}, as in earlier samples" if column_family and family != column_family else ""
                 expected = earlier or "a type that Arrow supports"
                 raise make_refusal(where, f"metadata {name!r}: {found}", expected=expected)
-            if isinstance(scalar, _TYPED_VALUES):
+            if isinstance(scalar, _TYPE_DEPENDS_ON_VALUE):
                 self._row_types[name] = self._join_type(name, scalar, where)
             elif (number_form := _get_number_form(scalar)) and self._number_forms.get(name, number_form) != number_form:
                 problem = f"metadata {name!r}: {scalar} in a column of {self._number_forms[name]}"
@@ -97,7 +97,7 @@ class MetadataColumns:
             raise make_refusal(where, f"metadata {name!r}: {value_type}", expected=expected) from None
 
     def accept(self, row: Row) -> None:
-        """Update the column types for a sample that will be written."""
+        """Update the column types for the row that `convert_row` returned last."""
         for name, value in row.items():
             if name not in self._families and value is not None:
                 self._families[name] = _FAMILY_BY_TYPE[type(value)]
@@ -130,11 +130,11 @@ class MetadataColumns:
         self.schema = _unify_schemas(self.schema, table.schema)
         return table.select(self.schema.names).cast(self.schema)
 
-    def _make_array(self, name: str, rows: list[object]) -> pa.Array:
+    def _make_array(self, name: str, values: list[object]) -> pa.Array:
         column_type = self._types.get(name)
         is_timestamp = column_type is not None and pa.types.is_timestamp(column_type)
         try:
-            return pa.array(rows, column_type if is_timestamp else None)
+            return pa.array(values, column_type if is_timestamp else None)
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
             found = f"values that Arrow cannot store in one column: {error}"
             raise InvalidRequest(f"metadata {name!r}", found) from None

@@ -348,7 +348,7 @@ _BAD_ROWS: list[tuple[str, dict[str, Any], str]] = [
     ("id,path\n1,../a.jpg\n2,b/../../c.jpg\n3,/etc/d.jpg\n4,b/../e.jpg\n", {},
      "column 'path': a path that leaves the root, such as '../a.jpg', in rows 1, 2, 3; "),
     ("id,path\n1,a.jpg\n2,b.json\n3,c.jpg\n", {"meta": ("id",)},
-     "column 'path': the extension of a file is the field 'json' of another column in row 2"),
+     "column 'path': a file has the extension 'json', which is also the field of another column, in row 2"),
     ("id,path,v\n1,a.jpg,x\n", {"fields": (("json", "v"),), "meta": ("id",)},
      "several columns for the field 'json'. The metadata is the field json: rename the other field, or"),
     ("id,path,v\n1,a.jpg,x\n", {"file": (("a/b", "path"),)}, "field 'a/b': not a valid field name"),

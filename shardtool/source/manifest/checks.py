@@ -56,7 +56,7 @@ def check_column_types(rows: TableRows, roles: ColumnRoles, classes: Collection[
     for column in roles.meta:
         remedy = f"Make it a field ({option_text('bytes', {'jpg': column})}), or {not_in_meta}"
         requirements.append((column, "metadata", render.has_text_form, "values that JSON can represent", remedy))
-        remedy, expected = not_in_meta.capitalize(), "objects with a name in at least one row, which Parquet requires"
+        remedy, expected = not_in_meta.capitalize(), "objects with members, because Parquet cannot store empty objects"
         requirements.append((column, "metadata", lambda kind: not tables.is_empty_struct(kind), expected, remedy))
     remedy = f"Pack a column of numbers with {option_text('field')}."
     requirements += [(column, "bytes", _holds_bytes, "bytes or text", remedy) for column in roles.columns_of("binary")]
@@ -83,7 +83,7 @@ def check_column_values(rows: TableRows, roles: ColumnRoles, classes: Mapping[st
     for field, name in roles.values:
         check_field_values(field, name, rows.columns[name], classes.get(name), rows.refuse)
     for name in (*roles.paths(), *roles.columns_of("urls")):
-        payloads.check_payload(name, rows.columns[name], classes.get(name), rows.refuse)
+        payloads.check_payload(name, rows.columns[name], None, rows.refuse)
     for name in roles.meta:
         infinite = payloads.infinite_positions(rows.columns[name])
         expected = "values that JSON can represent"
@@ -110,13 +110,14 @@ def check_paths(rows: TableRows, name: str, paths: pa.Array, *, outside: bool) -
     original = rows.columns[name]
     empty = np.flatnonzero(arrow.byte_lengths(original) == 0)
     rows.refuse(empty, f"{column}: an empty path", expected="a path in each row")
+    # In `paths`, `//` is shortened to `/`, and URLs below the root are relative.
     is_url = pc.match_substring_regex(original, r"^[A-Za-z][A-Za-z0-9+.-]+://")
     urls = arrow.true_positions(pc.and_(is_url, pc.match_substring_regex(paths, r"^[A-Za-z][A-Za-z0-9+.-]+:/")))
     if len(urls):
         problem = f"{column}: a URL, such as {rows.examples(original, urls[:1])},"
         remedy = f"Fetch them with {option_text('url', {'jpg': name})}."
         if pc.all(pc.match_substring_regex(original, "^(?i:s3|gs|az)://")).as_py():
-            remedy = f"Name the address to which they are relative, such as {option_text('root', 's3://BUCKET')}."
+            remedy = f"Name an address that contains them, such as {option_text('root', 's3://BUCKET')}."
         rows.refuse(urls, problem, expected="paths of files", remedy=remedy)
     if outside:
         return
@@ -140,7 +141,7 @@ def check_path_endings(rows: TableRows, name: str, endings: PathEndings, other_f
         rows.refuse(rows_with_problem, found, expected=expected, remedy=remedy)
     for field in sorted(set(endings.names) & set(other_fields)):
         rows_with_problem = np.flatnonzero(endings.codes == endings.names.index(field))
-        found = f"column {name!r}: the extension of a file is the field {field!r} of another column"
+        found = f"column {name!r}: a file has the extension {field!r}, which is also the field of another column,"
         remedy = meta_field_advice() if field == META_FIELD else "Give the fields different names."
         rows.refuse(rows_with_problem, found, remedy=remedy)
 
@@ -156,18 +157,18 @@ def check_keys(rows: TableRows, column: str | None, bad: NDArray[np.int64]) -> N
 
 
 def check_fields_differ(
-    rows: TableRows, column: str | None, row_keys: PackedStrings, fields: NDArray[np.int64]
+    rows: TableRows, column: str | None, row_keys: PackedStrings, key_field_numbers: NDArray[np.int64]
 ) -> None:
-    """Refuse rows with the same key and field. `fields` has one number per row, equal for the same key and field."""
-    order = np.argsort(fields, kind="stable")
-    repeated = np.flatnonzero(np.diff(fields[order]) == 0)
+    """Refuse rows with the same key and field, which have the same number in `key_field_numbers`."""
+    order = np.argsort(key_field_numbers, kind="stable")
+    repeated = np.flatnonzero(np.diff(key_field_numbers[order]) == 0)
     if len(repeated):
         check_unique(rows, column, row_keys, np.union1d(order[repeated], order[repeated + 1]))
 
 
 def _key_advice() -> str:
     key = option_text("key", "COLUMN")
-    return f"Choose another column with {key}; the path column means the paths without their extensions."
+    return f"Choose another column with {key}. If you choose the path column, the keys are paths without extensions."
 
 
 def check_unique(
@@ -201,6 +202,7 @@ def check_unused_paths(
     used = {*roles.paths(), *(name for role in ("urls", "binary", "values") for name in roles.columns_of(role))}
     if options.meta not in (None, "all", "none"):
         used |= {*roles.meta}
+    # If no other column has payloads, an automatically chosen key column may contain them.
     if roles.key is not None and (options.key is not None or roles.paths() or roles.binary or roles.urls):
         used.add(roles.key)
     unused = [column.name for column in schema if is_text_type(column.type) and column.name not in used]
@@ -262,11 +264,10 @@ def _find_unused_object(root: bytes, texts: Texts, packed: Sequence[Texts]) -> s
     paths = [*relative_to_root(arrow.text_array(candidates), root).to_pylist()]
     data = b"".join([to_bytes(path) + b"\0" for path in paths])
     try:
-        part = stat_files(StatTask(root, data, outside=False))
+        result = stat_files(StatTask(root, data, outside=False))
     except StoreFailed:  # the run fails later if it needs the store
         return ""
-    problems = np.frombuffer(part.states, np.int64).reshape(-1, 4)[:, 3]
-    return candidates[0] if not problems.any() else ""
+    return "" if result.problems else candidates[0]
 
 
 def _packing_options(roles: ColumnRoles, examples: Mapping[str, str], dots: Dots) -> str:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool import errors
-from shardtool.dataset.dataset_file import RUN_VERIFY, DatasetFile, ShardEntry, parse_dataset, parse_shard_names
+from shardtool.dataset.dataset_file import RUN_VERIFY, DatasetFile, ShardEntry, is_dataset_content, parse_dataset
 from shardtool.dataset.find import check_not_damaged, find_dataset
 from shardtool.dataset.skipped_list import read_skipped_bytes
 from shardtool.messages import flag_text
@@ -212,7 +212,7 @@ def open_target(source: CopySource, where: str) -> CopyTarget:
         with suppress(OSError):
             data = folder.read(name)
         file = folder.full_path(name)
-        if parse_shard_names(data) is None:
+        if not is_dataset_content(data):
             problem = "a file that is not a dataset file of shardtool"
             raise errors.OutputExists(file, problem, remedy="Choose another folder, or rename the file.")
         with suppress(errors.CorruptShard):

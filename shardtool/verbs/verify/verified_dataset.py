@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.dataclass import dataclass
 from shardtool.dataset import find, stored
-from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, parse_dataset, parse_shard_names
+from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, is_dataset_content, parse_dataset
 from shardtool.errors import CorruptShard, format_list, os_error_text, redact_secrets
 from shardtool.messages import flag_text, option_text
 from shardtool.names import to_output_name
@@ -154,7 +154,7 @@ def read_dataset_file(given: DatasetLike) -> tuple[StoredDataset, Findings]:
     dataset, findings = find.find_dataset(given, allow_missing=True), Findings()
     path = dataset.dataset_file
     try:
-        if path is not None and parse_shard_names(data := read_small(path)) is None:
+        if path is not None and not is_dataset_content(data := read_small(path)):
             findings.unchecked.append(f"checksums: {printable_name(path)} is a wids index, which has no checksums")
         elif path is not None:
             return dataset.with_dataset_file(parse_dataset(data, path)), findings
