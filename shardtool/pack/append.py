@@ -44,9 +44,9 @@ def read_taken_keys(run: Run, listing: Listing, outputs: Sequence[Output]) -> Pa
     keys = []
     for output in outputs:
         if (old := output.destination.old) is not None:
-            last = _find_same_append(output.destination, old, make_record(run, listing, output, outputs))
+            first_shard = _find_same_append(output.destination, old, make_record(run, listing, output, outputs))
             folder = output.destination.folder
-            keys += [read_listed_sidecar(folder, shard).keys_with_nul() for shard in old.shards[:last]]
+            keys += [read_listed_sidecar(folder, shard).keys_with_nul() for shard in old.shards[:first_shard]]
     return PackedStrings.parse(b"".join(keys))
 
 
@@ -57,7 +57,8 @@ def prepare_append(listed: Listed) -> Listed:
     earlier run has appended the same samples to a dataset, set the destination's `append` to a `FinishedAppend`.
     """
     listed = _drop_label_columns(listed)
-    new_keys, entries, outputs = list[PackedStrings](), listed.entries, list[Output]()
+    entries = listed.entries
+    new_keys, outputs = list[PackedStrings](), list[Output]()
     for output in listed.outputs:
         outputs.append(output)
         destination, append, record = output.destination, output.destination.append, listed.record(output)
@@ -100,17 +101,19 @@ def _drop_label_columns(listed: Listed) -> Listed:
 
 
 def _find_same_append(destination: Destination, old: DatasetFile, record: RunRecord) -> int | None:
+    """Return the first shard of the append that this run resumes."""
     if destination.if_exists != "append-resume" or not old.appends:
         return None
     return old.appends[-1] if old.run.appended[-1] == record.as_append_to(old.run) else None
 
 
-def _has_same_samples(keys: PackedStrings, destination: Destination, old: DatasetFile, first: int) -> bool:
-    appended_hashes, own_hashes = hash_keys(read_dataset_keys(destination.folder, old.shards[first:])), hash_keys(keys)
-    if not len(appended_hashes) or not contains_hashes(appended_hashes, np.sort(own_hashes)).all():
+def _has_same_samples(keys: PackedStrings, destination: Destination, old: DatasetFile, first_shard: int) -> bool:
+    appended_keys, new_hashes = read_dataset_keys(destination.folder, old.shards[first_shard:]), hash_keys(keys)
+    appended_hashes = hash_keys(appended_keys)
+    if not len(appended_hashes) or not contains_hashes(appended_hashes, np.sort(new_hashes)).all():
         return False
     skipped_keys = {row.key for row in destination.load_skipped()}
-    missing = np.flatnonzero(~contains_hashes(own_hashes, np.sort(appended_hashes))).tolist()
+    missing = np.flatnonzero(~contains_hashes(new_hashes, np.sort(appended_hashes))).tolist()
     return all(printable(keys[index]) in skipped_keys for index in missing)
 
 

@@ -86,21 +86,22 @@ def check_export_targets(planned: Planned) -> None:
 
 def check_metadata_size(output: PlannedOutput) -> None:
     """Raise an error if the metadata of a shard is too large for its sidecar."""
-    plan, metadata, excess = output.plan, output.plan.entries.metadata, []
+    plan, metadata = output.plan, output.plan.entries.metadata
     if metadata is None or not plan.shards:
         return
     row_bytes = metadata.nbytes / max(1, len(metadata))
+    excess_bytes = []
     for shard, size in enumerate(plan.sizes.tolist()):
         first, last = plan.span(shard)
         count = last - first
         metadata_bytes = metadata.slice(first, count).nbytes if plan.order is None else row_bytes * count
-        excess.append(metadata_bytes - max_metadata_bytes(size))
-    largest = max(range(plan.shards), key=excess.__getitem__)
-    if excess[largest] > 0:
+        excess_bytes.append(metadata_bytes - max_metadata_bytes(size))
+    largest = max(range(plan.shards), key=excess_bytes.__getitem__)
+    if excess_bytes[largest] > 0:
         samples = build_shard_samples(plan, largest)
         paths = samples.paths if plan.entries.source_paths else b""
         # The checksums are not known yet, so use pseudorandom bytes, which compress as badly as checksums.
-        crcs = shake_128(b"").digest(2 * len(samples.content.codes))
+        crcs = shake_128(b"").digest(len(samples.content.codes) // 2 * 4)
         index = sidecar_write.written_index(plan.format, samples.content, plan.metadata(largest), crcs, (), paths)
         name, size = to_output_name(output.shard_name(largest)), int(plan.sizes[largest])
         sidecar_write.encode_sidecar(index, sidecar_schema.ShardFacts(name, size, 0, ""))

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from shardtool.entries.sample_table import SampleTable
 
 
-# A source file has changed if it is newer than its shard's mtime plus this value. A shard's mtime is one minute before
-# the start of the run that wrote it. Another minute allows for differences between clocks.
+# A shard's mtime is one minute before the start of its run. Another minute allows for differences between clocks.
 _MTIME_SLACK_NS = 120 * 10**9
 _MAX_LISTED_KEYS = 3
 _DATASET_STAYS = "the dataset keeps the old samples"
@@ -44,37 +43,39 @@ def _describe_samples(mask: NDArray[np.bool_], entries: SampleTable) -> str:
 def find_new_samples(listed: Listed) -> NDArray[np.bool_]:
     """Return a mask of the samples that no dataset contains or lists as skipped. Add notes about excluded samples."""
     entries, destinations = listed.entries, [output.destination for output in listed.outputs]
-    numbers = {name: number for number, name in enumerate(entries.fields)}
-    inline_fields = [numbers[name] for name in entries.values.inline]
-    keys, hashes, shard_times = [], [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
+    codes_by_name = {name: code for code, name in enumerate(entries.fields)}
+    inline_fields = [codes_by_name[name] for name in entries.values.inline]
+    old_keys, old_hashes, old_times = [], [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
     for destination in destinations:
         for shard in destination.old.shards if destination.old else ():
             index = read_listed_sidecar(destination.folder, shard)
-            codes = np.array([numbers.setdefault(name, len(numbers)) for name in index.names], np.int64)[index.codes]
-            keys.append(index.keys_with_nul())
-            hashes.append(_hash_samples(codes, index.lengths, index.first_rows, inline_fields))
+            name_codes = [codes_by_name.setdefault(name, len(codes_by_name)) for name in index.names]
+            codes = np.array(name_codes, np.int64)[index.codes]
+            old_keys.append(index.keys_with_nul())
+            old_hashes.append(_hash_samples(codes, index.lengths, index.first_rows, inline_fields))
             file_info = destination.existing[to_local_name(shard.name)]
-            shard_times.append(np.full(len(index), file_info.mtime_ns + _MTIME_SLACK_NS, np.int64))
-    positions = find_positions(PackedStrings.parse(b"".join(keys)), entries.keys)
+            old_times.append(np.full(len(index), file_info.mtime_ns + _MTIME_SLACK_NS, np.int64))
+    positions = find_positions(PackedStrings.parse(b"".join(old_keys)), entries.keys)
     found_positions = np.flatnonzero(positions >= 0)
-    in_dataset, is_listed, changed, has_failed = np.zeros((4, len(entries)), np.bool_)
+    in_dataset, is_skipped, is_changed, has_failed = np.zeros((4, len(entries)), np.bool_)
     source_numbers = positions[found_positions]
     in_dataset[source_numbers] = True
     if len(source_numbers):
         source_times = entries.rows.changed_ns if entries.is_remote else entries.rows.mtime_ns
         newest = np.maximum.reduceat(source_times, entries.first_rows[:-1])
-        changed[source_numbers[newest[source_numbers] > np.concatenate(shard_times)[found_positions]]] = True
+        is_changed[source_numbers[newest[source_numbers] > np.concatenate(old_times)[found_positions]]] = True
         if listed.transform is None:
             source_hashes = _hash_samples(entries.rows.code, entries.rows.size, entries.first_rows, inline_fields)
-            changed[source_numbers[source_hashes[source_numbers] != np.concatenate(hashes)[found_positions]]] = True
+            differs = source_hashes[source_numbers] != np.concatenate(old_hashes)[found_positions]
+            is_changed[source_numbers[differs]] = True
     rows = [row for output in listed.outputs for row in _list_known_skipped(listed, output)]
     skipped_keys, failed_keys = {row.key for row in rows}, {row.key for row in failed_rows(rows)}
     for number in np.flatnonzero(~in_dataset).tolist() if skipped_keys else ():
         key = printable(to_text(entries.keys[number]))
-        is_listed[number], has_failed[number] = key in skipped_keys, key in failed_keys
-    masks, missing = (in_dataset, is_listed, changed, has_failed), len(positions) - len(found_positions)
+        is_skipped[number], has_failed[number] = key in skipped_keys, key in failed_keys
+    masks, missing = (in_dataset, is_skipped, is_changed, has_failed), len(positions) - len(found_positions)
     _note_other_samples(listed, masks, missing=missing)
-    new: NDArray[np.bool_] = ~(in_dataset | is_listed)
+    new: NDArray[np.bool_] = ~(in_dataset | is_skipped)
     return new
 
 
@@ -90,27 +91,28 @@ def _list_known_skipped(listed: Listed, output: Output) -> list[Skipped]:
 
 
 def _note_other_samples(listed: Listed, masks: Sequence[NDArray[np.bool_]], *, missing: int) -> None:
-    run, entries, (in_dataset, is_listed, changed, has_failed) = listed.run, listed.entries, masks
+    in_dataset, is_skipped, is_changed, has_failed = masks
+    run, entries = listed.run, listed.entries
     if run.updates:
         if missing:
             run.notes.add(f"{pluralize(missing, 'sample')} no longer in the source; {_DATASET_STAYS}")
-    elif not (in_dataset | is_listed).all() and (count := int(in_dataset.sum())):
+    elif not (in_dataset | is_skipped).all() and (count := int(in_dataset.sum())):
         run.notes.add(f"{pluralize(count, 'sample')} skipped: the dataset already has their keys")
     if has_failed.any():
         reason, advice = "as the dataset lists them as failed", f"once fixed, add them with {flag_text('append')}"
         run.notes.add(f"{_describe_samples(has_failed, entries)} skipped again, {reason}; {advice}")
-    if changed.any():
-        run.notes.add(f"{_describe_samples(changed, entries)} changed since they were packed; {_DATASET_STAYS}")
+    if is_changed.any():
+        run.notes.add(f"{_describe_samples(is_changed, entries)} changed since they were packed; {_DATASET_STAYS}")
 
 
 def _hash_samples(
-    codes: NDArray[np.integer], sizes: NDArray[np.integer], first: NDArray[np.integer], inline_fields: list[int]
+    codes: NDArray[np.integer], sizes: NDArray[np.integer], first_rows: NDArray[np.integer], inline_fields: list[int]
 ) -> NDArray[np.uint64]:
     known_sizes = np.where(np.isin(codes, inline_fields), 0, sizes)
     rows = (codes.astype(np.uint64) << np.uint64(48)) ^ known_sizes.astype(np.uint64)
     # The sums may overflow, but their differences are still correct.
-    total = np.cumsum(np.concatenate((np.zeros(1, np.uint64), random_at(0, rows))))
-    sample_hashes: NDArray[np.uint64] = np.diff(total[first])
+    cumulative_hashes = np.cumsum(np.concatenate((np.zeros(1, np.uint64), random_at(0, rows))))
+    sample_hashes: NDArray[np.uint64] = np.diff(cumulative_hashes[first_rows])
     return sample_hashes
 
 
@@ -129,20 +131,22 @@ def choose_samples(listed: Listed) -> Listed:
 
 
 def _skip_existing(listed: Listed) -> Listed:
-    is_new, outputs, unchanged = find_new_samples(listed), list[Output](), list[FinishedOutput]()
+    is_new = find_new_samples(listed)
+    outputs, unchanged = list[Output](), list[FinishedOutput]()
     for output in listed.outputs:
         numbers = output.positions(listed.entries)
-        numbers, old = numbers[is_new[numbers]], output.destination.old
-        if len(numbers):
-            outputs.append(replace(output, sample_numbers=numbers))
-        elif old is not None:
+        new_numbers = numbers[is_new[numbers]]
+        if len(new_numbers):
+            outputs.append(replace(output, sample_numbers=new_numbers))
+        elif (old := output.destination.old) is not None:
             unchanged.append(FinishedOutput(output.split, output.destination, old))
     listing = listed.listing if is_new.all() else replace(listed.listing, digest=None)
     return replace(listed, listing=listing, outputs=tuple(outputs), unchanged_outputs=tuple(unchanged))
 
 
 def _skip_removed(listed: Listed) -> Listed:
-    keys, notes, listing, outputs = listed.entries.keys, listed.run.notes, listed.listing, list[Output]()
+    keys, notes, listing = listed.entries.keys, listed.run.notes, listed.listing
+    outputs = list[Output]()
     for output in listed.outputs:
         outputs.append(output)
         if not (removed_hashes := output.destination.load_removed()):

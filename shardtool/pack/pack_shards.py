@@ -87,7 +87,7 @@ class Packing:
         self._first_name = to_output_name(output.shard_name(0))
         self._current_plan, self._first_number = self.plan, self.destination.first
         self._current_shards = output.own_shards
-        self._numbers: dict[str, int] = {}
+        self._shard_numbers: dict[str, int] = {}
         self._consumed: dict[int, int] = {}
         self._finished_samples = 0
         # For each task number: the planned shard, and its index if an existing shard of transformed samples is kept.
@@ -109,7 +109,8 @@ class Packing:
         self.observer.start(samples, size, len(shards))
         while True:
             self._consumed = {}
-            self._pack_shards(self._pack_shards(self._current_shards), write=True)
+            differing_shards = self._pack_shards(self._current_shards)
+            self._pack_shards(differing_shards, write=True)
             remaining = self._find_remaining()
             if not len(remaining):
                 break
@@ -121,7 +122,7 @@ class Packing:
         if self._finished_samples != samples:
             found = f"{self._finished_samples:,} of {samples:,} planned samples were processed"
             raise Bug(self.output.pattern.text, f"{found}; no dataset file was written")
-        totals.shards.sort(key=lambda shard: self._numbers[shard.name])
+        totals.shards.sort(key=lambda shard: self._shard_numbers[shard.name])
         self._check_shard_counts()
         has_earlier_data = any(destination.old for destination in self.planned.destinations)
         may_be_empty = has_earlier_data and not failed_rows(totals.skipped) and not self.dropped
@@ -140,17 +141,17 @@ class Packing:
 
     def _pack_shards(self, shards: Iterable[int], *, write: bool = False) -> list[int]:
         """Pack and publish shards. Return existing shards to replace, for a second call with `write=True`."""
-        to_write, tasks = [], self._make_tasks(shards, write=write)
+        differing_shards, tasks = [], self._make_tasks(shards, write=write)
         for task_number, result in self.run.pool.map(pack_shard, tasks, self._advance):
             if result.wrong:
-                to_write.append(self._pending.pop(task_number)[0].shard)
+                differing_shards.append(self._pending.pop(task_number)[0].shard)
             else:
                 self._publish(task_number, result)
-        return to_write
+        return differing_shards
 
     def _remove_shards(self) -> None:
         if not isinstance(self.destination.append, FinishedAppend):
-            shards = [self.output.pattern.shard(number) for number in self._numbers.values()]
+            shards = [self.output.pattern.shard(number) for number in self._shard_numbers.values()]
             self.destination.folder.remove(sorted(name for shard in shards for name in (shard, sidecar_name(shard))))
             self._journal.remove()
 
@@ -241,17 +242,17 @@ class Packing:
         if not failed and not self.dropped:
             return no_match_error(self.run.options.where, self.output.split, self._empty_split_fix())
         reasons = count_reasons(self.totals.skipped, self.dropped)
-        split, rest = "", "This run left no files."
+        samples, next_step = pluralize(len(self.plan), "sample"), "This run left no files."
         if self.output.split:
-            split, rest = f" of the split {printable(self.output.split)}", self._other_splits_fix
-        problem = f"none of {pluralize(len(self.plan), 'sample')}{split} could be packed: {reasons}"
+            samples = f"{samples} of the split {printable(self.output.split)}"
+            next_step = self._other_splits_fix
+        problem = f"none of {samples} could be packed: {reasons}"
         fix = "Fix the cause and run it again."
         if any(row.code == "refused-address" for row in failed):
             fix = f"Add {flag_text('allow_private')} to allow private addresses."
         elif failed and self.run.options.on_error == "skip" and not self.run.fetches:
             fix = f"Run it without {option_text('on_error', 'skip')} to see why."
-        remedy = f"{fix} {rest}"
-        return SampleFailed(source_label(self.plan.entries.root), problem, remedy=remedy)
+        return SampleFailed(source_label(self.plan.entries.root), problem, remedy=f"{fix} {next_step}")
 
     def _empty_split_fix(self) -> str:
         if self.run.split_options is None:
@@ -299,7 +300,8 @@ class Packing:
         shard, name, folder, append = planned.shard, planned.name, self.destination.folder, self.destination.append
         is_kept, skipped_rows = result.staged is None, tuple(row for _, row in result.skipped)
         if kept_index is not None and is_kept:
-            index, (facts, data, schema) = kept_index, self._describe_kept_shard(planned, kept_index)
+            index = kept_index
+            facts, data, schema = self._describe_kept_shard(planned, index)
             skipped_rows = facts.transform.skipped_rows if facts.transform else ()
         else:
             index, facts, data, schema = self._describe_written_shard(result, planned)
@@ -312,7 +314,7 @@ class Packing:
             self._add_made_keys(index.all_keys())
         self.totals.schema = schema
         entry = self.totals.add(facts, data, tally, transform.digest if transform else result.digest, skipped_rows)
-        self._numbers[facts.name] = number = self._first_number + shard
+        self._shard_numbers[facts.name] = number = self._first_number + shard
         if isinstance(append, FinishedAppend):
             if not is_kept:
                 folder.temporary.discard_staged([name])
@@ -337,14 +339,17 @@ class Packing:
     def _describe_written_shard(
         self, result: ShardResult, planned: resume.ShardPlan
     ) -> tuple[shard_index.ShardIndex, sidecar_schema.ShardFacts, bytes, dict[str, str]]:
+        """Return the index, facts, sidecar and column types of a new shard."""
         plan, samples, transformed = self._current_plan, planned.samples, result.transformed
-        columns, transform_facts, consumed = plan.metadata(planned.shard), None, plan.count(planned.shard)
+        columns, consumed = plan.metadata(planned.shard), plan.count(planned.shard)
+        transform_facts = None
         paths = samples.output_paths(redact_url_bytes) if plan.entries.source_paths else b""
         if transformed is None:
             content, skipped = samples.content, tuple(position for position, _ in result.skipped)
         else:
-            sources, content = np.frombuffer(transformed.sources, np.int64), transformed.content
-            skipped, consumed = (), transformed.consumed
+            sources = np.frombuffer(transformed.sources, np.int64)
+            content, consumed = transformed.content, transformed.consumed
+            skipped = ()  # `content` lacks these samples
             if plan.entries.source_paths:
                 counts = np.frombuffer(samples.content.counts, np.uint16).astype(np.int64)
                 lists = sidecar_write.string_list_column(paths[:-1].split(b"\0"), counts)

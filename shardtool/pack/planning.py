@@ -55,7 +55,8 @@ def plan_shards(listed: Listed) -> Planned:
     seed = run.options.seed if run.options.shuffle else None
     outputs = list[PlannedOutput]()
     for output in listed.outputs:
-        pattern, bounds = remaining_names(output.pattern, output.destination.first), _make_bounds(listed, output)
+        pattern = remaining_names(output.pattern, output.destination.first)
+        bounds = _make_bounds(listed, output)
         plan = make_plan(entries, pattern, bounds, seed, samples=output.sample_numbers, estimate=estimate)
         if not outputs:  # samples that the source skipped belong to no split, so list them in the first split
             plan = replace(plan, skipped=(*listed.listing.skipped, *plan.skipped))
@@ -67,7 +68,7 @@ def plan_shards(listed: Listed) -> Planned:
         if (old := planned_output.destination.old) is not None:
             check_append_schema(old, planned_output.plan, run.options)
     run.notes.add(*append_notes(planned))
-    planned = _with_changes(planned)
+    planned = _add_changes(planned)
     _add_plan_notes(planned)
     checks.check_export_targets(planned)
     if listed.transform is None and not listed.has_payloads_in_memory:
@@ -97,7 +98,7 @@ def _make_bounds(listed: Listed, output: Output) -> ShardBounds:
     )
 
 
-def _with_changes(planned: Planned) -> Planned:
+def _add_changes(planned: Planned) -> Planned:
     run, options = planned.run, planned.run.options
     if run.updates:
         run.notes.add(*changes.other_plan_notes(planned))
@@ -161,12 +162,12 @@ def _reader_notes(entries: SampleTable, options: CreateOptions | ReshardOptions)
 
 def _empty_file_notes(entries: SampleTable) -> Iterator[str]:
     rows, text_codes = entries.rows, [code for code, name in enumerate(entries.fields) if name in _OPTIONAL_TEXT_FIELDS]
-    empty = ((rows.size == 0) & (rows.kind != INLINE) & (rows.kind != URL)).nonzero()[0]
-    empty = empty[~np.isin(rows.code[empty], text_codes)]
-    if len(empty):
-        key, field = printable(entries.key(int(entries.samples_of(empty[:1])[0]))), entries.fields[rows.code[empty[0]]]
-        first = f"first: {printable(field)} of '{key}'"
-        yield f"{pluralize(len(empty), 'file of 0 bytes')} ({first}), perhaps left by an interrupted copy"
+    empty_rows = np.flatnonzero((rows.size == 0) & (rows.kind != INLINE) & (rows.kind != URL))
+    empty_rows = empty_rows[~np.isin(rows.code[empty_rows], text_codes)]
+    if len(empty_rows):
+        key, field = entries.key(int(entries.samples_of(empty_rows[0]))), entries.fields[rows.code[empty_rows[0]]]
+        first = f"first: {printable(field)} of '{printable(key)}'"
+        yield f"{pluralize(len(empty_rows), 'file of 0 bytes')} ({first}), perhaps left by an interrupted copy"
 
 
 def _label_notes(listed: Listed) -> Iterator[str]:
@@ -230,9 +231,11 @@ def _fit_line(x: NDArray[np.float64], y: NDArray[np.float64], points: NDArray[np
     if len(x) >= _MIN_FITTED_SAMPLES and (square := float(spread @ spread)) > 0:
         slope = float(spread @ y) / square
         base = float(y.mean()) - slope * float(x.mean())
-        if slope > 0:
-            slope, base = (slope, base) if base > 0 else (float(y.sum()) / float(x.sum()), 0.0)
+        if slope > 0 and base > 0:
             return np.asarray(base + slope * points, np.float64)
+        if slope > 0:
+            mean_ratio = float(y.sum()) / float(x.sum())
+            return np.asarray(mean_ratio * points, np.float64)
     return np.full(len(points), y.mean(), np.float64)
 
 

@@ -81,7 +81,8 @@ def get_shard_stamp(planned: ShardPlan, run_stamp: int) -> int:
 def is_source_unchanged(planned: ShardPlan, stamp: int) -> bool:
     """Return whether the samples of a shard have not changed since its stamp."""
     run_stamp = stamp // _SECOND_NS * _SECOND_NS + _hash_source(planned.plan.entries)
-    return planned.plan.changed_ns(planned.shard) < stamp == get_shard_stamp(planned, run_stamp)
+    is_older = planned.plan.changed_ns(planned.shard) < stamp
+    return is_older and stamp == get_shard_stamp(planned, run_stamp)
 
 
 class JournalLine(NamedTuple):
@@ -153,10 +154,9 @@ def choose_action(
         return "compare" if transform is None else "write", None
     if transform is None:
         crcs = b"" if index.crcs is None else index.crcs.tobytes()
-        is_as_expected = len(crcs) == 2 * len(samples.content.codes) and _has_expected_content(
-            samples, crcs, accept_unknown=trusts_sizes
-        )
-        can_keep = is_as_expected and not samples.content.lists
+        has_all_crcs = len(crcs) // 4 == len(samples.content.codes) // 2  # uint32 checksums, uint16 codes
+        can_keep = has_all_crcs and _has_expected_content(samples, crcs, accept_unknown=trusts_sizes)
+        can_keep = can_keep and not samples.content.lists
         return (KeepShard(crc, crcs, file_info.size, trusts_sizes) if can_keep else "compare"), None
     retries = transform.fetch is not None and transform.fetch.retry_failed
     if retries and index.facts.transform and failed_rows(index.facts.transform.skipped_rows):

@@ -113,15 +113,17 @@ class SpanPositions:
 def _assign_buckets(
     plans: list[Plan], sample_bytes: NDArray[np.int64], max_bucket_bytes: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    bucket, sizes, bucket_count = np.full(len(sample_bytes), -1, np.int32), [], 0
+    """Return the bucket of each sample (or -1), and the bucket sizes."""
+    sample_buckets, bucket_sizes, bucket_count = np.full(len(sample_bytes), -1, np.int32), [], 0
     for plan in plans:
-        total = cumulative_sizes(sample_bytes[planned_samples(plan)])
-        ends = _cut_buckets(total, plan.ends, max_bucket_bytes)
-        numbers = np.arange(bucket_count, bucket_count + len(ends), dtype=np.int32)
-        bucket[planned_samples(plan)] = np.repeat(numbers, np.diff(ends, prepend=0))
-        sizes.append(np.diff(total[ends], prepend=0))
+        numbers = planned_samples(plan)
+        offsets = cumulative_sizes(sample_bytes[numbers])
+        ends = _cut_buckets(offsets, plan.ends, max_bucket_bytes)
+        buckets = np.arange(bucket_count, bucket_count + len(ends), dtype=np.int32)
+        sample_buckets[numbers] = np.repeat(buckets, np.diff(ends, prepend=0))
+        bucket_sizes.append(np.diff(offsets[ends], prepend=0))
         bucket_count += len(ends)
-    return bucket, np.concatenate(sizes)
+    return sample_buckets, np.concatenate(bucket_sizes)
 
 
 def _assign_offsets(entries: SampleTable, ordered_rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -140,26 +142,27 @@ def _choose_region_bytes(size: int, share: int) -> int:
     return min(target, max(share - _BUFFERS_BYTES, share // 2) * (ROW_OVERHEAD_SHARE - 1) // ROW_OVERHEAD_SHARE)
 
 
-def _cut_buckets(total: NDArray[np.int64], shard_ends: NDArray[np.int64], max_bucket_bytes: int) -> NDArray[np.int64]:
+def _cut_buckets(offsets: NDArray[np.int64], shard_ends: NDArray[np.int64], max_bucket_bytes: int) -> NDArray[np.int64]:
     ends, start = [np.zeros(0, np.int64)], 0
     for end in shard_ends.tolist():
-        runs = ShardRuns(total[start : end + 1], ShardCapacity(max_planned_bytes=max_bucket_bytes))
+        runs = ShardRuns(offsets[start : end + 1], ShardCapacity(max_planned_bytes=max_bucket_bytes))
         ends.append(start + runs.find_fewest_ends())
         start = end
     return np.concatenate(ends)
 
 
 def _sort_by_file(entries: SampleTable, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[tuple[int, int]]]:
+    """Return the sorted rows, and where the rows of each file end."""
     if not len(rows):
         return rows, []
     spans = entries.known_spans
     file, offset = np.repeat(spans.file, entries.counts())[rows], spans.offset[rows]
-    later = (file[1:] > file[:-1]) | ((file[1:] == file[:-1]) & (offset[1:] >= offset[:-1]))
-    if not later.all():
+    is_ascending = (file[1:] > file[:-1]) | ((file[1:] == file[:-1]) & (offset[1:] >= offset[:-1]))
+    if not is_ascending.all():
         order = np.lexsort((offset, file))
         rows, file = rows[order], file[order]
-    starts = [0, *(np.flatnonzero(np.diff(file)) + 1).tolist()]
-    return rows, [*zip(file[starts].tolist(), [*starts[1:], len(rows)], strict=True)]
+    ends = [*(np.flatnonzero(np.diff(file)) + 1).tolist(), len(rows)]
+    return rows, [(int(file[end - 1]), end) for end in ends]
 
 
 class _ScatterPass:
@@ -169,8 +172,8 @@ class _ScatterPass:
         sample_bytes = SpanPositions(entries).sizes
         size = sum(int(sample_bytes[planned_samples(plan)].sum()) for plan in plans)
         self._region_bytes = _choose_region_bytes(size, limits.memory // limits.workers)
-        bucket, sizes = _assign_buckets(plans, sample_bytes, self._region_bytes)
-        row_bucket = np.repeat(bucket, entries.counts())
+        sample_buckets, sizes = _assign_buckets(plans, sample_bytes, self._region_bytes)
+        row_bucket = np.repeat(sample_buckets, entries.counts())
         rows = np.flatnonzero((row_bucket >= 0) & (entries.rows.kind == SPAN))
         self._rows, self._file_ends = _sort_by_file(entries, rows)
         row_bucket = row_bucket[self._rows]
@@ -180,7 +183,7 @@ class _ScatterPass:
         self._offset = _assign_offsets(entries, self._rows[np.argsort(row_bucket, kind="stable")])
         ends = np.cumsum(sizes)
         self.regions = np.column_stack((ends - sizes, ends))[(sizes > 0) & (sizes <= self._region_bytes)]
-        self._buckets, self._size = len(sizes), int(sizes.sum())
+        self._bucket_count, self._size = len(sizes), int(sizes.sum())
         self._task_rows: list[tuple[int, int]] = []
         self._reported: defaultdict[int, int] = defaultdict(int)
 
@@ -190,21 +193,23 @@ class _ScatterPass:
             first, last = self._task_rows[number]
             rows = self._rows[first:last]
             self._advance(number, 0, int(self._entries.rows.size[rows].sum()) - self._reported[number])
-            failed.append(self._find_failed_rows(rows, result))
+            failed.append(self._check_result(rows, result))
         file = SpanFile(os.fsencode(spool), self._size, -1)
         return _make_spooled_spans(self._entries, file, np.concatenate(failed), self._offset)
 
     def _open_spool(self) -> str:
-        temp, need = self._limits.folder, self._size + self._limits.other_bytes
+        temp, needed_bytes = self._limits.folder, self._size + self._limits.other_bytes
         try:
-            free = temp.free_bytes()
+            free_bytes = temp.free_bytes()
         except OutputFailed as error:
             raise OutputFailed(error.where, error.found, remedy=spool_advice()) from None
-        if free < need:
-            found = f"{format_size(free)} free, {format_size(need)} needed for the two passes of a shuffle"
+        if free_bytes < needed_bytes:
+            found = (
+                f"{format_size(free_bytes)} free, {format_size(needed_bytes)} needed for the two passes of a shuffle"
+            )
             raise OutputFailed(temp.path or ".", found, remedy=spool_advice())
         spool = temp.spool(self._limits.name, self._size)
-        where = f"{format_size(self._size)} to {pluralize(self._buckets, 'bucket')} in {temp.path or '.'}"
+        where = f"{format_size(self._size)} to {pluralize(self._bucket_count, 'bucket')} in {temp.path or '.'}"
         self._observer.log(f"first pass of two: {where}")
         self._observer.phase("first pass", self._size)
         return spool
@@ -215,24 +220,25 @@ class _ScatterPass:
 
     def _make_tasks(self, spool: str) -> Iterator[ScatterTask]:
         spans, size, first = self._spans, self._entries.rows.size, 0
-        for file_index, end in self._file_ends:
+        for file_index, file_end in self._file_ends:
             source = spans.files[file_index]
             is_packed = is_compressed(os.fsdecode(source.path))
-            for stop in [end] if is_packed else self._cut_tasks(first, end):
-                rows = self._rows[first:stop]
-                self._task_rows.append((first, stop))
+            for task_end in [file_end] if is_packed else self._cut_tasks(first, file_end):
+                rows = self._rows[first:task_end]
+                self._task_rows.append((first, task_end))
                 offsets, targets = spans.offset[rows].tobytes(), self._offset[rows].tobytes()
                 sizes, crcs = size[rows].tobytes(), spans.crc[rows].tobytes()
                 yield ScatterTask(
                     source, is_packed, spool, offsets, sizes, targets, crcs, self._region_bytes, self._stop
                 )
-                first = stop
+                first = task_end
 
     def _cut_tasks(self, first: int, end: int) -> list[int]:
-        total = cumulative_sizes(np.maximum(self._entries.rows.size[self._rows[first:end]], MIN_ROW_BYTES))
-        return [first + int(cut) for cut in _cut_buckets(total, np.array([end - first]), self._region_bytes)]
+        offsets = cumulative_sizes(np.maximum(self._entries.rows.size[self._rows[first:end]], MIN_ROW_BYTES))
+        return [first + int(cut) for cut in _cut_buckets(offsets, np.array([end - first]), self._region_bytes)]
 
-    def _find_failed_rows(self, rows: NDArray[np.int64], result: ScatterResult) -> NDArray[np.int64]:
+    def _check_result(self, rows: NDArray[np.int64], result: ScatterResult) -> NDArray[np.int64]:
+        """Raise an error, or return the rows to skip."""
         entries, spans = self._entries, self._spans
         row = rows[result.wrong[0][0] if result.wrong else 0]
         sample = int(entries.samples_of(row))
@@ -354,8 +360,9 @@ def _is_in_order(plan: Plan, positions: SpanPositions) -> bool:
     numbers = planned_samples(plan)
     numbers = numbers[positions.start[numbers] < positions.NOWHERE]
     file, start = positions.file[numbers], positions.start[numbers]
-    breaks = (file[1:] != file[:-1]) | (start[1:] < start[:-1])
-    return int(np.count_nonzero(breaks)) < max(1, int(np.count_nonzero(np.bincount(file))))
+    seeks = (file[1:] != file[:-1]) | (start[1:] < start[:-1])
+    used_files = int(np.count_nonzero(np.bincount(file)))
+    return int(np.count_nonzero(seeks)) < max(1, used_files)
 
 
 def _choose_cheaper(
@@ -437,7 +444,7 @@ def _time_sequence(planned: SpanFile, start: int) -> float:
     first = max(0, min(start, planned.size - _SEQUENCE_BYTES))
     with closing(open_span_file(planned)) as source:
         if planned.size > 2 * _READ_STEP_BYTES:
-            first += source.read_into(buffer, first)
+            first += source.read_into(buffer, first)  # not measured, because it seeks
         started, read_bytes = time.perf_counter(), 0
         for offset in range(first, min(first + _SEQUENCE_BYTES, planned.size), _READ_STEP_BYTES):
             read_bytes += source.read_into(buffer, offset)
