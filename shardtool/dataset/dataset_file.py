@@ -347,8 +347,7 @@ def _check_texts(document: Json, record: Json) -> None:
         _to_json({**document, "shardtool": {**record, "made": None}}).encode()
         _to_json(record["made"]).encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        found = "a string that is not valid Unicode"
-        raise ValueError(found) from None
+        raise ValueError("a string that is not valid Unicode") from None
 
 
 def _to_json(value: object) -> str:

@@ -126,8 +126,7 @@ def _check_same_shard(facts: ShardFacts, where: str, name: str, size: int | None
     size = facts.size if size is None else size
     if (facts.name, facts.size) != (name, size):
         found = f"the index of {printable(facts.name)}, {facts.size:,} bytes"
-        expected = f"the index of {name}, {size:,} bytes"
-        raise CorruptShard(where, found, expected=expected, remedy=recreate_hint())
+        raise CorruptShard(where, found, expected=f"the index of {name}, {size:,} bytes", remedy=recreate_hint())
 
 
 def check_listed_sidecar(data: bytes, where: str, entry: ShardEntry) -> None:

@@ -108,8 +108,7 @@ def _write_plan_file(listed: Listed, plan_file: PlanFile) -> None:
 
 def _write_payload_spool(listed: Listed, stack: ExitStack) -> Listed:
     entries = listed.entries
-    size = int(entries.rows.size[entries.rows.kind == SPAN].sum())
-    file = listed.outputs[0].destination.create_spool(size)
+    file = listed.outputs[0].destination.create_spool(int(entries.rows.size[entries.rows.kind == SPAN].sum()))
     stack.callback(file.abandon)
     listed.source.write_payloads(file)  # also writes samples that are not selected
     spans = replace(entries.known_spans, files=(SpanFile(os.fsencode(file.path), file.size, -1),))

@@ -101,7 +101,9 @@ class Destination:
     def open_publication(self, part_record: str = "") -> Publication:
         """Return a `Publication` of this dataset, or of the part with the record `part_record`."""
         indexes = StaleIndexes(self.folder, self.pattern, self.folder.names(), appends=self.appends)
-        old_policy: OldDataset = "keep" if self.appends else "replace" if self.if_exists == "overwrite" else "withdraw"
+        old_policy: OldDataset = "replace" if self.if_exists == "overwrite" else "withdraw"
+        if self.appends:
+            old_policy = "keep"
         if self.expected is not None:
             old_policy = "exchange"
         existing = {**self.existing, **self.folder.find_entries([part_record] if part_record else [])}
@@ -109,8 +111,7 @@ class Destination:
 
     def check_space(self, size: int) -> None:
         """Raise an error if there is too little space for shards of `size` bytes in total."""
-        keeps_old = self.if_exists == "overwrite" and bool(self.existing)
-        check_space(self.folder, size, "written", keeps_old=keeps_old)
+        check_space(self.folder, size, "written", keeps_old=self.if_exists == "overwrite" and bool(self.existing))
 
     def create_spool(self, size: int) -> StagedFile:
         """Create a temporary file for `size` bytes of payloads."""
@@ -172,8 +173,9 @@ def inspect_destination(previous: Destination) -> Destination:
         _check_unfinished(destination)
     elif destination.existing and destination.if_exists == "error":
         is_finished = pattern.dataset_file in destination.existing
-        alternative = f"add new samples with {flag_text('update')}"
-        alternative = alternative if is_finished else f"continue that run with {flag_text('resume')}"
+        alternative = f"continue that run with {flag_text('resume')}"
+        if is_finished:
+            alternative = f"add new samples with {flag_text('update')}"
         found = f"{already_exist_text(len(own_files), 'file')}: {format_list(own_files, 3)}"
         remedy = f"Choose another name, {alternative}, or replace them with {flag_text('overwrite')}."
         raise OutputExists(where, found, remedy=remedy)
@@ -200,9 +202,9 @@ def _inspect_part(destination: Destination) -> Destination:
 
 
 def _check_dataset_file(destination: Destination) -> None:
-    name, data, may_be_replaced = destination.pattern.dataset_file, b"", False
+    data, may_be_replaced = b"", False
     with suppress(OSError):
-        data = destination.folder.read(name)
+        data = destination.folder.read(destination.pattern.dataset_file)
         may_be_replaced = may_be_dataset_file(data) and not os.path.islink(destination.dataset_file)
     shards = parse_shard_names(data)
     if shards is None and not may_be_replaced:
@@ -230,11 +232,10 @@ def _check_dataset_file(destination: Destination) -> None:
 
 def _check_unfinished(destination: Destination) -> None:
     # An interrupted run leaves at most one shard without a sidecar. Several such shards come from another tool.
-    shards = [name for name in destination.existing if name.endswith(destination.pattern.format)]
+    shards = sorted(name for name in destination.existing if name.endswith(destination.pattern.format))
     has_sidecar = any(sidecar_name(name) in destination.existing for name in shards)
     if destination.folder.has_staging and len(shards) > 1 and not has_sidecar:
-        count, names = pluralize(len(shards), "shard"), format_list(sorted(shards), 3)
-        found = f"{count} without a dataset file or a sidecar: {names}"
+        found = f"{pluralize(len(shards), 'shard')} without a dataset file or a sidecar: {format_list(shards, 3)}"
         expected = "a dataset to update, or no shards"
         remedy = "Run `shardtool index` to turn another tool's shards into a dataset, or choose another name."
         raise OutputExists(destination.folder.path or ".", found, expected=expected, remedy=remedy)

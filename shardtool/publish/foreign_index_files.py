@@ -72,10 +72,11 @@ def find_existing_exports(folder: OutputFolder, old: DatasetFile | None) -> list
     """Return the `--export` formats whose index files exist for the dataset `old`."""
     if old is None or not old.shards:
         return []
-    own_shards, existing = {shard.name for shard in old.shards}, []
+    shards = {shard.name for shard in old.shards}
+    existing = []
     for name, export in exports.EXPORTS.items():
         if export.folder_file:  # the file may belong to another dataset in the folder
-            exists = not own_shards.isdisjoint(read_sample_counts(export, folder))
+            exists = not shards.isdisjoint(read_sample_counts(export, folder))
         else:
             name_of_first = exports.index_name(old.shards[0].name, export)
             exists = bool(export.suffix) and bool(folder.find_entries([name_of_first]))
@@ -154,6 +155,7 @@ def copy_folder_indexes(datasets: Sequence[DatasetFile], source: str, folder: Ou
 
 
 def _write_new(folder: OutputFolder, path: str, data: bytes) -> bool:
+    """Return whether the file was written."""
     subfolder, name = os.path.split(path)
     try:
         folder = open_subfolder(folder, subfolder)

@@ -142,19 +142,22 @@ def check_listed_shards(
 
     Without `overwrite`, also raise an error if the file does not list exactly the shards of `dataset`.
     """
-    listed, given_names = {entry.name for entry in old.shards}, {shard.name for shard in dataset.shards}
-    others = sorted(listed - given_names)
+    listed_names, given_names = {entry.name for entry in old.shards}, {shard.name for shard in dataset.shards}
+    not_given = sorted(listed_names - given_names)
     folder = join(folder_of(path), to_local_name(old.shards_folder))
-    existing = set(list_folder_names(folder)) if others else set()
-    if ungiven := [name for name in others if to_local_name(name) in existing]:
-        found = f"it lists {pluralize(len(ungiven), 'shard')} that exist and were not given: {format_list(ungiven, 3)}"
+    in_folder = set(list_folder_names(folder)) if not_given else set()
+    if existing := [name for name in not_given if to_local_name(name) in in_folder]:
+        found = (
+            f"it lists {pluralize(len(existing), 'shard')} that exist and were not given: {format_list(existing, 3)}"
+        )
         remedy = f"Index all shards of the dataset, or choose another {option_text('output')}."
         raise OutputExists(path, found, remedy=remedy)
-    if given_names - listed:
+    if given_names - listed_names:
         require_finished(dataset)
-    if listed != given_names or old.shards_folder != shards_folder:
-        missing = f", {pluralize(len(others), 'shard')} of them missing: {format_list(others, 3)}" if others else ""
-        found = f"it lists {pluralize(len(listed), 'shard')}{missing}; {len(given_names):,} were given"
+    if listed_names != given_names or old.shards_folder != shards_folder:
+        missing = f", {pluralize(len(not_given), 'shard')} of them missing: {format_list(not_given, 3)}"
+        missing = missing if not_given else ""
+        found = f"it lists {pluralize(len(listed_names), 'shard')}{missing}; {len(given_names):,} were given"
         _check_replaceable(path, found, _LOST_WITH_DATASET_FILE, overwrite=overwrite)
 
 
@@ -167,8 +170,9 @@ def _check_replaceable(path: str, found: str, lost: str, *, overwrite: bool) -> 
 
 def check_not_interleaved(scan: ShardScan) -> None:
     """Raise an error if the fields of samples are interleaved, because readers would split these samples."""
-    repeated = scan.format == "tar" and len({*scan.keys}) < len(scan.keys)
-    if interleaved := interleaved_samples(scan.keys, scan.fields()) if repeated else []:
+    if scan.format != "tar" or len({*scan.keys}) == len(scan.keys):
+        return
+    if interleaved := interleaved_samples(scan.keys, scan.fields()):
         first, second = interleaved[0]
         key, offsets = decode_name(scan.keys[first]), f"at {scan.starts[first]:,} and at {scan.starts[second]:,}"
         found = f"interleaved fields in {pluralize(len(interleaved), 'sample')}, for example {key!r} {offsets}"

@@ -90,8 +90,8 @@ def merge(
     samples, shards = sum(shard.samples for shard in dataset.shards), len(dataset.shards)
     note = f"{pluralize(samples, 'sample')} of {pluralize(count, 'part')}"
     (observer or default_observer()).note(note)
-    path = str(without_markers(folder.full_path(pattern.dataset_file)))
-    return IndexResult(path, shards, shards, samples, (note,))
+    path = without_markers(folder.full_path(pattern.dataset_file))
+    return IndexResult(str(path), shards, shards, samples, (note,))
 
 
 class _WriterMerge:
@@ -99,15 +99,15 @@ class _WriterMerge:
         self._folder, self._pattern = folder, pattern
         self.parts = parts.find_writer_parts(pattern, folder.names())
         self._old = self._find_old()
-        self._listed = {shard.name for shard in self._old.shards} if self._old else set()
+        self._listed_names = {shard.name for shard in self._old.shards} if self._old else set()
         old_tags = [] if self._old is None else self._old.run.document[_MERGED_KEY]
         self._old_tags = [str(tag) for tag in old_tags] if isinstance(old_tags, list) else []
 
     def run(self) -> tuple[int, DatasetFile]:
         new_parts = [part for part in self.parts.values() if not self._is_merged(part)]
-        self._check_all_finished(new_parts)
+        self._check_finished(new_parts)
         records = [parts.read_part_record(self._folder, self._pattern, part.tag) for part in new_parts]
-        new_datasets = [self._check_files(record, record.dataset) for record in records if record.dataset is not None]
+        new_datasets = [self._read_checked(record, record.dataset) for record in records if record.dataset is not None]
         datasets = [*([self._old] if self._old else []), *new_datasets]
         if not datasets:
             raise InvalidRequest(self._pattern.text, "parts without samples", expected="at least one sample")
@@ -117,15 +117,15 @@ class _WriterMerge:
             old_rows = self._read_old_skipped(self._old.skipped_file)
             where = self._folder.full_path(self._old.skipped_file)
             skipped = skipped_list.merge_new_rows(old_rows, self._old, skipped, where)
-        rows = skipped_list.encode_skipped(skipped)
+        skipped_rows = skipped_list.encode_skipped(skipped)
         tags = [*dict.fromkeys([*self._old_tags, *(part.tag for part in new_parts)])]
         dataset = self._join(datasets, skipped, tags)
         if new_datasets:
-            small = {self._pattern.skipped_file: rows} if rows else {}
-            Publication(self._folder, self._pattern.dataset_file, "keep").finish(dataset.encode(), before=small)
+            before = {self._pattern.skipped_file: skipped_rows} if skipped_rows else {}
+            Publication(self._folder, self._pattern.dataset_file, "keep").finish(dataset.encode(), before=before)
         names = self._folder.names()
-        stale = [parts.list_writer_part_files(self._pattern, tag, names) for tag in self.parts]
-        self._folder.remove([*chain.from_iterable(stale)])
+        part_files = [parts.list_writer_part_files(self._pattern, tag, names) for tag in self.parts]
+        self._folder.remove([*chain.from_iterable(part_files)])
         return len(self.parts), dataset
 
     def _find_old(self) -> DatasetFile | None:
@@ -138,14 +138,13 @@ class _WriterMerge:
         return old
 
     def _is_merged(self, part: WriterPart) -> bool:
-        listed_shards = [name for name in part.shards if to_output_name(name) in self._listed]
+        listed_shards = [name for name in part.shards if to_output_name(name) in self._listed_names]
         if listed_shards and len(listed_shards) < len(part.shards):
-            summary = f"{len(listed_shards):,} already merged"
-            found = f"{part.tag}: {pluralize(len(part.shards), 'shard')}, {summary}"
+            found = f"{part.tag}: {pluralize(len(part.shards), 'shard')}, {len(listed_shards):,} already merged"
             raise InvalidRequest(self._pattern.text, found, expected="a part that does not change after its merge")
         return bool(listed_shards) or (part.tag in self._old_tags and not part.shards)
 
-    def _check_all_finished(self, new_parts: Sequence[WriterPart]) -> None:
+    def _check_finished(self, new_parts: Sequence[WriterPart]) -> None:
         where = self._pattern.text
         counts = {part.parts for part in self.parts.values() if part.parts is not None}
         unfinished = [f"{part.tag} ({pluralize(len(part.shards), 'shard')})" for part in new_parts if not part.finished]
@@ -154,7 +153,7 @@ class _WriterMerge:
         missing = [tag for tag in expected_tags if tag not in known_tags]
         _check_all_finished(where, counts, unfinished, missing, flag_text("resume"))
 
-    def _check_files(self, record: PartRecord, dataset: DatasetFile) -> DatasetFile:
+    def _read_checked(self, record: PartRecord, dataset: DatasetFile) -> DatasetFile:
         part_pattern = parts.add_tag(self._pattern, str(record.part))
         existing = self._folder.find_entries(name for name in self._folder.names() if part_pattern.owns(name))
         return check_existing_dataset(self._folder, part_pattern, existing, dataset.encode())
@@ -194,11 +193,11 @@ def contains_part(dataset: DatasetFile, record: PartRecord) -> bool:
     """Return whether the dataset file lists the shards of a part."""
     if not isinstance(record.part, RunPart):
         return False
-    own_range = record.part.shards(record.planned)
+    part_range = record.part.shards(record.planned)
     part_shards = () if record.dataset is None else record.dataset.shards
     if record.dataset is not None and record.dataset.run != dataset.run:
         return False
-    return len(dataset.shards) == record.planned and dataset.shards[own_range.start : own_range.stop] == part_shards
+    return len(dataset.shards) == record.planned and dataset.shards[part_range.start : part_range.stop] == part_shards
 
 
 def merge_run_parts(folder: OutputFolder, pattern: ShardPattern) -> tuple[int, DatasetFile]:
@@ -214,7 +213,7 @@ def merge_run_parts(folder: OutputFolder, pattern: ShardPattern) -> tuple[int, D
     _check_all_finished(pattern.text, counts, interrupted, missing, flag_text("resume"))
     records = [parts.read_part_record(folder, pattern, part) for part in finished]
     _check_one_plan(records, pattern)
-    files = [record.dataset for record in records if record.dataset is not None]
+    datasets = [record.dataset for record in records if record.dataset is not None]
     existing = folder.find_entries(name for name in folder.names() if pattern.owns(name))
     for record in records:
         _check_part_files(folder, pattern, record, existing)
@@ -224,7 +223,7 @@ def merge_run_parts(folder: OutputFolder, pattern: ShardPattern) -> tuple[int, D
         found = f"{pluralize(len(stale), 'file')} that match the pattern but belong to no part: {format_list(stale, 3)}"
         raise OutputExists(folder.path or ".", found, remedy="Move them to another folder and merge again.")
     skipped = sort_rows(row for record in records for row in record.skipped)
-    dataset = join_parts(files, skipped, pattern)
+    dataset = join_parts(datasets, skipped, pattern)
     if records[0].content and not skipped:
         check_fingerprint(dataset.run.source, dataset.fingerprint, records[0].content)
     if not any(shard.samples for shard in dataset.shards):
@@ -315,17 +314,18 @@ def _check_one_plan(records: Sequence[PartRecord], pattern: ShardPattern) -> Non
 def _check_part_files(
     folder: OutputFolder, pattern: ShardPattern, record: PartRecord, existing: Mapping[str, EntryInfo]
 ) -> None:
-    dataset, content = record.dataset, list[int | None]()
+    dataset = record.dataset
+    fingerprints = list[int | None]()
     for shard in () if dataset is None else dataset.shards:
         try:
             listed_files.check_file_size(folder, to_local_name(shard.name), shard.size, existing)
             index = listed_files.read_listed_sidecar(folder, shard, existing)
-            content.append(index.fingerprint() if dataset is not None and dataset.format == "tar" else None)
+            fingerprints.append(index.fingerprint() if dataset is not None and dataset.format == "tar" else None)
         except CorruptShard as error:
             expected = error.expected.partition(", as ")[0] or "its sidecar"
             raise _part_file_error(error.where, record.part, error.found, expected) from None
-    found = format_fingerprint(sum(shard_content for shard_content in content if shard_content is not None))
-    is_known = dataset is not None and dataset.format == "tar" and None not in content
+    found = format_fingerprint(sum(fingerprint for fingerprint in fingerprints if fingerprint is not None))
+    is_known = dataset is not None and dataset.format == "tar" and None not in fingerprints
     if dataset is not None and is_known and found != dataset.fingerprint:
         where = folder.full_path(parts.part_record_name(pattern, record.part))
         raise _part_file_error(where, record.part, f"fingerprint {dataset.fingerprint}", f"{found} as in the sidecars")

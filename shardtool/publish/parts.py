@@ -132,7 +132,8 @@ def _parse_record(data: bytes, pattern: ShardPattern, part: RunPart | str, where
     record = PartRecord(part, file, skipped)
     names = [shard.name for shard in file.shards] if file else []
     if isinstance(part, str):
-        pattern, numbers = add_tag(pattern, part), range(len(names))
+        pattern = add_tag(pattern, part)
+        numbers = range(len(names))
         if document["writer"] != part:
             raise ValueError(f"the record of {document['writer']!r:.40}")
     else:
@@ -255,7 +256,7 @@ def find_writer_parts(pattern: ShardPattern, names: Iterable[str]) -> dict[str, 
         is_record = name in (part_record_name(pattern, tag), old_empty_name(part_pattern))
         if not is_record and not part_pattern.owns(name):
             continue
-        part = parts.get(tag) or WriterPart(tag, *((int(number), int(count)) if number else (None, None)))
+        part = parts.get(tag) or WriterPart(tag, int(number) if number else None, int(count) if count else None)
         if is_record or name == part_pattern.dataset_file:
             part = part._replace(finished=True)
         elif name.endswith(f".{pattern.format}"):
@@ -273,6 +274,6 @@ def old_empty_name(part_pattern: ShardPattern) -> str:
 def list_writer_part_files(pattern: ShardPattern, tag: str, names: Iterable[str]) -> list[str]:
     """Return the files that a merge deletes for a writer's part."""
     part_pattern, existing = add_tag(pattern, tag), {*names}
-    own = [part_record_name(pattern, tag), part_pattern.dataset_file, part_pattern.skipped_file]
-    own += [old_empty_name(part_pattern), *list_journals(part_pattern.base, existing)]
-    return sorted(existing.intersection(own))
+    part_files = [part_record_name(pattern, tag), part_pattern.dataset_file, part_pattern.skipped_file]
+    part_files += [old_empty_name(part_pattern), *list_journals(part_pattern.base, existing)]
+    return sorted(existing.intersection(part_files))

@@ -165,14 +165,14 @@ class Publication:
             if self._old == "exchange":
                 self._exchange(staged, dataset_file)
             else:
-                last = self.folder.stage_bytes(self.dataset_file, dataset_file)
+                staged_dataset_file = self.folder.stage_bytes(self.dataset_file, dataset_file)
                 if is_changed:
                     self.withdraw()
                 waiting_shards = [file for files, _ in self._waiting for file in files]
                 self._publish(waiting_shards, [*(file for _, files in self._waiting for file in files), *staged])
                 self.folder.remove([*stale])
                 stale_shards[0].remove([*stale_shards[1]])
-                self.folder.publish(last)
+                self.folder.publish(staged_dataset_file)
             self._waiting = []
         self.folder.remove([*leftovers])
 

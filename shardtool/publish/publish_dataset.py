@@ -50,8 +50,7 @@ def publish_dataset(
         _check_recreated(dataset, destination.expected)
     sizes = {to_local_name(shard.name): shard.size for shard in totals.shards}
     sizes |= {to_local_name(shard.sidecar): shard.sidecar_size for shard in totals.shards}
-    remedy = f"Run the same command again with {flag_text('resume')}."
-    check_published(destination.folder, sizes, remedy)
+    check_published(destination.folder, sizes, f"Run the same command again with {flag_text('resume')}.")
     new_shards = [pattern.shard(shard) for shard in range(destination.first, last)]
     finish_dataset(publication, destination, new_shards, dataset, skipped, part)
     return dataset
