@@ -54,7 +54,7 @@ TIME_FIELDS = {
 }  # fmt: skip
 
 
-# operations whose results can be outside the range of 64-bit integers
+# operations whose results can exceed 64 bits
 _CAN_OVERFLOW = (operator.add, operator.sub, operator.mul, operator.pow, operator.neg, abs)
 _OVERFLOW_ERROR = "a whole number outside the range of 64 bits. Add 0.0 to calculate with floating-point numbers"
 

@@ -78,9 +78,9 @@ def _zip_members(file: ShardFile | CompressedFile) -> Iterator[_ArchiveMember]:
                 yield _ArchiveMember(name, member.offset, member.size, problem)
     import numpy as np
 
-    starts = np.array(ranges[::2], np.int64)
+    starts, ends = np.array(ranges, np.int64).reshape(-1, 2).T
     order = np.argsort(starts)
-    if np.any(np.array(ranges[1::2], np.int64)[order][:-1] > starts[order][1:]):
+    if np.any(ends[order][:-1] > starts[order][1:]):
         raise CorruptShard(file.path, "overlapping members: a zip that unpacks to far more than its size")
 
 
@@ -142,8 +142,7 @@ class ArchiveSource(FolderSource):
         from shardtool.entries.sample_table import FieldSpans
 
         options = self._options
-        dots = options.dots or "first"
-        rules = ScanRules(options.include, options.exclude, options.hidden, options.symlinks, dots)
+        rules = ScanRules(options.include, options.exclude, options.hidden, options.symlinks, options.dots or "first")
         with CompressedFile(self._path) if self._is_compressed else ShardFile(self._path) as file:
             part, offsets = self._members(file, rules)
         skipped, part.skipped = part.skipped, []

@@ -25,16 +25,17 @@ from shardtool.source.scan import make_scan_tasks, scan_items
 from shardtool.source.scan_part import ALWAYS_CHANGED, FileCollector, ScanPart, ScanRules
 from shardtool.source.source_checks import shards_note
 from shardtool.storage import paths, remote
-from shardtool.storage.paths import is_address
 from shardtool.storage.remote import address
 from shardtool.units import pluralize
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     import pyarrow as pa
 
+    from shardtool.entries.classes import Classes
     from shardtool.entries.sample_table import SampleTable
+    from shardtool.entries.strings import PackedStrings
     from shardtool.execute.pool import Pool
     from shardtool.pattern import ShardPattern
     from shardtool.request.observer import Observer
@@ -43,10 +44,6 @@ if TYPE_CHECKING:
     from shardtool.storage.remote.buckets import BucketEntry
 
     FolderListing = tuple[SampleTable, tuple[Skipped, ...], list[str]]
-    from collections.abc import Sequence
-
-    from shardtool.entries.classes import Classes
-    from shardtool.entries.strings import PackedStrings
 
 
 _GLOB_CHARACTERS = re.compile(rb"[*?\[]")
@@ -359,7 +356,7 @@ class FileTree(NamedTuple):
 
     def scan(self, pool: Pool, observer: Observer) -> list[ScanPart]:
         """Return the samples in key order, divided into parts."""
-        if is_address(self.root):
+        if paths.is_address(self.root):
             return [self._scan_objects(observer)]
         pool.check_access((self.root,))
         importer = threading.Thread(target=_import_ahead, daemon=True)

@@ -55,7 +55,7 @@ _MEDIA = IMAGE_ENDINGS | _AUDIO | _VIDEO | {"avif", "jxl", "jp2", "heic"}
 _PACKED = {"Parquet": (PARQUET_ENDING,), "JSON-lines": JSON_LINES_ENDINGS, "zip": (".zip",)}
 _PAGES = {"Parquet": "docs/tables.md", "JSON-lines": "docs/tables.md", "zip": "docs/sources.md"}
 _ROWS = "packs their rows"
-_TRANSCRIPTS = "trans.txt"  # the extension of LibriSpeech's transcript files, which have one line per audio clip
+_TRANSCRIPTS = "trans.txt"  # LibriSpeech's transcripts, with one line per audio clip
 
 
 class Advice(NamedTuple):
@@ -195,11 +195,13 @@ def _find_suffixes(tree: _Tree) -> Advice | None:
     }
     paired = [suffix for suffix, group in groups.items() if _has_partners(tree, group, suffix, b"")]
     if not paired:
-        paired = next(([*pair] for pair in combinations(groups, 2) if _has_partners(tree, groups[pair[0]], *pair)), [])
-        others = [suffix for suffix in groups if paired and suffix not in paired]
-        paired += [suffix for suffix in others if _has_partners(tree, groups[suffix], suffix, paired[0])]
-    if not paired:
-        return None
+        pairs = combinations(groups, 2)
+        first_pair = next((pair for pair in pairs if _has_partners(tree, groups[pair[0]], *pair)), None)
+        if first_pair is None:
+            return None
+        others = [suffix for suffix in groups if suffix not in first_pair]
+        paired = [suffix for suffix in others if _has_partners(tree, groups[suffix], suffix, first_pair[0])]
+        paired += first_pair
     pattern = _suffix_pattern(sorted(paired))
     shown = format_list([printable(suffix) for suffix in sorted(paired)])
     found = f"{_lacking_text(tree)}; the file names differ only by {shown}"
@@ -239,12 +241,13 @@ class _Folder(NamedTuple):
 
 
 def _folders_in(tree: _Tree, parent: _Folder) -> list[_Folder]:
-    folders, sample, stray = list[_Folder](), parent.low, 0
+    folders = list[_Folder]()
+    sample, stray_files = parent.low, 0
     while sample < parent.high:
         name, slash, _ = tree.keys[sample][len(parent.path) :].partition(b"/")
         if not slash:
-            sample, stray = sample + 1, stray + 1
-            if stray > _MAX_STRAY_FILES:
+            sample, stray_files = sample + 1, stray_files + 1
+            if stray_files > _MAX_STRAY_FILES:
                 return []
             continue
         path = parent.path + name + b"/"
@@ -292,15 +295,15 @@ def _folders_text(tree: _Tree, names: Sequence[bytes]) -> str:
 
 
 def _related_folders(tree: _Tree, folders: Sequence[_Folder]) -> list[_Folder]:
-    parts = [folder for folder in folders if to_text(folder.name).lower() not in SPLIT_NAMES]
-    largest = max(parts, key=lambda folder: folder.high - folder.low, default=None)
+    candidates = [folder for folder in folders if to_text(folder.name).lower() not in SPLIT_NAMES]
+    largest = max(candidates, key=lambda folder: folder.high - folder.low, default=None)
     if largest is None:
         return []
-    siblings = [folder for folder in parts if folder is largest or _are_parts(tree, folder, largest)]
+    siblings = [folder for folder in candidates if folder is largest or _share_samples(tree, folder, largest)]
     return siblings if len(siblings) > 1 else []
 
 
-def _are_parts(tree: _Tree, folder: _Folder, larger: _Folder) -> bool:
+def _share_samples(tree: _Tree, folder: _Folder, larger: _Folder) -> bool:
     group = _sample_evenly(range(folder.low, folder.high))
     partners = [tree.find(larger.path + tree.keys[sample][len(folder.path) :]) for sample in group]
     pairs = [(sample, partner) for sample, partner in zip(group, partners, strict=True) if partner is not None]
@@ -378,7 +381,7 @@ def _find_transcripts(tree: _Tree) -> Advice | None:
     clips = sum(count for name, count in counts.items() if name.lower() in _AUDIO)
     if not files or clips < files or address.is_url(tree.source):
         return None
-    where = f"{files:,} *.{_TRANSCRIPTS} file{'s' * (files > 1)}"
+    where = f"{files:,} *.{_TRANSCRIPTS} {'file' if files == 1 else 'files'}"
     found = f"{pluralize(clips, 'sample')} lack txt; the transcripts are in {where}"
     lines = f"(cd {quote(tree.inside())} && find . -name '*.{_TRANSCRIPTS}' -exec grep -H . {{}} +)"
     rows = r"sed -E 's|^\./||; s|[^/:]*:([^ ]+) |\1\t|' > transcripts.tsv"
@@ -389,14 +392,14 @@ def _find_transcripts(tree: _Tree) -> Advice | None:
 
 def _find_table(tree: _Tree) -> Advice | None:
     counts = tree.entries.code_counts()
-    codes, media = [], 0
+    table_codes, media_files = [], 0
     for code, field in enumerate(tree.entries.fields):
         if table_ending(f"x.{field}") and counts[code] <= _MAX_TABLES:
-            codes.append(code)
+            table_codes.append(code)
         elif field.rpartition(".")[2].lower() in _MEDIA:
-            media += counts[code]
-    tables = _files_with(tree, codes, _MAX_TABLES * len(codes)) if codes else []
-    if not tables or media < _MIN_PARTNER_SHARE * (len(tree.entries.rows.code) - len(tables)):
+            media_files += counts[code]
+    tables = _files_with(tree, table_codes, _MAX_TABLES * len(table_codes)) if table_codes else []
+    if not tables or media_files < _MIN_PARTNER_SHARE * (len(tree.entries.rows.code) - len(tables)):
         return None
     at_top = [path for path in tables if b"/" not in path]
     in_splits = [path for path in tables if _is_split(path)]
@@ -404,8 +407,8 @@ def _find_table(tree: _Tree) -> Advice | None:
         in_splits = tables if len(tables) == 1 else []
     if chosen := at_top if len(at_top) == 1 else in_splits:
         return _advise_table(tree, chosen)
-    if (splits := _find_split_annotations(tree, tables)) is not None:
-        return splits
+    if (advice := _find_split_annotations(tree, tables)) is not None:
+        return advice
     folders = [path.rpartition(b"/")[0] for path in tables]
     if len({*map(_file_name, tables)}) == 1 and len({*folders}) > 1 and all(map(_is_split, folders)):
         return _advise_split_folders(tree, tables)
@@ -416,16 +419,17 @@ def _is_split(path: bytes) -> bool:
     return to_text(_file_name(path)).partition(".")[0].lower() in SPLIT_NAMES
 
 
-def _match_table(tree: _Tree, table: bytes) -> tuple[bytes, Match] | None:
+def _match_table(tree: _Tree, table: bytes) -> tuple[bytes, Match | None]:
+    """Return the folder to which paths in the table are relative, and how to pack the listed files."""
     from shardtool.source.table_head import matching_column, read_table_head
 
     if (head := read_table_head(tree.inside(table))) is None:
-        return None
+        return b"", None
     folders = _folders_in(tree, _Folder(b"", 0, len(tree.keys)))
     folders += [inner for folder in folders for inner in _folders_in(tree, folder)]
     roots = dict.fromkeys((_parent_folder(table), b"", *(folder.path for folder in folders)))
     matches = ((root, matching_column(head, tree.has_file, tree.has, root)) for root in roots)
-    return next(((root, match) for root, match in matches if match), None)
+    return next(((root, match) for root, match in matches if match), (b"", None))
 
 
 def _lacking_columns_text(tree: _Tree, tables: Sequence[bytes], names: str) -> str:
@@ -433,9 +437,9 @@ def _lacking_columns_text(tree: _Tree, tables: Sequence[bytes], names: str) -> s
 
 
 def _advise_table(tree: _Tree, tables: Sequence[bytes]) -> Advice | None:
-    if (matched := _match_table(tree, tables[0])) is None:
+    root, match = _match_table(tree, tables[0])
+    if match is None:
         return None
-    root, match = matched
     names = [printable(name) for name in tables]
     if len(tables) > 1:
         found = f"{_lacking_columns_text(tree, tables, format_list(names))}, which are packed as separate samples"
@@ -465,25 +469,27 @@ def _find_split_annotations(tree: _Tree, tables: Sequence[bytes]) -> Advice | No
         return None
     prefix, ending = max(prefixes, key=lambda key: (_file_name(key[0]) == b"instances_", len(prefixes[key])))
     splits = prefixes[prefix, ending]
-    matched = _match_table(tree, prefix + splits[0] + b"." + ending)
-    if matched is None or matched[0] != splits[0] + b"/" or matched[1].as_source:
+    root, match = _match_table(tree, prefix + splits[0] + b"." + ending)
+    if match is None or root != splits[0] + b"/" or match.as_source:
         return None
     found = _lacking_columns_text(tree, tables, f"{printable(prefix)}*")
-    folder, annotations = f'{quote(tree.inside())}/"$split"', f'{quote(tree.inside(prefix))}"$split".{to_text(ending)}'
-    options = [*cli_words("join", annotations), *_option_words(matched[1].options)]
+    folder = f'{quote(tree.inside())}/"$split"'
+    annotations = f'{quote(tree.inside(prefix))}"$split".{to_text(ending)}'
+    options = [*cli_words("join", annotations), *_option_words(match.options)]
     return Advice(found, _create_each_split(splits, [folder], options))
 
 
 def _advise_split_folders(tree: _Tree, tables: Sequence[bytes]) -> Advice | None:
-    matched = _match_table(tree, tables[0])
-    if matched is None or not matched[1].as_source or matched[0] != _parent_folder(tables[0]):
+    folder, name = _parent_folder(tables[0]), _file_name(tables[0])
+    root, match = _match_table(tree, tables[0])
+    if match is None or not match.as_source or root != folder:
         return None
-    parent, name = tables[0].rpartition(b"/")[0].rpartition(b"/")[0], _file_name(tables[0])
+    parent = _parent_folder(folder[:-1])
     splits = [_file_name(table.rpartition(b"/")[0]) for table in tables]
     shown = " ".join(quote(to_text(split)) for split in splits)
     found = _lacking_columns_text(tree, tables, f"{printable(name)} in {shown}")
     source = f'{quote(tree.inside(parent))}/"$split"/{quote(to_text(name))}'
-    return Advice(found, _create_each_split(splits, [source, *_option_words(matched[1].options)]))
+    return Advice(found, _create_each_split(splits, [source, *_option_words(match.options)]))
 
 
 _FINDERS = (_find_packed, _find_suffixes, _find_siblings, _find_transcripts, _find_table)

@@ -36,9 +36,9 @@ class NumberField(NamedTuple):
     Attributes:
         number: The type of the numbers. In a tar shard, the type that the strings may represent.
         is_tfrecord: Whether the shard stores numbers rather than strings.
-        offsets: int64, the offset of each value in the shard.
-        lengths: int64, the length of each value in bytes.
-        crcs: int64, the expected CRC-32C of each value, or -1 if unknown.
+        offsets: int64, in the shard.
+        lengths: int64, in bytes.
+        crcs: int64, the expected CRC-32C, or -1 if unknown.
     """
 
     field: str

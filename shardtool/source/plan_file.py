@@ -49,7 +49,7 @@ from shardtool.units import format_size
 from shardtool.values import ValueType, __version__, chunk_slices
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -145,14 +145,14 @@ def read_entries(
     if pa.schema([*stored_schema][:expected_count]) != schema or has_reserved:
         raise ValueError("unexpected columns")
     keys = _read_names(file, KEY_COLUMN)
-    first, columns, paths = _read_fields(file, schema.field(FIELDS_COLUMN).type.value_type)
+    first_rows, columns, paths = _read_fields(file, schema.field(FIELDS_COLUMN).type.value_type)
     inline = {name: _read_names(file, _INLINE_COLUMN.format(index)) for index, name in enumerate(values.inline)}
     code, kind, size, mtime_ns, changed_ns, *span_columns = columns
     spans = FieldSpans((request.archive,), np.zeros(len(keys), np.uint32), *span_columns) if request.archive else None
     entries = SampleTable(
         root=request.root,
         keys=keys,
-        first_rows=first,
+        first_rows=first_rows,
         fields=names,
         rows=FieldRows(code, kind, size, mtime_ns, changed_ns, paths),
         values=values._replace(inline=inline),
@@ -179,7 +179,7 @@ def _read_fields(
 ) -> tuple[NDArray[np.int64], list[NDArray[Any]], PackedStrings | None]:
     groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
     max_rows = sum(group.column(1).num_values for group in groups)
-    starts, sample, row = np.zeros(file.metadata.num_rows + 1, np.int64), 0, 0
+    first_rows, sample, row = np.zeros(file.metadata.num_rows + 1, np.int64), 0, 0
     # Copy chunks into arrays, because concatenating the chunks would take twice the memory.
     columns = [np.empty(max_rows, str(member.type)) for member in kind if member.name != _PATH_NAME]
     has_paths, paths = kind.num_fields > len(columns), list[bytes]()
@@ -191,10 +191,11 @@ def _read_fields(
         for column, array in zip(columns, arrays, strict=False):
             column[row : row + len(array)] = number_values(array)
         paths += [_join_texts(array) for array in arrays[len(columns) :]]
-        starts[sample + 1 : sample + 1 + len(lists)] = np.diff(number_values(lists.offsets))
+        first_rows[sample + 1 : sample + 1 + len(lists)] = np.diff(number_values(lists.offsets))
         sample, row = sample + len(lists), row + len(structs)
-    np.cumsum(starts, out=starts)
-    return starts, [column[:row] for column in columns], PackedStrings.parse(b"".join(paths)) if has_paths else None
+    np.cumsum(first_rows, out=first_rows)
+    columns = [column[:row] for column in columns]
+    return first_rows, columns, PackedStrings.parse(b"".join(paths)) if has_paths else None
 
 
 def _check_entries(entries: SampleTable) -> None:
@@ -219,18 +220,18 @@ def _check_entries(entries: SampleTable) -> None:
             raise ValueError(problem)
     if spans is not None:
         size = rows.size if spans.files[0].form == "tar" else 0
-        beyond = (spans.offset < 0) | (spans.offset + size > spans.files[0].size)
-        if np.any(beyond & (rows.kind == SPAN)):
+        is_outside = (spans.offset < 0) | (spans.offset + size > spans.files[0].size)
+        if np.any(is_outside & (rows.kind == SPAN)):
             raise ValueError("payloads beyond the end of the archive")
-    remaining = rows.kind == INLINE
+    lacks_value = rows.kind == INLINE
     for name, texts in entries.values.inline.items():
-        field_rows = np.flatnonzero(remaining & (rows.code == entries.fields.index(name)))
+        field_rows = np.flatnonzero(lacks_value & (rows.code == entries.fields.index(name)))
         if len(texts) != len(entries) or not isinstance(texts, PackedStrings):
             raise ValueError(f"a number of values of {name!r} that differs from the number of samples")
         if not np.array_equal(_payload_lengths(texts)[entries.samples_of(field_rows)], rows.size[field_rows]):
             raise ValueError(f"values of {name!r} whose sizes differ from the listed sizes")
-        remaining[field_rows] = False
-    if remaining.any():
+        lacks_value[field_rows] = False
+    if lacks_value.any():
         raise ValueError("inline fields without values")
 
 
@@ -392,7 +393,8 @@ def _read_metadata(file: pq.ParquetFile, path: str) -> dict[str, Any]:
 def _check_request(path: str, metadata: Mapping[str, Any], request: PlanRequest) -> None:
     source, options = metadata["source"], metadata["options"]
     remedy = f"Write a new plan with {option_text('plan_only', 'FILE')}."
-    planned, requested = (source["kind"], [*source["names"]]), (request.kind, [*request.names])
+    planned = source["kind"], [*source["names"]]
+    requested = request.kind, [*request.names]
     if planned != requested:
         found, expected = (
             f"the {kind} {format_list([str(name) for name in names if name])}" for kind, names in (planned, requested)
@@ -462,9 +464,11 @@ def _real_folder(parent: bytes, path: bytes) -> bytes:
 
 def _folders_and_links(entries: SampleTable, is_file: NDArray[np.bool_]) -> Iterator[bytes]:
     seen, paths = set[bytes](), entries.rows.paths
-    texts, used = (entries.keys, np.ones(len(entries), np.bool_)) if paths is None else (paths, is_file)
+    texts = entries.keys if paths is None else paths
     for part in chunk_slices(len(texts)):
-        used_paths = compress(texts.span(part.start, part.stop)[:-1].split(b"\0"), used[part].tolist())
+        used_paths: Iterable[bytes] = texts.span(part.start, part.stop)[:-1].split(b"\0")
+        if paths is not None:
+            used_paths = compress(used_paths, is_file[part].tolist())
         new_folders = {text[: text.rfind(b"/") + 1] for text in used_paths} - seen
         seen |= new_folders
         yield from sorted(new_folders)

@@ -140,8 +140,8 @@ class RecordedRun(NamedTuple):
 
     @property
     def _missing_table_text(self) -> str:
-        lost = self.table_problem or f"which was not found (name it with {option_text('join', 'PATH')})"
-        return f"{self.table}, {lost}"
+        problem = self.table_problem or f"which was not found (name it with {option_text('join', 'PATH')})"
+        return f"{self.table}, {problem}"
 
     def unchecked(self) -> Iterator[str]:
         """Describe what cannot be compared, and why."""
@@ -167,9 +167,10 @@ def recorded_run(
             found = "the dataset was created without a table"
             raise InvalidRequest(option_text("join"), found, expected="a dataset that was created with one")
         return _build_run(file, user_options, user_options.join)
-    without = _build_run(file, user_options)
-    path = find_table(name, folders)
-    return _build_run(file, user_options, path)._replace(table=path, without_table=without) if path else without
+    run_without_table = _build_run(file, user_options)
+    if not (path := find_table(name, folders)):
+        return run_without_table
+    return _build_run(file, user_options, path)._replace(table=path, without_table=run_without_table)
 
 
 def table_folders(source: object, datasets: Iterable[str]) -> list[str]:
@@ -214,20 +215,21 @@ def _build_run(
             raise InvalidRequest(option_text(name), problem, expected="a dataset of `create`")
         recorded.pop("dots", None)  # `reshard` detects the value of `dots`, and has no option for it
     options_type = ReshardOptions if verb == "reshard" else CreateOptions
+    unrepeatable: dict[str, Any] = {}
     if table is None:
-        found, table_state = _without_table(recorded, options_type)
+        values, unrepeatable = _without_table(recorded, options_type)
     else:
         del recorded["join"]
-        found, table_state = {**_valid_options(recorded, options_type), "join": table}, {}
-    if file is not None and file.appends and not has_appended_sources(file) and not table_state:
+        values = {**_valid_options(recorded, options_type), "join": table}
+    if file is not None and file.appends and not has_appended_sources(file) and not unrepeatable:
         # If the source has grown, these options would select different samples.
-        selecting = [name for name in ("head", "per_class") if found.pop(name, None) is not None]
-        table_state = {"selecting_options": tuple(map(option_text, selecting))}
-        found.pop("of", None)
-    options = ReshardOptions(**found) if verb == "reshard" else _with_user_options(found, user_options)
-    function = printable(function)[:80]
-    options, has_added = _with_classes(options, file), added is not None
-    return RecordedRun(verb, options, map=function, has_added_fields=has_added, key_list=key_list, **table_state)
+        selecting = [name for name in ("head", "per_class") if values.pop(name, None) is not None]
+        unrepeatable = {"selecting_options": tuple(map(option_text, selecting))}
+        values.pop("of", None)
+    options = ReshardOptions(**values) if verb == "reshard" else _with_user_options(values, user_options)
+    options = _with_classes(options, file)
+    function, has_added = printable(function)[:80], added is not None
+    return RecordedRun(verb, options, map=function, has_added_fields=has_added, key_list=key_list, **unrepeatable)
 
 
 def _without_table(recorded: dict[str, Any], options_type: type[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -331,9 +333,9 @@ class RecordedSource:
         try:
             return self._list_samples(pool, observer)
         except InvalidRequest as error:
-            if (without := self.run.without_table) is None:
+            if (run := self.run.without_table) is None:
                 raise
-            self.run = without._replace(table_problem=f"which cannot be joined as found in {self.run.table}: {error}")
+            self.run = run._replace(table_problem=f"which cannot be joined as found in {self.run.table}: {error}")
             self.source = self._open(self.run)
             self._fixed_splits = self._find_fixed_splits()
             return self._list_samples(pool, observer)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from shardtool.errors import printable
 from shardtool.messages import cli_option
 from shardtool.names import split_name
-from shardtool.shard_samples import FILE, LINK
+from shardtool.shard_samples import LINK
 from shardtool.source.scan_part import (
     ALWAYS_CHANGED,
     SPECIAL_FILE_MESSAGE,
@@ -97,21 +97,21 @@ def _expand_folder(root: bytes, rules: ScanRules, item: ScanItem, part: ScanPart
         folder_stat = os.stat(path)
         is_same_device = folder_stat.st_dev == os.stat(root).st_dev
         changed = max(item.changed_ns, folder_stat.st_ctime_ns if is_same_device else ALWAYS_CHANGED)
-        files, links, folders, linked = _list_folder(root, rules, item.prefix, part)
+        files, links, folders, linked_folders = _list_folder(root, rules, item.prefix, part)
     except OSError as error:
         part.skipped.append(_failed_row(b"", item.prefix, error))
         return []
     if not folders:
         return [ScanItem(item.prefix, files, changed, links)] if files else []
-    items, done = [], 0
+    items, start = [], 0
     for name in sorted(name + b"/" for name in folders):
-        position = bisect_left(files, name, done)
-        if position > done:
-            items.append(ScanItem(item.prefix, files[done:position], changed, links))
-        items.append(ScanItem(item.prefix + name, None, ALWAYS_CHANGED if name[:-1] in linked else changed))
-        done = position
-    if done < len(files):
-        items.append(ScanItem(item.prefix, files[done:], changed, links))
+        end = bisect_left(files, name, start)
+        if end > start:
+            items.append(ScanItem(item.prefix, files[start:end], changed, links))
+        items.append(ScanItem(item.prefix + name, None, ALWAYS_CHANGED if name[:-1] in linked_folders else changed))
+        start = end
+    if start < len(files):
+        items.append(ScanItem(item.prefix, files[start:], changed, links))
     return items
 
 
@@ -121,7 +121,7 @@ def _list_folder(  # noqa: C901 - one loop, for speed
     files: list[bytes] = []
     links: set[bytes] = set()
     folders: list[bytes] = []
-    linked: set[bytes] = set()
+    linked_folders: set[bytes] = set()
     first, has_filters = rules.dots == "first", rules.has_filters
     with os.scandir(root + prefix) as listing:
         for entry in listing:
@@ -129,7 +129,7 @@ def _list_folder(  # noqa: C901 - one loop, for speed
             if (name[0] == _DOT_BYTE or name in SYSTEM_FILES) and not rules.hidden:
                 count_system_file(rules, prefix, name, part)
                 continue
-            link = False
+            is_link = False
             if entry.is_file(follow_symlinks=False):
                 pass
             elif entry.is_dir(follow_symlinks=False):
@@ -140,10 +140,10 @@ def _list_folder(  # noqa: C901 - one loop, for speed
                 kind = _inspect_special(root, rules, prefix, name, part.skipped)
                 if kind == "folder":
                     folders.append(name)
-                    linked.add(name)
+                    linked_folders.add(name)
                 if kind != "file":
                     continue
-                link = True
+                is_link = True
             if has_filters and not rules.includes_file(prefix, name):
                 continue
             file = name.replace(b".", b"\0", 1) if first else b"\0".join(name.rsplit(b".", 1))
@@ -154,14 +154,16 @@ def _list_folder(  # noqa: C901 - one loop, for speed
                     continue
                 file = b"\0".join(split)
             files.append(file)
-            if link:
-                links.add(files[-1])
+            if is_link:
+                links.add(file)
     files.sort()
-    return files, frozenset(links), folders, linked
+    return files, frozenset(links), folders, linked_folders
 
 
 def _inspect_special(root: bytes, rules: ScanRules, prefix: bytes, name: bytes, skipped: list[Skipped]) -> str:
-    path, is_included = root + prefix + name, rules.includes_file(prefix, name)
+    """Return the kind of a link's target, "file" or "folder", or "" to ignore or skip the path."""
+    path = root + prefix + name
+    is_included = rules.includes_file(prefix, name)
     if not os.path.islink(path):
         if is_included:
             key = _key_of_name(rules, prefix, name)
@@ -210,28 +212,29 @@ def _is_below(path: bytes, folder: bytes) -> bool:
 def _split_item(item: ScanItem) -> list[ScanItem]:
     if item.names is None or len(item.names) <= _MAX_ITEM_FILES:
         return [item]
-    pieces, done, names = [], 0, item.names
-    while done < len(names):
-        end = min(done + _MAX_ITEM_FILES, len(names))
+    names, pieces, start = item.names, [], 0
+    while start < len(names):
+        end = min(start + _MAX_ITEM_FILES, len(names))
         while end < len(names) and names[end].partition(b"\0")[0] == names[end - 1].partition(b"\0")[0]:
             end += 1
-        pieces.append(item._replace(names=names[done:end]))
-        done = end
+        pieces.append(item._replace(names=names[start:end]))
+        start = end
     return pieces
 
 
 def _add_files(part: ScanPart, root: bytes, item: ScanItem) -> None:
-    prefix, names, stats = item.prefix, *_stat_item(root, item, part.skipped)
+    names, stats = _stat_item(root, item, part.skipped)
     part.sizes.extend([file_stat.st_size for file_stat in stats])
     part.mtimes.extend([file_stat.st_mtime_ns for file_stat in stats])
     latest = item.changed_ns
-    part.changed.extend([changed if (changed := found.st_ctime_ns) > latest else latest for found in stats])
-    if item.links:
-        for index, name in enumerate(names, len(part.changed) - len(names)):
-            if name in item.links:
-                part.changed[index] = ALWAYS_CHANGED
-    part.kinds += bytes([LINK if name in item.links else FILE for name in names]) if item.links else bytes(len(names))
-    _add_names(part, prefix, names)
+    part.changed.extend([changed if (changed := file_stat.st_ctime_ns) > latest else latest for file_stat in stats])
+    first = len(part.kinds)
+    part.kinds += bytes(len(names))  # FILE is 0
+    for index, name in enumerate(names, first) if item.links else ():
+        if name in item.links:
+            part.changed[index] = ALWAYS_CHANGED
+            part.kinds[index] = LINK
+    _add_names(part, item.prefix, names)
 
 
 def _add_names(part: ScanPart, prefix: bytes, names: list[bytes]) -> None:

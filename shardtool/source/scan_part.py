@@ -73,7 +73,7 @@ class ScanRules:
 
     def includes_folder(self, prefix: bytes, name: bytes) -> bool:
         """Return whether the folder `prefix + name` is included."""
-        return not any(_matches(self._exclude, prefix, form) for form in (name, name + b"/"))
+        return not any(_matches(self._exclude, prefix, spelling) for spelling in (name, name + b"/"))
 
 
 def _compile_glob(text: str) -> tuple[bool, re.Pattern[bytes]]:
@@ -91,7 +91,7 @@ def _is_output(pattern: ShardPattern, name: bytes) -> bool:
     return (
         pattern.owns(text)
         or text == f".{pattern.base}.lock"
-        or (text.startswith(".") and text.endswith(".part") and pattern.owns(text[1:-5]))
+        or (text.startswith(".") and text.endswith(".part") and pattern.owns(text[1:].removesuffix(".part")))
     )
 
 
@@ -186,7 +186,7 @@ class FileCollector:
         self._no_field: dict[bytes, int] = {}
 
     def split(self, path: bytes, size: int) -> tuple[bytes, bytes] | None:
-        """Split a path into key and field. Return None if the file is excluded or has no field."""
+        """Split a path into key and field. If the file is excluded or has no field, record that and return None."""
         rules, start = self._rules, path.rfind(b"/") + 1
         parent, name = path[:start], path[start:]
         if not resolve_folder(self.folders, parent, self._includes_folder_below):
@@ -221,11 +221,13 @@ class FileCollector:
         for path, size in self._no_field.items():
             if size or path + b"/" not in self.folders:
                 part.skipped.append(no_field_row(b"", path))
-        numbers, order = np.array(self._numbers, np.int64).reshape(-1, 3), names.sorted_order()
-        empty = order[numbers[order, 0] == 0].tolist()
+        numbers = np.array(self._numbers, np.int64).reshape(-1, 3)
+        order, (sizes, _, _) = names.sorted_order(), numbers.T
+        empty = order[sizes[order] == 0].tolist()
         markers = [row for row in empty if names[row].replace(b"\0", b".") + b"/" in self.folders]
         order = order[~np.isin(order, markers)]
-        keys, previous_key, previous_field, twice = bytearray(), None, None, list[bytes]()
+        keys, repeated = bytearray(), list[bytes]()
+        previous_key = previous_field = None
         for first in range(0, len(order), _SORT_CHUNK_FILES):
             parts = names.gather(order[first : first + _SORT_CHUNK_FILES]).split(b"\0")
             for key, ending in zip(parts[:-1:2], parts[1::2], strict=True):
@@ -233,23 +235,23 @@ class FileCollector:
                     keys += key + b"\0"
                     part.counts.append(1)
                 elif ending == previous_field:
-                    twice.append(key + b"." + ending)
+                    repeated.append(key + b"." + ending)
                 else:
                     part.counts[-1] += 1
                 part.codes.append(part.fields.setdefault(ending, len(part.fields)))
                 previous_key, previous_field = key, ending
-        if twice:
-            shown = format_list([printable(name) for name in twice])
-            problem = f"{pluralize(len(twice), 'file')} stored several times: {shown}"
+        if repeated:
+            shown = format_list([printable(name) for name in repeated])
+            problem = f"{pluralize(len(repeated), 'file')} stored several times: {shown}"
             raise InvalidRequest(where, problem, expected="each file once", remedy="Recreate the archive.")
         part.keys = [bytes(keys)]
         columns: NDArray[np.int64] = numbers[order].T
         return columns
 
-    def _includes_folder_below(self, taken: bool, folder: bytes) -> bool:  # noqa: FBT001 - `resolve_folder` passes it by position
+    def _includes_folder_below(self, parent_included: bool, folder: bytes) -> bool:  # noqa: FBT001 - `resolve_folder` passes it by position
         start = folder.rfind(b"/", 0, -1) + 1
-        above, name = folder[:start], folder[start:-1]
-        if taken and self._rules.hides(name):
-            count_system_file(self._rules, above, name, self.part)
+        parent, name = folder[:start], folder[start:-1]
+        if parent_included and self._rules.hides(name):
+            count_system_file(self._rules, parent, name, self.part)
             return False
-        return taken and self._rules.includes_folder(above, name)
+        return parent_included and self._rules.includes_folder(parent, name)

@@ -161,7 +161,8 @@ def agreed_classes(datasets: Sequence[StoredDataset]) -> dict[str, list[str]]:
     agreed: dict[str, list[str]] = {}
     for dataset in datasets:
         for name, names in dataset.file.classes.items() if dataset.file else ():
-            agreed[name] = names if agreed.setdefault(name, names) == names else []
+            if agreed.setdefault(name, names) != names:
+                agreed[name] = []
     return {name: names for name, names in agreed.items() if names}
 
 
@@ -173,8 +174,8 @@ def drop_partial_labels(
     for name in sorted({*labels}.intersection(() if columns is None else columns.column_names)):
         lacking = [part for part in parts if name in part.index.names and name not in part.index.metadata.column_names]
         if lacking and columns is not None:
-            kept = [part for part in columns.column_names if part != name]
-            columns = columns.select(kept) if kept else None
+            remaining = [column for column in columns.column_names if column != name]
+            columns = columns.select(remaining) if remaining else None
             dropped = f"column {name!r} dropped: {pluralize(len(lacking), 'shard')} with this field lack the column"
             notes.append(f"{dropped} (create it from the field with {option_text('columns_from', (name,))})")
     return columns, notes
@@ -314,13 +315,15 @@ def list_datasets(  # noqa: PLR0913 - keyword options
 def _list_shards(
     shards: list[SourceShard], examined: ExaminedFiles, pool: Pool, observer: Observer, *, salvage: bool
 ) -> list[SourceShard]:
-    parts, to_scan, with_index = [*shards], list[int](), set[int]()
+    parts = [*shards]
+    to_scan, with_index = list[int](), set[int]()
     for index, sidecar in enumerate(map_paths(source_shard.read_sidecar_bytes, shards, lambda shard: shard.path)):
         if isinstance(sidecar, CorruptShard):
             raise sidecar
         if sidecar is not None:
-            examined.add(shards[index].path, sidecar[0])
-            parts[index] = source_shard.apply_sidecar(shards[index], sidecar[1])
+            info, data = sidecar
+            examined.add(shards[index].path, info)
+            parts[index] = source_shard.apply_sidecar(shards[index], data)
             with_index.add(index)
         if sidecar is None or source_shard.needs_scan(parts[index]):
             to_scan.append(index)
@@ -367,37 +370,38 @@ def _make_entries(parts: list[SourceShard], numbers: NumberFields, examined: Exa
     fields = sorted({name for part in parts for name in part.index.names}, key=to_bytes)
     check_field_count(parts[0].path if parts else "", fields)
     code_of = {name: index for index, name in enumerate(fields)}
-    files, is_list = tuple(part.file for part in parts), _merge_is_list(parts)
-    names, texts = _merge_keys(parts), numbers.columns(parts)
-    counts, rows = [len(part.index) for part in parts], [len(part.index.codes) for part in parts]
-    kind, first = np.full(sum(rows), SPAN, np.uint8), np.zeros(sum(counts) + 1, np.int64)
+    keys, texts, is_list = _merge_keys(parts), numbers.columns(parts), _merge_is_list(parts)
+    sample_counts, row_counts = [len(part.index) for part in parts], [len(part.index.codes) for part in parts]
+    kind, first_rows = np.full(sum(row_counts), SPAN, np.uint8), np.zeros(sum(sample_counts) + 1, np.int64)
     row = sample = 0
     for number, part in enumerate(parts):
-        index, part_rows = part.index, slice(row, row + rows[number])
-        first[sample + 1 : sample + 1 + counts[number]] = index.first_rows[1:]
-        first[sample + 1 : sample + 1 + counts[number]] += row
+        index, end = part.index, row + row_counts[number]
+        first_rows[sample + 1 : sample + 1 + sample_counts[number]] = index.first_rows[1:] + np.int64(row)
         codes = np.array([*map(code_of.get, index.names), 0], np.uint16)[index.codes]
-        lengths = _payload_sizes(part, numbers.texts[number], kind[part_rows])
+        lengths = _payload_sizes(part, numbers.texts[number], kind[row:end])
         unused: Any = {"keys": b"", "key_offsets": _NO_ROWS, "first_rows": _NO_ROWS, "metadata": pa.table({})}
         parts[number] = replace(part, index=replace(index, **unused, codes=codes, lengths=lengths))
-        row, sample = row + rows[number], sample + counts[number]
-    inline = kind == INLINE
-    offset, crc = _move_column(parts, "offsets", rows, np.int64), _move_column(parts, "crcs", rows, np.int64)
-    offset[inline], crc[inline] = 0, -1
+        row = end
+        sample += sample_counts[number]
+    offset = _move_column(parts, "offsets", row_counts, np.int64)
+    crc = _move_column(parts, "crcs", row_counts, np.int64)
+    file_numbers = np.repeat(np.arange(len(parts), dtype=np.uint32), sample_counts)
+    offset[kind == INLINE] = 0
+    crc[kind == INLINE] = -1
     return SampleTable(
         root=b"",
-        keys=names,
-        first_rows=first,
+        keys=keys,
+        first_rows=first_rows,
         fields=tuple(fields),
         rows=FieldRows(
-            code=_move_column(parts, "codes", rows, np.uint16),
+            code=_move_column(parts, "codes", row_counts, np.uint16),
             kind=kind,
-            size=_move_column(parts, "lengths", rows, np.int64),
+            size=_move_column(parts, "lengths", row_counts, np.int64),
             mtime_ns=np.broadcast_to(np.int64(0), row),
             changed_ns=np.broadcast_to(np.int64(examined.changed_ns), row),
         ),
         values=FieldValues(texts, lists=numbers.lists),
-        spans=FieldSpans(files, np.repeat(np.arange(len(parts), dtype=np.uint32), counts), offset, crc, is_list),
+        spans=FieldSpans(tuple(part.file for part in parts), file_numbers, offset, crc, is_list),
         source_identity=examined.identity,
     )
 

@@ -18,7 +18,6 @@ from shardtool.pattern import DATASET_SUFFIX, is_shard_name, parse_pattern, pars
 from shardtool.source.scan_part import ScanRules
 from shardtool.storage import paths
 from shardtool.storage.files import is_file, iter_entries
-from shardtool.storage.paths import base_name, similar_path
 from shardtool.storage.remote.address import is_url, is_web, parse_address, refuse_mistyped_address
 from shardtool.units import pluralize
 
@@ -94,7 +93,7 @@ def check_folder(source: str) -> None:
     if any(mark in source for mark in "*?[") and glob.glob(source):
         raise InvalidRequest(source, "a glob", expected=EXPECTED_FOLDER, remedy=_glob_advice(source))
     refuse_mistyped_address(source)
-    raise InvalidRequest(source, "no such file or folder", expected=FOLDER_OR_TABLE, remedy=similar_path(source))
+    raise InvalidRequest(source, "no such file or folder", expected=FOLDER_OR_TABLE, remedy=paths.similar_path(source))
 
 
 def _check_address(source: str) -> None:
@@ -102,7 +101,7 @@ def _check_address(source: str) -> None:
     if is_web(source):
         expected = f"{FOLDER_OR_TABLE}; or a folder of a store: s3://, gs:// or az://"
         raise InvalidRequest(source, "on the web, where no folder can be listed", expected=expected)
-    if parse_shard_name(base_name(source)):
+    if parse_shard_name(paths.base_name(source)):
         pipe = f"To pack a tar of files, read it from a command: {_PIPE_COMMAND}."
         raise InvalidRequest(source, "a shard", expected=EXPECTED_FOLDER, remedy=f"{_reshard_advice()}. {pipe}")
     if source.lower().endswith(".zip"):

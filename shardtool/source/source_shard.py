@@ -232,8 +232,8 @@ def _merge_interleaved(part: SourceShard) -> SourceShard:
     number_of = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     if len(number_of) == len(keys):
         return part
-    sample = np.array([number_of[key] for key in keys])
-    sample_of_row = sample[index.sample_of_row()]
+    merged_sample = np.array([number_of[key] for key in keys])
+    sample_of_row = merged_sample[index.sample_of_row()]
     order = np.lexsort((index.codes, sample_of_row))
     codes, sample_of_row = index.codes[order], sample_of_row[order]
     if np.any((codes[1:] == codes[:-1]) & (sample_of_row[1:] == sample_of_row[:-1])):
@@ -250,7 +250,7 @@ def _merge_interleaved(part: SourceShard) -> SourceShard:
         offsets=index.offsets[order],
         lengths=index.lengths[order],
     )
-    return replace(part, index=merged_index, regrouped=int(np.count_nonzero(np.bincount(sample) > 1)))
+    return replace(part, index=merged_index, regrouped=int(np.count_nonzero(np.bincount(merged_sample) > 1)))
 
 
 def _list_rows(scan: ShardScan) -> NDArray[np.bool_] | None:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from shardtool.skipped import SkipCode
 
 
+PROBLEM_NUMBER = 3  # index in `StatResult.states`
+
+
 class StatTask(NamedTuple):
     """Paths relative to `root`, each followed by NUL. With `outside`, paths may leave the root."""
 
@@ -33,8 +36,8 @@ class StatResult(NamedTuple):
 
     Attributes:
         kinds: FILE or LINK for each path.
-        states: int64[paths, 4]: size in bytes, mtime in nanoseconds, latest ctime of the file and the folders above it
-            in nanoseconds, and problem number (from 1, or 0 for no problem).
+        states: int64[paths, 4]: size, mtime_ns, latest ctime of the file and the folders above it in nanoseconds, and
+            problem number (from 1, or 0 for no problem).
         problems: Pairs of reason code and message.
     """
 

@@ -25,11 +25,8 @@ _NUMBER_PATTERNS = (
 )
 
 _FOREIGN_MARKS = (
-    (b"\xff\xfe", "UTF-16"),
-    (b"\xfe\xff", "UTF-16"),
-    (b"\x1f\x8b", "gzip"),
-    (b"PK\x03\x04", "a ZIP file"),
-)
+    (b"\xff\xfe", "UTF-16"), (b"\xfe\xff", "UTF-16"), (b"\x1f\x8b", "gzip"), (b"PK\x03\x04", "a ZIP file")
+)  # fmt: skip
 
 UTF8_MARK = b"\xef\xbb\xbf"
 RECODE_HINT = "If Excel wrote the file, convert it: `iconv -f CP1252 -t UTF-8`."

@@ -6,7 +6,7 @@ Byte columns are read twice: for lengths in the plan, and for the shards. The fi
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -50,11 +50,10 @@ class _FileTable(Table):
         return list(map_paths(_file_stat, self._files))
 
     def _check_same(self) -> None:
-        try:
-            same = self._stat_files() == self._file_stats
-        except OSError:
-            same = False
-        if not same:
+        is_same = False
+        with suppress(OSError):
+            is_same = self._stat_files() == self._file_stats
+        if not is_same:
             expected = "a table that does not change during the run"
             remedy = f"Run again; {resume_hint()} keeps the finished shards."
             raise SampleFailed(self.location, "changed while it was read", expected=expected, remedy=remedy)

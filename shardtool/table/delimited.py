@@ -47,7 +47,7 @@ _TAIL_BYTES = 64
 _MAX_EXACT_FLOAT = 2.0**53
 _DELIMITER_NAMES = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
 _TAB = "\t"
-_UNQUOTED_DELIMITER = "|"  # with this delimiter, quotation marks are ordinary characters, as in LJSpeech
+_UNQUOTED_DELIMITER = "|"  # with this delimiter, quotation marks are text, as in LJSpeech
 
 
 class DelimitedTable(Table):

@@ -81,7 +81,6 @@ class TableRows(NamedTuple):
 
         `first[i]` is the first row with the same key as row i.
         """
-        import pyarrow as pa
         import pyarrow.compute as pc
 
         for name in names:

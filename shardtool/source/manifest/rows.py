@@ -9,6 +9,7 @@ import numpy as np
 from shardtool.entries.sample_table import FieldRows
 from shardtool.names import to_bytes
 from shardtool.source.manifest.paths import CHUNK_ROWS, PathEndings, row_paths
+from shardtool.source.stat_files import PROBLEM_NUMBER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,16 +66,16 @@ class FieldLayout(NamedTuple):
             paths=row_paths(samples, paths, np.where(self.column < len(paths), self.column, -1), self.endings),
         )
 
-    def _spread(self, parts: Sequence[ScalarOrArray], samples: int, kind: type[_Number]) -> NDArray[_Number]:
-        if not any(isinstance(part, np.ndarray) or part for part in parts):
-            return np.broadcast_to(kind(0), samples * len(parts))
-        values_of_rows = np.empty((samples, len(parts)), kind)
+    def _spread(self, columns: Sequence[ScalarOrArray], samples: int, kind: type[_Number]) -> NDArray[_Number]:
+        if not any(isinstance(column, np.ndarray) or column for column in columns):
+            return np.broadcast_to(kind(0), samples * len(columns))
+        values_of_rows = np.empty((samples, len(columns)), kind)
         if self.endings is None:
-            for position, part in enumerate(self.column[0].tolist()):
-                values_of_rows[:, position] = parts[part]
+            for position, number in enumerate(self.column[0].tolist()):
+                values_of_rows[:, position] = columns[number]
             return values_of_rows.reshape(-1)
-        for part, values in enumerate(parts):
-            values_of_rows[:, part] = values
+        for number, column in enumerate(columns):
+            values_of_rows[:, number] = column
         for first in range(0, samples, CHUNK_ROWS):
             chunk = values_of_rows[first : first + CHUNK_ROWS]
             chunk[:] = np.take_along_axis(chunk, self.column[self.endings[first : first + CHUNK_ROWS]], axis=1)
@@ -89,14 +90,14 @@ def arrange_fields(endings: PathEndings | None, names_of_others: Sequence[str]) 
     """
     names = [] if endings is None else endings.names
     fields = tuple(sorted({*names, *names_of_others}, key=to_bytes))
-    number = {name: index for index, name in enumerate(fields)}
-    code, part = [], []
-    for parts in [[ending, *names_of_others] for ending in names] or [[*names_of_others]]:
-        order = sorted(range(len(parts)), key=lambda index: to_bytes(parts[index]))
-        code.append([number[parts[index]] for index in order])
-        part.append(order)
-    codes = endings.codes if endings is not None and len(names) > 1 else None
-    return FieldLayout(fields, np.array(code, np.uint16), np.array(part, np.int64), codes)
+    code_of = {name: code for code, name in enumerate(fields)}
+    codes, columns = [], []
+    for column_fields in [[ending, *names_of_others] for ending in names] or [[*names_of_others]]:
+        order = sorted(range(len(column_fields)), key=lambda index: to_bytes(column_fields[index]))
+        codes.append([code_of[column_fields[index]] for index in order])
+        columns.append(order)
+    ending_codes = endings.codes if endings is not None and len(names) > 1 else None
+    return FieldLayout(fields, np.array(codes, np.uint16), np.array(columns, np.int64), ending_codes)
 
 
 def merge_stat_results(
@@ -108,10 +109,12 @@ def merge_stat_results(
     """
     kinds = np.frombuffer(b"".join([part.kinds for part in parts]), np.uint8).reshape(-1, columns)
     arrays = [np.frombuffer(part.states, np.int64).reshape(-1, columns, 4) for part in parts]
-    states, problem = np.concatenate(arrays), []
+    problem_numbers: list[NDArray[np.int64]] = []
     problems: list[Problem] = []
-    for part, numbers in zip(parts, arrays, strict=True):
-        problem.append(np.where(numbers[..., 3] > 0, numbers[..., 3] + len(problems), 0))
+    for part, states in zip(parts, arrays, strict=True):
+        numbers = states[..., PROBLEM_NUMBER]
+        problem_numbers.append(np.where(numbers > 0, numbers + len(problems), 0))
         problems += part.problems
-    files = [FieldColumn(kinds[:, column], *states[:, column, :3].T) for column in range(columns)]
-    return files, problems, np.concatenate(problem)
+    numbers_of_files = np.concatenate(arrays)[..., :PROBLEM_NUMBER]  # size, mtime_ns, changed_ns
+    files = [FieldColumn(kinds[:, column], *numbers_of_files[:, column].T) for column in range(columns)]
+    return files, problems, np.concatenate(problem_numbers)

@@ -25,7 +25,6 @@ from shardtool.source.base import TASK_COUNT, Listing, Source, Writable, check_s
 from shardtool.source.keys_from import key_list_name
 from shardtool.source.manifest import checks
 from shardtool.source.manifest.bytes_columns import BytesColumns, first_ending, written_spans
-from shardtool.source.manifest.checks import MAX_CHECKED_ROWS, check_unused_paths
 from shardtool.source.manifest.paths import (
     PathEndings,
     choose_root,
@@ -48,7 +47,6 @@ from shardtool.table import keys, payloads, render
 from shardtool.table.base import reading_table
 from shardtool.table.concatenated import FILE_COLUMN, ConcatenatedTable
 from shardtool.table.open import check_column, open_table, read_columns
-from shardtool.table.payloads import field_texts, field_type
 from shardtool.table.rows import RowGroups, TableRows, collect_rows, collected_note, group_rows
 from shardtool.units import pluralize
 
@@ -65,6 +63,7 @@ if TYPE_CHECKING:
     from shardtool.values import ValueType
 
     Problem = tuple[SkipCode, str]
+    Rows = NDArray[np.int64]
 
 
 _ASSUMED_URL_BYTES = 100_000
@@ -85,10 +84,10 @@ class ManifestSource(Source):
         self._root = choose_root(options, table.folder)
         self._is_path_list = isinstance(source, str) and source == "-" and table.schema.names == ["path"]
         # Trust paths from standard input or memory, because the user wrote them.
-        is_own = self._is_path_list or not isinstance(source, str | os.PathLike)
-        self._may_leave_root = is_own and options.root is None and not options.allow_outside
-        heavy = {*tables.find_byte_columns(table.schema), *roles.columns_of("binary")}
-        self._non_binary = [name for name in table.schema.names if name not in heavy]
+        is_trusted = self._is_path_list or not isinstance(source, str | os.PathLike)
+        self._may_leave_root = is_trusted and options.root is None and not options.allow_outside
+        binary = {*tables.find_byte_columns(table.schema), *roles.columns_of("binary")}
+        self._non_binary = [name for name in table.schema.names if name not in binary]
         if not options.stat and roles.paths() and (options.size_column is None or len(roles.paths()) > 1):
             found = "files are not examined, and their sizes are unknown"
             expected = f"{option_text('size_column', 'COLUMN')} and one file per row"
@@ -169,14 +168,15 @@ class ManifestSource(Source):
         self._count = len(rows)
 
     def list_samples(self, pool: Pool, observer: Observer) -> Listing:
-        condition, options, roles = self._select_rows(), self._options, self._roles
+        options, roles = self._options, self._roles
+        condition = self._select_rows()
         rows = self._rows()
         checks.check_column_types(rows, roles, options.classes, self._table.schema)
         remedy = f"exclude them from {option_text('meta')}"
         tables.check_sidecar_names(self._where, self._sidecar_names(), remedy=remedy)
         checks.check_column_values(rows, roles, self._table.classes)
         if options.stat:
-            self.notes += check_unused_paths(
+            self.notes += checks.check_unused_paths(
                 self._where, self._table.schema, roles, options, self._root, self._first_texts
             )
         self._number_labels()
@@ -195,7 +195,7 @@ class ManifestSource(Source):
             endings = None if endings is None else endings.take(sampled)
         self._measure_bytes()
         inline, values = self._value_fields()
-        files, problems, problem = self._stat_paths(paths, sizes, pool, observer)
+        files, problems, problem_numbers = self._stat_paths(paths, sizes, pool, observer)
         columns = [
             *files,
             *(FieldColumn(URL, sizes, 0, 0) for _ in urls),
@@ -220,8 +220,8 @@ class ManifestSource(Source):
         if groups is not None:
             entries = merge_groups(entries, groups)
         skipped: tuple[Skipped, ...] = ()
-        if groups is not None or problem.any():
-            entries, skipped = self._drop_failed(entries, groups, problems, problem)
+        if groups is not None or problem_numbers.any():
+            entries, skipped = self._drop_failed(entries, groups, problems, problem_numbers)
         if self._lengths:
             entries = replace(entries, spans=written_spans(entries))
         check_skipped(self.name, skipped, options.on_error, f"exclude their rows with {option_text('where')}")
@@ -349,10 +349,12 @@ class ManifestSource(Source):
             self._recorded["keys_from"] = key_list_name(options.keys_from)
             if not len(samples):
                 raise no_match_error(options.where)
-            keys, self.notes = keys.take(samples), [*self.notes, *notes]
+            keys = keys.take(samples)
+            self.notes += notes
         if options.sample is not None:
             sampled, notes = sample_with_notes(keys, options.sample)
-            samples, self.notes = samples[sampled], [*self.notes, *notes]
+            samples = samples[sampled]
+            self.notes += notes
         samples = samples[: options.head]
         rows = samples if groups is None else np.flatnonzero(np.isin(groups.of_row, samples))
         self.keep_rows(rows)
@@ -367,7 +369,7 @@ class ManifestSource(Source):
             if batch is not None and self._numbers is None:
                 columns |= {name: pa.chunked_array([batch.column(index)]) for index, name in enumerate(unread)}
         texts = {name: column for name, column in columns.items() if tables.is_text_type(column.type)}
-        heads = {name: arrow.to_plain(column[:MAX_CHECKED_ROWS]) for name, column in texts.items()}
+        heads = {name: arrow.to_plain(column[: checks.MAX_CHECKED_ROWS]) for name, column in texts.items()}
         for name, head in heads.items():
             check_column(self._where, name, head)
         return {name: heads[name].to_pylist() if name in heads else [] for name in names}
@@ -419,18 +421,18 @@ class ManifestSource(Source):
         types: dict[str, ValueType] = {}
         for name, column in self._roles.values:
             values = self._labels.get(name, self._columns[column])
-            if (kind := field_type(name, values.type)) is not None:
+            if (kind := payloads.field_type(name, values.type)) is not None:
                 types[name] = kind
-            texts[name] = field_texts(name, values)
+            texts[name] = payloads.field_texts(name, values)
         if self._roles.meta:
             table = pa.table({name: self._columns[name] for name in self._roles.meta})
             texts[META_FIELD] = render.render_column(table, render.render_rows)
         return texts, FieldValues(inline=texts, types=types, classes=self._classes)
 
     def _drop_failed(
-        self, entries: SampleTable, groups: RowGroups | None, problems: list[Problem], problem: NDArray[np.int64]
+        self, entries: SampleTable, groups: RowGroups | None, problems: list[Problem], problem_numbers: Rows
     ) -> tuple[SampleTable, tuple[Skipped, ...]]:
-        bad = np.flatnonzero(problem.any(axis=1))
+        bad = np.flatnonzero(problem_numbers.any(axis=1))
         if len(bad) == self._count and all(code == "vanished" for code, _ in problems):
             first = printable(str(self._columns[self._roles.paths()[0]][0]))
             found = f"every row names a missing file, such as '{first}'"
@@ -439,23 +441,24 @@ class ManifestSource(Source):
             if not is_address(self._root) and (folder := find_containing_folder(self._root, first)):
                 remedy = f"Use {option_text('root', folder)}, which contains the first file."
             raise InvalidRequest(self._where, found, expected=expected, remedy=remedy)
-        owner = np.arange(self._count) if groups is None else groups.of_row
+        sample_of_row = np.arange(self._count) if groups is None else groups.of_row
         numbers = np.arange(self._count) if self._numbers is None else self._numbers
         skipped = []
         rows = self._rows()
-        for row, column in zip(bad.tolist(), (problem[bad] > 0).argmax(axis=1).tolist(), strict=True):
-            code, message = problems[int(problem[row, column]) - 1]
+        first_failed = (problem_numbers[bad] > 0).argmax(axis=1)
+        for row, column in zip(bad.tolist(), first_failed.tolist(), strict=True):
+            code, message = problems[int(problem_numbers[row, column]) - 1]
             path, where = str(self._columns[self._roles.paths()[column]][row]), rows.name_row(int(numbers[row]))
-            skipped.append(Skipped(entries.key(int(owner[row])), path, code, f"{message}, {where}"))
-        lost = np.zeros(len(entries), np.bool_)
-        lost[owner[bad]] = True
+            skipped.append(Skipped(entries.key(int(sample_of_row[row])), path, code, f"{message}, {where}"))
+        has_failed = np.zeros(len(entries), np.bool_)
+        has_failed[sample_of_row[bad]] = True
         if groups is not None:
-            kept_rows, samples = int((~lost[owner]).sum()), int((~lost).sum())
+            kept_rows, samples = int((~has_failed[sample_of_row]).sum()), int((~has_failed).sum())
             rows_text = f"{pluralize(kept_rows, 'row')} with one file each"
             self.notes.append(f"{rows_text}, grouped by key: {pluralize(samples, 'sample')}")
             self.keep_rows(groups.first)
         if len(bad):
-            kept = np.flatnonzero(~lost)
+            kept = np.flatnonzero(~has_failed)
             entries = entries.take(kept)
             self.keep_rows(kept)
         return entries, tuple(skipped)
