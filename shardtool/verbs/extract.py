@@ -200,9 +200,9 @@ def check_file_names(names: PackedStrings, *, folded: bool = False) -> None:
     from shardtool.entries.strings import PackedStrings
     from shardtool.table.keys import hash_keys
 
-    plain = are_safe_paths(names.data[:-1], int(names.lengths().max()))
+    are_safe = are_safe_paths(names.data[:-1], int(names.lengths().max()))
     for _, chunk in names.chunks():
-        for name in chunk if not plain else _RESERVED_NAMES.intersection(chunk):
+        for name in _RESERVED_NAMES.intersection(chunk) if are_safe else chunk:
             if problem := path_problem(name) or ("a name reserved by extract" if name in _RESERVED_NAMES else ""):
                 remedy = f"Nothing was written. {option_text('where')} can exclude this sample."
                 raise InvalidRequest(printable(name)[:200], problem, expected="a path below the folder", remedy=remedy)
@@ -268,9 +268,9 @@ def _write_files(
         def advance(_: int, samples: int, size: int) -> None:
             observer.advance(samples, size, 0)
 
-        for number, existing in pool.map(unpack_samples, unpack_tasks, advance):
+        for number, kept_files in pool.map(unpack_samples, unpack_tasks, advance):
             tables = tables or _parquet_tables(entries, names)  # build the tables while the workers write files
-            kept += existing
+            kept += kept_files
             observer.advance(0, 0, 1)
             content = tasks[number].samples.content
             size = sum(memoryview(content.sizes).cast("q"))
@@ -287,16 +287,16 @@ def _unpack_tasks(listing: Listing, entries: SampleTable, folder: Folder, worker
     from shardtool.plan.shard_task import build_shard_samples
 
     sizes = np.add.reduceat(entries.rows.size, entries.first_rows[:-1])
-    total, shard_numbers = cumulative_sizes(sizes), entries.known_spans.file
+    offsets, shard_numbers = cumulative_sizes(sizes), entries.known_spans.file
     shard_ends = np.append(np.flatnonzero(np.diff(shard_numbers)) + 1, len(entries))
     factor = 1 if len(shard_ends) < _MIN_SHARDS_PER_WORKER * workers else _LARGER_TASKS
-    ends = np.zeros(len(entries) + 1, np.bool_)
-    ends[shard_ends] = True
+    is_end = np.zeros(len(entries) + 1, np.bool_)
+    is_end[shard_ends] = True
     if not listing.compressed:
-        ends[np.flatnonzero(np.diff(total // (factor * _MAX_TASK_BYTES))) + 1] = True
-        ends[factor * _MAX_TASK_SAMPLES :: factor * _MAX_TASK_SAMPLES] = True
-    ends[0] = False
-    plan = Plan("files", entries, None, None, total, np.flatnonzero(ends))
+        is_end[np.flatnonzero(np.diff(offsets // (factor * _MAX_TASK_BYTES))) + 1] = True
+        is_end[factor * _MAX_TASK_SAMPLES :: factor * _MAX_TASK_SAMPLES] = True
+    is_end[0] = False
+    plan = Plan("files", entries, None, None, offsets, np.flatnonzero(is_end))
     for number in range(plan.shards):
         name = listing.shards[int(shard_numbers[plan.span(number)[0]])]
         yield ShardTask(name, plan.format, folder, build_shard_samples(plan, number), "raise", 0)

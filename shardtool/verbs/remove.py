@@ -98,8 +98,8 @@ def remove(dataset: DatasetLike | Sequence[DatasetLike], options: RemoveOptions,
         removals = _choose_samples([_open_removal(*location) for location in locations], options, finished=finished)
         if not removals and not finished:
             notes.add("nothing to remove: these samples were removed before")
-        done = [removal.carry_out(pool, notes, dry=options.dry_run) for removal in removals]
-    return RemoveResult(tuple(done), tuple(notes.texts), time.monotonic() - started, options.dry_run)
+        summaries = [removal.carry_out(pool, notes, dry=options.dry_run) for removal in removals]
+    return RemoveResult(tuple(summaries), tuple(notes.texts), time.monotonic() - started, options.dry_run)
 
 
 def _locate_dataset(dataset: StoredDataset) -> tuple[OutputFolder, str]:
@@ -167,7 +167,7 @@ def _choose_samples(removals: list[_Removal], options: RemoveOptions, *, finishe
             return []
         raise
     if options.key_list is not None:
-        removed_hashes = {mark for removal in removals for mark in removal.removed_hashes()}
+        removed_hashes = {key_hash for removal in removals for key_hash in removal.removed_hashes()}
         positions, _ = match_keys(
             PackedStrings.parse(b"".join(keys)), options.key_list, lambda key: hash_key(key) in removed_hashes
         )
@@ -175,9 +175,9 @@ def _choose_samples(removals: list[_Removal], options: RemoveOptions, *, finishe
         parts = np.split(positions, np.searchsorted(positions, starts[1:-1]))
         rows = [positions_in_shard - start for positions_in_shard, start in zip(parts, starts, strict=False)]
     removal_shards = [(removal, shard) for removal in removals for shard in removal.dataset.shards]
-    for (removal, shard), positions_in_shard, names in zip(removal_shards, rows, keys, strict=True):
+    for (removal, shard), positions_in_shard, keys_with_nul in zip(removal_shards, rows, keys, strict=True):
         if len(positions_in_shard):
-            shard_keys = names[:-1].split(b"\0")
+            shard_keys = keys_with_nul.removesuffix(b"\0").split(b"\0")
             removal.rows[shard.number] = positions_in_shard
             removal.keys += [shard_keys[index] for index in positions_in_shard.tolist()]
     for removal in removals:
@@ -229,11 +229,12 @@ class _Removal:
         paths = [shard.path for shard in shards]
         entries = list_datasets([paths], pool, Observer(), to_format=self.file.format).entries
         counts = np.bincount(entries.known_spans.file, minlength=len(shards))
-        starts, remaining = np.cumsum(counts) - counts, counts - [len(removed_rows) for removed_rows in rows]
+        starts = np.cumsum(counts) - counts
+        remaining = counts - [len(removed_rows) for removed_rows in rows]
         removed = np.concatenate([start + removed_rows for start, removed_rows in zip(starts, rows, strict=True)])
         kept = entries.take(np.setdiff1d(np.arange(len(entries)), removed))
         plan = plan_by_counts(kept, self.file.format, remaining.tolist())
-        size, before = int(plan.sizes.sum()), sum(shard.entry.size for shard in shards if shard.entry)
+        size, old_size = int(plan.sizes.sum()), sum(shard.entry.size for shard in shards if shard.entry)
         empty = tuple(shard.name for shard, count in zip(shards, remaining.tolist(), strict=True) if not count)
         result = RemovalSummary(
             dataset_file=self.path,
@@ -243,7 +244,7 @@ class _Removal:
             rewritten=tuple(shard.name for shard in shards),
             empty=empty,
             size=size,
-            freed=before - size,
+            freed=old_size - size,
             fingerprint="",
         )
         if self.similar_names:
@@ -266,10 +267,10 @@ class _Removal:
         pool.check_access(output=folder.path)
         try:
             packed = self._pack(plan, publication, pool, notes)
-            rows = self._skipped_list()
-            file = self._new_dataset_file(packed, removed, rows)
-            small = {self.file.skipped_file: rows} if rows else {}
-            publication.finish(file.encode(), [entry.name for entry in file.shards], before=small)
+            skipped_rows = self._skipped_list()
+            file = self._new_dataset_file(packed, removed, skipped_rows)
+            before = {self.file.skipped_file: skipped_rows} if skipped_rows else {}
+            publication.finish(file.encode(), [entry.name for entry in file.shards], before=before)
         except BaseException:
             self._abandon(publication)
             raise
@@ -283,6 +284,7 @@ class _Removal:
     def _pack(
         self, plan: Plan, publication: Publication, pool: Pool, notes: Notes
     ) -> dict[str, tuple[ShardEntry, ShardTally, ShardTally]]:
+        """Return the new entry, the old tally and the new tally of each shard."""
         from shardtool.dataset import sidecar_write
         from shardtool.plan.shard_task import build_shard_samples
         from shardtool.write.pack_shard import pack_shard
@@ -298,13 +300,13 @@ class _Removal:
             task, before = tasks[number], self.shards[number].index()
             content, metadata = task.samples.content, plan.metadata(number)
             index = sidecar_write.written_index(plan.format, content, metadata, result.field_crcs)
-            fact = before.facts._replace(size=result.size, crc=result.crc, plan="", transform=None)
-            data, _ = sidecar_write.encode_sidecar(index, fact)
+            facts = before.facts._replace(size=result.size, crc=result.crc, plan="", transform=None)
+            data, _ = sidecar_write.encode_sidecar(index, facts)
             publication.add(result.staged, data, task.name)
             tally = index.tally()
-            packed[fact.name] = tally.entry(fact, data), before.tally(), tally
+            packed[facts.name] = tally.entry(facts, data), before.tally(), tally
             observer.advance(0, 0, 1)
-            observer.shard(task.name, "written", tally.samples, fact.size)
+            observer.shard(task.name, "written", tally.samples, facts.size)
         return packed
 
     def _new_dataset_file(

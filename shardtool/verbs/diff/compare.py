@@ -19,7 +19,7 @@ from shardtool.entries.arrow import number_array, number_values, to_plain, to_py
 from shardtool.entries.sample_table import field_ids, match_ids
 from shardtool.errors import InvalidRequest, format_list
 from shardtool.messages import option_text
-from shardtool.names import to_bytes, to_text
+from shardtool.names import to_bytes
 from shardtool.request.results import (
     METADATA_FIELD,
     ColumnDifference,
@@ -97,13 +97,12 @@ def dataset_sides(
     first: list[StoredDataset], second: list[StoredDataset], pool: Pool, notes: Notes
 ) -> tuple[ComparedSide, ComparedSide]:
     """List the samples of two groups of datasets. If their formats differ, list numbers in TFRecord shards as text."""
-    forms = [{shard.format for dataset in datasets for shard in dataset.shards} for datasets in (first, second)]
-    same_format = len(forms[0] | forms[1]) == 1
-    side_a, side_b = (
-        _side_of_datasets(datasets, pool, notes, as_stored=same_format or "tfrecord" not in own_forms)
-        for datasets, own_forms in zip((first, second), forms, strict=True)
+    formats_a, formats_b = (
+        {shard.format for dataset in datasets for shard in dataset.shards} for datasets in (first, second)
     )
-    return side_a, side_b
+    same_format = len(formats_a | formats_b) == 1
+    side_a = _side_of_datasets(first, pool, notes, as_stored=same_format or "tfrecord" not in formats_a)
+    return side_a, _side_of_datasets(second, pool, notes, as_stored=same_format or "tfrecord" not in formats_b)
 
 
 def _side_of_datasets(datasets: list[StoredDataset], pool: Pool, notes: Notes, *, as_stored: bool) -> ComparedSide:
@@ -132,8 +131,8 @@ def dataset_and_source(
     patterns = [(recorded_range(dataset.file) if dataset.file else None, dataset.folder) for dataset in datasets]
     outputs = [replace(pattern, folder=folder) for pattern, folder in patterns if pattern is not None]
     source = format_list(files[0].run.source.split(", ")) if files else ""
-    made = f"{datasets[0].where} was created by {run.verb} {source}. " if files else ""
-    advice = f"{made}Pass the source of A, or another dataset, as B."
+    origin = f"{datasets[0].where} was created by {run.verb} {source}. " if files else ""
+    advice = f"{origin}Pass the source of A, or another dataset, as B."
     source_errors = partial(verify_options_in_errors, given, options.join, advice)
     with source_errors():
         recorded_source = RecordedSource(run, datasets, given, outputs)
@@ -156,8 +155,7 @@ def dataset_and_source(
     splits = np.array([dataset.split for dataset in datasets], np.object_)[split]
     theirs = ComparedSide(listed.entries, splits, listed.entries.values.classes, recorded_source.source)
     if kept is not stored:  # appended shards are not compared, so exclude source samples that only they contain
-        source_keys = theirs.entries.keys
-        in_stored, in_kept = (find_positions(source_keys, side.entries.keys) >= 0 for side in (stored, kept))
+        in_stored, in_kept = (find_positions(theirs.entries.keys, side.entries.keys) >= 0 for side in (stored, kept))
         theirs = theirs.take(np.flatnonzero(in_kept | ~in_stored))
     return (kept, theirs), excluded
 
@@ -185,8 +183,7 @@ class SideComparison:
         self._a, self._b, self._excluded, self._pool, self._notes = a, b, excluded, pool, notes
         ours, theirs = _key_ids(a.entries.keys, b.entries.keys)
         self._rows_a, self._rows_b, self._removed, self._added = match_ids(ours, theirs)
-        names = {*map(to_bytes, a.entries.fields), *map(to_bytes, b.entries.fields)}
-        self._names = [*map(to_text, sorted(names))]
+        self._names = sorted({*a.entries.fields, *b.entries.fields}, key=to_bytes)
         # The id of a sample's field is `sample * width + field`. The last field number stands for all metadata.
         self._width = len(self._names) + 1
 
@@ -282,7 +279,7 @@ class SideComparison:
         before, now = ({} if table is None else dict.fromkeys(table.column_names) for table in (a, b))
         names = [name for name in before | now if self._b.source is None or name in before.keys() & now.keys()]
         columns: dict[str, ColumnDifference] = {}
-        differ = np.zeros(len(self._rows_a), np.bool_)
+        any_differs = np.zeros(len(self._rows_a), np.bool_)
         for name in names:
             values_a, values_b = _column_values(a, name, self._rows_a), _column_values(b, name, self._rows_b)
             differs = _values_differ(values_a, values_b)
@@ -291,8 +288,8 @@ class SideComparison:
             if differs.any():
                 change = "added" if name not in before else "removed" if name not in now else "changed"
                 columns[name] = ColumnDifference(change, int(np.count_nonzero(differs)))
-            differ |= differs
-        return np.asarray(self._rows_a[differ] * self._width + len(self._names)), columns
+            any_differs |= differs
+        return np.asarray(self._rows_a[any_differs] * self._width + len(self._names)), columns
 
 
 def _key_text(side: ComparedSide, sample: int) -> str:

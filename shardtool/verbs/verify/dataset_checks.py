@@ -122,7 +122,9 @@ def _is_one_file(given: DatasetLike) -> bool:
     if not isinstance(given, (str, os.PathLike)):
         return False
     path = os.fspath(given)
-    return is_shard_name(paths.base_name(path)) and "{" not in path if is_url(path) else os.path.isfile(path)
+    if is_url(path):
+        return is_shard_name(paths.base_name(path)) and "{" not in path
+    return os.path.isfile(path)
 
 
 def _find_extra_files(file: DatasetFile, names: set[str], listed: set[str]) -> Iterator[Finding]:
@@ -222,25 +224,25 @@ def _find_duplicate_keys(subject: VerifiedDataset, scans: Mapping[int, ShardScan
     ordered = pairs[order]
     same = np.flatnonzero(ordered[1:] == ordered[:-1])
     findings.counts["key-duplicate"] += max(0, len(same) - MAX_LISTED_PER_FILE)
-    read = dict(scans)
+    known_scans = dict(scans)
     for row in same[:MAX_LISTED_PER_FILE].tolist():
         indexes = sorted((int(order[row]), int(order[row + 1])))
-        (first, key), (second, _) = (sample_at(subject, read, index) for index in indexes)
+        (first, key), (second, _) = (sample_at(subject, known_scans, index) for index in indexes)
         found = f"also in {'the same shard' if first == second else subject.cases[first].name}"
         findings.add(second, [Finding("key-duplicate", subject.cases[second].name, found, key=key)])
     return findings
 
 
-def sample_at(subject: VerifiedDataset, read: dict[int, ShardScan], index: int) -> tuple[int, str]:
+def sample_at(subject: VerifiedDataset, scans: dict[int, ShardScan], index: int) -> tuple[int, str]:
     """Return the shard number and key of sample `index`, counted over all examined shards.
 
-    If `read` lacks the scan of the shard, add it.
+    If `scans` lacks the shard, add its scan.
     """
     ends = subject.ends()
     position = bisect_right(ends, index)
     number, _ = subject.examined[position]
-    if number not in read:
-        read[number] = subject.cases[number].shard.scan()
-    keys = read[number].keys
+    if number not in scans:
+        scans[number] = subject.cases[number].shard.scan()
+    keys = scans[number].keys
     row = index - (ends[position - 1] if position else 0)
     return number, decode_name(keys[row]) if row < len(keys) else ""

@@ -132,27 +132,27 @@ class Repair:
         from shardtool.storage.folders import open_folder
 
         self.folder = open_folder(subject.dataset.folder)
-        self.done: list[str] = []
+        self.repaired: list[str] = []
         self.unresolved: list[str] = []
 
     def run(self) -> None:
         """Rebuild all files that can be rebuilt."""
         file, files = self.subject.file, self.codes & (SIDECAR_CODES | SHARD_CODES)
-        instead = _why_not_repeatable(file) if file is not None and files else ""
+        obstacle = _why_not_repeatable(file) if file is not None and files else ""
         if self.options.source is not None and file is not None and files:
-            if not instead:
+            if not obstacle:
                 self._recreate_shards(file)
                 return
             # Metadata columns cannot be rebuilt from the shards.
             if any(name[:2] != "__" for name in file.schema):
-                self._add_unresolved(instead)
+                self._add_unresolved(obstacle)
                 return
         if self.codes & SHARD_CODES:
             lost = "without a valid dataset file, the options that created them are unknown"
             advice = f"{lost}. Rerun the original command with {flag_text('resume')}"
             if self.options.source is None:
                 advice = f"they can only be rebuilt from their source ({option_text('source')})"
-            self._add_unresolved(instead or f"damaged shards: {advice}")
+            self._add_unresolved(obstacle or f"damaged shards: {advice}")
         if self.subject.file is not None and self.codes & SIDECAR_CODES:
             self._rebuild_sidecars(self.subject.file)
         elif self.codes & DATASET_FILE_CODES:
@@ -182,12 +182,11 @@ class Repair:
                 data, columns = self._build_sidecar(case, file)
                 lost_columns |= {*file.schema} - {*columns}
                 publication.replace_sidecars({case.name: data})
-                entry = entries[case.name]
-                entries[case.name] = replace(entry, sidecar_size=len(data), sidecar_crc=crc32c(data))
+                entries[case.name] = replace(entries[case.name], sidecar_size=len(data), sidecar_crc=crc32c(data))
             publication.finish(replace(file, shards=tuple(entries[shard.name] for shard in file.shards)).encode())
-        self.done.append(f"{format_list([case.sidecar for case in verified])}: rebuilt from the shard")
+        self.repaired.append(f"{format_list([case.sidecar for case in verified])}: rebuilt from the shard")
         if lost_columns:
-            self.done[-1] += f"; without the columns {format_list(sorted(lost_columns))}, which no shard contains"
+            self.repaired[-1] += f"; without the columns {format_list(sorted(lost_columns))}, which no shard contains"
 
     def _build_sidecar(self, case: ShardCheck, file: DatasetFile) -> tuple[bytes, list[str]]:
         from shardtool.dataset.shard_index import scanned_index
@@ -229,7 +228,7 @@ class Repair:
             self._add_unresolved(f"the dataset file: {error}")
             return
         lost = "recorded options, skipped samples and class names are lost"
-        self.done.append(f"{result.dataset_file}: rebuilt from shards and sidecars; {lost}")
+        self.repaired.append(f"{result.dataset_file}: rebuilt from shards and sidecars; {lost}")
 
     def _find_unlisted_shards(self) -> list[str]:
         # A damaged dataset file may list only some shards, but the new file must list all.
@@ -253,7 +252,7 @@ class Repair:
             return
         source = self.options.source
         sources = format_list([*map(str, source)]) if isinstance(source, list | tuple) else source
-        self.done.append(f"{format_list(damaged)}: recreated from {sources}")
+        self.repaired.append(f"{format_list(damaged)}: recreated from {sources}")
 
     def _check_plan(self, file: DatasetFile, output: DatasetLike, options: CreateOptions) -> None:
         from shardtool.pack.pack_dataset import pack_dataset

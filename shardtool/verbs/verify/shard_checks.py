@@ -45,11 +45,11 @@ def check_shard(case: ShardCheck) -> Iterator[Finding]:
         yield finding_from_error("shard-unreadable", case.name, case.examined.error)
         return
     crc, facts = case.examined.crc, case.facts
-    of_file = case.entry.crc if case.entry is not None else None
-    of_sidecar = facts.crc if facts is not None and facts.name == case.name else None
-    for source, recorded in (("the dataset file", of_file), ("its sidecar", of_sidecar)):
-        if crc is not None and recorded not in (None, crc):
-            yield Finding("shard-checksum", case.name, f"the checksum {crc:08x}", f"{recorded:08x}, as in {source}")
+    dataset_crc = case.entry.crc if case.entry is not None else None
+    sidecar_crc = facts.crc if facts is not None and facts.name == case.name else None
+    for source, expected_crc in (("the dataset file", dataset_crc), ("its sidecar", sidecar_crc)):
+        if crc is not None and expected_crc not in (None, crc):
+            yield Finding("shard-checksum", case.name, f"the checksum {crc:08x}", f"{expected_crc:08x}, as in {source}")
             return
 
 

@@ -182,7 +182,7 @@ class SourceComparison:
         ends = part_offsets([len(shard.names) for shard in shards])
         codes = np.repeat(ends[:-1], [len(shard.codes) for shard in shards]) + _concat_column(scans, "codes")
         ours = field_ids(positions, _concat_column(scans, "counts"), codes, names, name_ids)
-        mine, source, extra, missing = match_ids(ours, theirs)
+        shard_rows, source_rows, extra, missing = match_ids(ours, theirs)
         # Report a missing field only if the dataset contains its sample.
         missing = missing[np.isin(entries.samples_of(missing), positions)]
         problem, expected = "the field is missing in the dataset", "the field, as in the source"
@@ -200,30 +200,31 @@ class SourceComparison:
         else:
             problem = "fields that are not in the source: the dataset file does not record how it was created"
             self.findings.unchecked.append(problem)
-        self._compare_payloads(entries, scans, (mine, source), pool)
+        self._compare_payloads(entries, scans, (shard_rows, source_rows), pool)
 
     def _compare_payloads(self, entries: SampleTable, scans: Scans, rows: tuple[Rows, Rows], pool: Pool) -> None:
-        mine, source = rows
+        shard_rows, source_rows = rows
         lengths, crcs = _concat_column(scans, "lengths"), _concat_column(scans, "crcs")
         as_numbers = any(scan.format == "tfrecord" for scan in scans.values())
-        sizes, sums = inline_checksums(entries, source, as_numbers=as_numbers)
-        fetched = entries.rows.kind[source] == URL
+        sizes, sums = inline_checksums(entries, source_rows, as_numbers=as_numbers)
+        fetched = entries.rows.kind[source_rows] == URL
         if fetched.any():
             self.findings.unchecked.append(f"{pluralize(int(fetched.sum()), 'file')} of URLs against the web")
-            self.findings.uncompared += [entries.fields[code] for code in np.unique(entries.rows.code[source[fetched]])]
-        size_differs = (lengths[mine] != sizes) & ~fetched
-        read = np.flatnonzero(~size_differs & ~fetched & (entries.rows.kind[source] != INLINE))
-        sums[read] = source_checksums(self.recorded_source.source, entries, source[read], pool)
-        different = np.flatnonzero(size_differs | ((sums != crcs[mine]) & ~fetched))
+            codes = np.unique(entries.rows.code[source_rows[fetched]])
+            self.findings.uncompared += [entries.fields[code] for code in codes]
+        size_differs = (lengths[shard_rows] != sizes) & ~fetched
+        read = np.flatnonzero(~size_differs & ~fetched & (entries.rows.kind[source_rows] != INLINE))
+        sums[read] = source_checksums(self.recorded_source.source, entries, source_rows[read], pool)
+        different = np.flatnonzero(size_differs | ((sums != crcs[shard_rows]) & ~fetched))
 
         def findings() -> Iterator[Finding]:
             for index in different.tolist():
-                problem = f"the checksum {int(crcs[mine[index]]):08x}"
+                problem = f"the checksum {int(crcs[shard_rows[index]]):08x}"
                 expected = "the checksum of the file in the source"
                 if size_differs[index]:
-                    problem = f"{int(lengths[mine[index]]):,} bytes"
+                    problem = f"{int(lengths[shard_rows[index]]):,} bytes"
                     expected = f"{int(sizes[index]):,}, as in the source"
-                yield self._build_finding("source-differs", scans, int(mine[index]), problem, expected)
+                yield self._build_finding("source-differs", scans, int(shard_rows[index]), problem, expected)
 
         self._add("source-differs", len(different), findings())
 

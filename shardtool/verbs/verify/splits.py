@@ -41,7 +41,7 @@ def verify_several(
     opened = [_open_or_error(dataset) for dataset in datasets]
     splits = _find_splits(opened)
     split_indexes = {index for pair in splits for index in pair}
-    content_indexes = {index for pair, recorded in splits.items() if not recorded for index in pair}
+    content_indexes = {index for pair, is_same_run in splits.items() if not is_same_run for index in pair}
     verified: dict[int, VerifiedDataset] = {}
     reports: dict[int, Report] = {}
     for index, dataset in enumerate(datasets):
@@ -51,9 +51,9 @@ def verify_several(
             verified[index] = verify(dataset, contents=index in content_indexes)
         else:
             reports[index] = build_report(verify(dataset), options)
-    for (first, second), recorded in splits.items():
+    for (first, second), is_same_run in splits.items():
         if first in verified and second in verified:
-            _find_leaks(verified[first], verified[second], None if recorded else pool)
+            _find_leaks(verified[first], verified[second], None if is_same_run else pool)
     reports |= {index: build_report(subject, options) for index, subject in verified.items()}
     return combine_reports([reports[index] for index in range(len(datasets))])
 
@@ -66,15 +66,16 @@ def _open_or_error(given: Any) -> StoredDataset | CorruptShard:
 
 
 def _find_splits(opened: Sequence[StoredDataset | CorruptShard]) -> dict[tuple[int, int], bool]:
+    """Return pairs of splits (indexes in `opened`), and whether the same run wrote both."""
     pairs = {}
     for (index, first), (other_index, second) in combinations(enumerate(opened), 2):
         if isinstance(first, CorruptShard) or isinstance(second, CorruptShard):
             continue
         ours, theirs = first.file, second.file
-        recorded = ours is not None and theirs is not None and ours.run.is_sibling_split_of(theirs.run)
+        is_same_run = ours is not None and theirs is not None and ours.run.is_sibling_split_of(theirs.run)
         names = [dataset.dataset_file or dataset.paths[0] for dataset in (first, second)]
-        if recorded or (names[0] != names[1] and _name_without_split(names[0]) == _name_without_split(names[1])):
-            pairs[index, other_index] = recorded
+        if is_same_run or (names[0] != names[1] and _name_without_split(names[0]) == _name_without_split(names[1])):
+            pairs[index, other_index] = is_same_run
     return pairs
 
 
@@ -107,20 +108,23 @@ def _find_leaks(first: VerifiedDataset, second: VerifiedDataset, pool: Pool | No
         contents = (b"".join(shard.content_ids for _, shard in split.examined) for split in (first, second))
         first_ids, second_ids = (np.frombuffer(data, np.uint64) for data in contents)
         same &= (first_ids[rows] == second_ids[other_rows]) & (first_ids[rows] != 0)
-        digests = [_content_digests(*split, pool) for split in ((first, rows[same]), (second, other_rows[same]))]
-        same[same] = [one == other != b"" for one, other in zip(*digests, strict=True)]
+        candidates = np.flatnonzero(same)
+        digests = _content_digests(first, rows[candidates], pool)
+        other_digests = _content_digests(second, other_rows[candidates], pool)
+        same[candidates] = [one == other and bool(one) for one, other in zip(digests, other_digests, strict=True)]
     pairs = np.stack((rows, other_rows), axis=1)[same]
     pairs = pairs[np.argsort(pairs[:, 1])]
-    read: tuple[dict[int, ShardScan], dict[int, ShardScan]] = ({}, {})
+    first_scans: dict[int, ShardScan] = {}
+    second_scans: dict[int, ShardScan] = {}
 
     def leak(first_index: int, second_index: int) -> Finding:
-        first_shard, _ = sample_at(first, read[0], first_index)
-        second_shard, key = sample_at(second, read[1], second_index)
+        first_shard, _ = sample_at(first, first_scans, first_index)
+        second_shard, key = sample_at(second, second_scans, second_index)
         found = f"also in {other_name}, shard {first.cases[first_shard].name}"
         return Finding("split-leak", second.cases[second_shard].name, found, key=key)
 
-    after_all_else, first_ones = len(second.cases), pairs[:MAX_LISTED_PER_FILE].tolist()
-    findings.add_first("split-leak", after_all_else, len(pairs), starmap(leak, first_ones))
+    after_all_shards = len(second.cases)
+    findings.add_first("split-leak", after_all_shards, len(pairs), starmap(leak, pairs[:MAX_LISTED_PER_FILE].tolist()))
     second.findings.listed += findings.listed
     second.findings.counts.update(findings.counts)
 
@@ -130,13 +134,14 @@ def _content_digests(split: VerifiedDataset, indexes: NDArray[np.int64], pool: P
 
     ends, labels = np.array([0, *split.ends()]), split.labels()
     positions = np.searchsorted(ends, indexes, "right") - 1
-    chosen = [np.flatnonzero(positions == position) for position in np.unique(positions)]
-    tasks = []
-    for at in chosen:
-        number, _ = split.examined[positions[at[0]]]
-        tasks.append(DigestTask(split.cases[number].shard, labels, (indexes[at] - ends[positions[at]]).tolist()))
+    items_by_task, tasks = [], []
+    for position in np.unique(positions):
+        items = np.flatnonzero(positions == position)
+        items_by_task.append(items.tolist())
+        shard_number, _ = split.examined[position]
+        tasks.append(DigestTask(split.cases[shard_number].shard, labels, (indexes[items] - ends[position]).tolist()))
     digests = [b""] * len(indexes)
-    for number, values in pool.map(digest_samples, tasks):
-        for index, digest in zip(chosen[number].tolist(), values, strict=True):
+    for task_number, task_digests in pool.map(digest_samples, tasks):
+        for index, digest in zip(items_by_task[task_number], task_digests, strict=True):
             digests[index] = digest
     return digests

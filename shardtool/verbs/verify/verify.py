@@ -96,21 +96,21 @@ def _check_and_repair(
     dataset: DatasetLike, options: VerifyOptions, observer: Observer, pool: Pool | None, *, contents: bool = False
 ) -> VerifiedDataset:
     started = time.time()
-    with nullcontext(pool) if pool is not None else _open_pool(options, observer, dataset) as own:
+    with nullcontext(pool) if pool is not None else _open_pool(options, observer, dataset) as worker_pool:
         subject = open_verified(dataset, contents=contents)
         if options.quick:
             _check_without_reading(subject, observer)
         else:
-            _check_with_reading(subject, options, observer, own)
+            _check_with_reading(subject, options, observer, worker_pool)
     if options.repair and subject.findings.counts.total():
         from shardtool.verbs.verify.repair import Repair
 
         repair = Repair(subject, options)
         repair.run()
-        if repair.done:
-            again = replace(options, repair=False, map=None)
-            subject = _check_and_repair(dataset, again, Observer(), None, contents=contents)
-        subject.unresolved, subject.repaired = tuple(repair.unresolved), tuple(repair.done)
+        if repair.repaired:
+            check_options = replace(options, repair=False, map=None)
+            subject = _check_and_repair(dataset, check_options, Observer(), None, contents=contents)
+        subject.unresolved, subject.repaired = tuple(repair.unresolved), tuple(repair.repaired)
     subject.seconds = time.time() - started
     return subject
 
@@ -132,9 +132,8 @@ def _check_without_reading(subject: VerifiedDataset, observer: Observer) -> None
     if shards_compared := findings.checked.count(_STORE_CHECKSUMS):
         findings.checked = [text for text in findings.checked if text != _STORE_CHECKSUMS]
         findings.checked.append(f"{_STORE_CHECKSUMS} of {pluralize(shards_compared, 'shard')}")
-    size = format_size(sum(case.size or 0 for case in cases))
-    unread = f"the bytes of {pluralize(len(cases), 'shard')}, {size}"
-    findings.unchecked.append(f"{unread}: {flag_text('quick')} reads no shard")
+    unread = f"{pluralize(len(cases), 'shard')}, {format_size(sum(case.size or 0 for case in cases))}"
+    findings.unchecked.append(f"the bytes of {unread}: {flag_text('quick')} reads no shard")
 
 
 def _check_store_checksum(number: int, case: ShardCheck) -> Findings:
