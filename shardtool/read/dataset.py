@@ -25,7 +25,7 @@ from shardtool.read.pipeline import Pipeline, SampleT, with_dataloader_hints
 from shardtool.read.sample_reader import SampleReader, SkippedSamples, read_valid
 from shardtool.read.streamable import Streamable
 from shardtool.request.option_checks import check_minimum
-from shardtool.request.split_options import SplitOptions, parse_shares
+from shardtool.request.split_options import SplitOptions, format_shares, parse_shares
 from shardtool.select.splits import SplitAssignment, assign_splits
 from shardtool.storage.remote.store_options import options_in, with_options
 from shardtool.units import pluralize
@@ -426,21 +426,13 @@ def open(  # noqa: A001, PLR0913 - public API
             raise InvalidRequest("the cache", "no finished shards yet", remedy=remedy)
     shares = None
     if splits is not None:
-        shares = SplitOptions(parse_shares(splits if isinstance(splits, str) else _split_texts(splits)), seed=seed)
+        shares = SplitOptions(parse_shares(format_shares(splits)), seed=seed)
     options = ReadOptions(check, cache, on_error, metadata)
     if storage_options:
         names: list[str] = with_options(list_names("the dataset", dataset, EXPECTED_DATASET), storage_options)
         options = replace(options, storage=options_in(names))
         dataset = names[0] if len(names) == 1 else names
     return Dataset(SampleReader(open_catalog(dataset), options), shares=shares)
-
-
-def _split_texts(shares: Mapping[str, float | str]) -> str:
-    # round the shares, so 1 - 0.9 equals 0.1
-    if not isinstance(shares, Mapping):
-        raise InvalidRequest("splits", repr(shares), expected="shares such as {'train': 0.9, 'val': 0.1}")
-    plain = {name: f"{share:.8f}" if isinstance(share, float) else share for name, share in shares.items()}
-    return ",".join(f"{name}={share}" for name, share in plain.items())
 
 
 class Keys(Sequence[str]):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from numbers import Real
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardtool.errors import InvalidRequest, format_list
 from shardtool.messages import option_text
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 
 SHARE_UNIT = 10**8  # shares are multiples of 1/SHARE_UNIT, so products with sample counts fit into 64 bits
+_MAX_ROUNDING_ERROR = 1e-7
 _SPLIT_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _SHARE_NUMBER = re.compile(r"[0-9]{1,3}(\.[0-9]{1,10})?|\.[0-9]{1,10}")
 _SPLIT_NAME_RULE = "letters, digits, _ and -, at most 64"
@@ -44,11 +46,18 @@ class SplitOptions(NamedTuple):
         return next(((option_text(name), column) for name, column in columns.items() if column is not None), None)
 
 
-def format_shares(shares: str | Mapping[str, float]) -> str:
-    """Return shares as text, such as `train=0.8,val=0.2`."""
+def format_shares(shares: str | Mapping[str, float | str]) -> str:
+    """Return shares as text, such as `train=0.8,val=0.2`. Numbers such as 1 / 3 are rounded, but keep the sum 1."""
     if not isinstance(shares, str | Mapping):
         raise InvalidRequest(option_text("split"), repr(shares)[:100], expected=_SHARES_EXAMPLE)
-    return shares if isinstance(shares, str) else ",".join(f"{name}={share}" for name, share in shares.items())
+    if isinstance(shares, str):
+        return shares
+    values: list[Any] = [*shares.values()]
+    if all(isinstance(value, Real) for value in values) and abs(sum(values) - 1) < _MAX_ROUNDING_ERROR:
+        units = [round(float(value) * SHARE_UNIT) for value in values]
+        units[-1] += SHARE_UNIT - sum(units)
+        values = [f"{unit / SHARE_UNIT:.8f}".rstrip("0").rstrip(".") for unit in units]
+    return ",".join(f"{name}={value}" for name, value in zip(shares, values, strict=True))
 
 
 def parse_shares(text: str) -> tuple[tuple[str, Decimal], ...]:

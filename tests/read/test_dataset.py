@@ -201,7 +201,7 @@ def test_splits_by_shares(dataset: Dataset, seed: int, share: int) -> None:
     ("splits", "message"),
     [
         ({"a": 0.5}, "the sum 0.5"), ({"a/b": 1}, "invalid split names"), (5, "expected shares such as"),
-        ({}, "expected shares"), ("a=0.5;b=0.5", "expected shares"), ({"a": None}, "a=None"), (["a"], "splits:"),
+        ({}, "expected shares"), ("a=0.5;b=0.5", "expected shares"), ({"a": None}, "a=None"), (["a"], "split:"),
     ],
 )  # fmt: skip
 def test_invalid_splits(dataset: Dataset, splits: Any, message: str) -> None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections import Counter
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from shardtool.entries.strings import PackedStrings
 from shardtool.errors import InvalidRequest
 from shardtool.request.create_options import CreateOptions
-from shardtool.request.split_options import SplitOptions, parse_shares
+from shardtool.request.split_options import SplitOptions, format_shares, parse_shares
 from shardtool.select.splits import SplitAssignment, assign_splits
 from tests.helpers import ENVIRONMENT, REPO
 
@@ -70,6 +71,25 @@ def by_key(keys: list[bytes], splits: SplitAssignment) -> dict[bytes, str]:
 def test_shares(text: str, means: list[tuple[str, str]]) -> None:
     """Shares that add up to 1 or 100 are parsed exactly, and keep their order."""
     assert parse_shares(text) == tuple((name, Decimal(share)) for name, share in means)
+
+
+@pytest.mark.parametrize(
+    ("shares", "text"),
+    [
+        ({"a": 0.8, "b": 0.2}, "a=0.8,b=0.2"),
+        ({"a": 80, "b": 20}, "a=80,b=20"),
+        ({"a": "80%", "b": "20%"}, "a=80%,b=20%"),
+        ({"a": 1.0}, "a=1"),
+        ({"a": 0.9, "b": 1 - 0.9}, "a=0.9,b=0.1"),
+        ({"a": 1 / 3, "b": 1 / 3, "c": 1 / 3}, "a=0.33333333,b=0.33333333,c=0.33333334"),
+        ({"a": Fraction(1, 6), "b": Fraction(5, 6)}, "a=0.16666667,b=0.83333333"),
+        ({"a": np.float32(0.9), "b": np.float32(0.1)}, "a=0.89999998,b=0.10000002"),
+    ],
+)
+def test_shares_of_numbers(shares: Any, text: str) -> None:
+    """Python numbers are rounded to shares whose sum is 1."""
+    assert format_shares(shares) == text
+    parse_shares(text)
 
 
 @pytest.mark.parametrize(
