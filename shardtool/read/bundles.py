@@ -71,7 +71,7 @@ def fitted(tokens: int, lengths: Numbers) -> Pieces:
     starts = (np.arange(len(documents)) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * tokens
     counts = np.minimum(tokens, lengths[documents] - starts)
     block_of_piece: list[int] = []  # longest piece first
-    blocks_by_room: dict[int, list[int]] = {}  # blocks by their number of free tokens
+    blocks_by_room: dict[int, list[int]] = {}  # by free tokens
     ascending_rooms: list[int] = []
     block_count = 0
     piece_lengths, pieces_of_length = np.unique(counts, return_counts=True)
@@ -193,7 +193,7 @@ class BundleOrder:
             seed = derive_state("bundles", self.options.seed, self.options.epoch)
             key = random_at(seed, np.array([window], np.uint64))[0]
             bundle_order = permute_positions(np.arange(len(cuts) - 1), len(cuts) - 1, key)
-        else:  # keep the order of the samples: the bundle whose last sample comes first is the first bundle
+        else:  # order bundles by their last sample
             bundle_order = np.argsort(samples[cuts[1:] - 1], kind="stable")
         return Bundle(numbers[samples], sizes[samples], starts, counts), bundle_order.tolist(), cuts.tolist()
 
@@ -276,7 +276,6 @@ class BundleReader:
         return self
 
     def with_on_error(self, on_error: OnError) -> BundleReader:
-        """Return a reader with this `on_error`."""
         reader = copy(self)
         vars(reader).update(_reader=self._reader.with_on_error(on_error))
         return reader
@@ -298,7 +297,7 @@ class BundleReader:
         unique_members, inverse = np.unique(members, return_inverse=True)
         if len(unique_members) == len(members):
             return self._make_bundles(numbers, iter(self._reader.read(members, on_demand=True)))
-        samples = [*self._reader.read(unique_members)]  # read a sample with several pieces once
+        samples = [*self._reader.read(unique_members)]  # read a split sample once
         return self._make_bundles(numbers, (samples[at] for at in inverse.tolist()))
 
     def with_skip_callback(
@@ -434,7 +433,6 @@ class SizeBatches(Map):
         super().__init__(partial(_run_and_collate, stages, lists))
 
     def with_on_error(self, on_error: OnError) -> SizeBatches:
-        """Return a copy whose stages use this `on_error`."""
         stages, lists = cast("partial[object]", self.function).args
         return SizeBatches(stages.with_on_error(on_error), lists)
 

@@ -142,7 +142,7 @@ class Decode:
         decoders, decoded = self._decoders, dict(sample)
         for name, value in sample.items():
             if type(value) is bytes or type(value) is int:
-                decoder = decoders[name] if name in decoders else decoders.setdefault(name, self._decoder(name))
+                decoder = decoders[name] if name in decoders else decoders.setdefault(name, self._find_decoder(name))
                 if decoder is not None and (type(value) is bytes or decoder in _NUMBER_DECODERS):
                     try:
                         if self.uses_rng and any(decoder is rng_decoder for rng_decoder in self._rng_decoders):
@@ -159,23 +159,24 @@ class Decode:
                         raise _decode_error(sample, name, error) from error
         return decoded
 
-    def _decoder(self, name: str) -> Function | None:
+    def _find_decoder(self, name: str) -> Function | None:
         if self.only is not None and name not in self.only:
             return None
-        own, endings = dict(self.own), name.split(".")
-        for start in range(len(endings)):
-            ending = ".".join(endings[start:])
-            if ending in own:
-                decoder = own[ending]
-                return self._named(decoder, name) if isinstance(decoder, str) else decoder
-        content, ending = content_type(name), endings[-1].lower()
+        own_decoders, parts = dict(self.own), name.split(".")
+        for start in range(len(parts)):  # the longest extension first
+            ending = ".".join(parts[start:])
+            if ending in own_decoders:
+                decoder = own_decoders[ending]
+                return self._named_decoder(decoder, name) if isinstance(decoder, str) else decoder
+        extension = parts[-1].lower()
         if not is_named_type(name):
-            value_type = self.types.get(name) or ("int64" if ending in _INT_FIELDS else "")
-            return self._named("int" if value_type == "int64" else value_type, name)
-        by_name = {"image": self.images, "text": "text", "json": "jsonl" if ending == "jsonl" else "json"}
-        return self._named("npy" if ending == "npy" else by_name.get(content, ""), name)
+            value_type = self.types.get(name) or ("int64" if extension in _INT_FIELDS else "")
+            return self._named_decoder("int" if value_type == "int64" else value_type, name)
+        by_content = {"image": self.images, "text": "text", "json": "jsonl" if extension == "jsonl" else "json"}
+        decoder_name = "npy" if extension == "npy" else by_content.get(content_type(name), "")
+        return self._named_decoder(decoder_name, name)
 
-    def _named(self, name: str, field_name: str) -> Function | None:
+    def _named_decoder(self, name: str, field_name: str) -> Function | None:
         max_bytes = parse_size(self.max_bytes)
         if name in get_args(ImageType):
             return partial(_decode_rgb, images=name, reduce=self.reduce, max_bytes=max_bytes, name=field_name)
@@ -253,7 +254,8 @@ def _decode_mask(data: bytes, max_bytes: int) -> NDArray[Any]:
 
 
 def _to_array(image: Image, convert: Callable[[Image], Image]) -> NDArray[Any]:
-    (width, height), rows = image.size, max(1, _BAND_PIXELS // image.width)
+    width, height = image.size
+    rows = max(1, _BAND_PIXELS // width)
     if rows >= height:
         return np.array(convert(image))
     array: NDArray[Any] = np.empty(0)
@@ -292,18 +294,18 @@ def _import_soundfile(where: str) -> Any:
 
 def _decode_audio(data: bytes, max_bytes: int) -> Audio:
     library = _import_soundfile("audio")
-    claim = int.from_bytes(data[4:8], "little") if data[:4] == b"RIFF" else 0
-    if claim and len(data) - 7 < claim < _STREAMED_WAV_BYTES:  # accept one missing byte: it may be padding
-        raise ValueError(f"the audio ends too early: {len(data):,} bytes of {claim + 8:,}")
+    claimed_bytes = int.from_bytes(data[4:8], "little") if data[:4] == b"RIFF" else 0  # after the first 8 bytes
+    if claimed_bytes and len(data) - 7 < claimed_bytes < _STREAMED_WAV_BYTES:  # accept one missing byte: padding
+        raise ValueError(f"the audio ends too early: {len(data):,} bytes of {claimed_bytes + 8:,}")
     try:
         with library.SoundFile(BytesIO(data)) as file:
-            max_frames, claimed = max_bytes // (_AUDIO_COPIES * 4 * file.channels), file.frames
-            if claimed > max_frames:
-                shown = f"{claimed:,} frames" if claimed < _UNKNOWN_FRAMES else "unknown length"
+            max_frames = max_bytes // (_AUDIO_COPIES * 4 * file.channels)
+            if file.frames > max_frames:
+                shown = f"{file.frames:,} frames" if file.frames < _UNKNOWN_FRAMES else "unknown length"
                 raise ValueError(f"audio of {shown}; at most {max_frames:,} frames fit into max_bytes")
             samples = file.read(dtype="float32", always_2d=True)
-            if len(samples) < claimed:
-                raise ValueError(f"the audio ends too early: {len(samples):,} frames of {claimed:,}")
+            if len(samples) < file.frames:
+                raise ValueError(f"the audio ends too early: {len(samples):,} frames of {file.frames:,}")
             return Audio(np.ascontiguousarray(samples.T), int(file.samplerate))
     except library.LibsndfileError as error:
         raise ValueError(f"soundfile cannot read the audio: {error.error_string.rstrip('.')}") from None

@@ -47,7 +47,7 @@ def window_size(mean_size: int, buffer: int | None, parts: int) -> int:
     if buffer is not None:
         return max(1, buffer // parts)
     samples = max(1, min(_MAX_WINDOW_SAMPLES, _BUFFER_BYTES // parts // mean_size))
-    return 1 << (samples * samples).bit_length() // 2  # the nearest power of 2, because it is permuted faster
+    return 1 << (samples * samples).bit_length() // 2  # the nearest power of 2 is permuted faster
 
 
 def choose_parts(
@@ -235,7 +235,7 @@ class MixedSamples:
         permuted = permute_windows(
             key, np.repeat(blocks, _MIX_BLOCK_POSITIONS), np.tile(slots, len(blocks)), sizes, _MIX_BLOCK_POSITIONS
         )
-        # in the last block of an epoch, slots after the end belong to no dataset
+        # in the last block of an epoch, slots beyond the end belong to no dataset
         dataset_at = (permuted.reshape(-1, 1, _MIX_BLOCK_POSITIONS) >= ends.T[:, :, None]).sum(axis=1)
         by_dataset = np.argsort(dataset_at, axis=1, kind="stable")
         rank_in_block = np.empty_like(by_dataset)

@@ -82,13 +82,13 @@ def huggingface_dataset(
     if numbers is not None:
         bounds = np.linspace(0, len(numbers), max(1, min(len(catalog.shards), len(numbers))) + 1, dtype=np.int64)
     spans = [*pairwise(bounds.tolist())]
-    kind = datasets.IterableDataset if streaming else datasets.Dataset
+    dataset_class = datasets.IterableDataset if streaming else datasets.Dataset
     arguments: dict[str, Any] = {"features": datasets.Features(features), "gen_kwargs": {"spans": spans, "rows": rows}}
     if not streaming and not bounds[-1]:  # `from_generator` fails without rows
         return datasets.Dataset.from_dict({name: [] for name in features}, arguments["features"])
     if not streaming and not catalog.is_remote:  # later processes reuse a cached copy with an equal fingerprint
         arguments["fingerprint"] = _fingerprint(catalog, numbers, arguments["features"])
-    return kind.from_generator(_generate_rows, **{**arguments, **options})
+    return dataset_class.from_generator(_generate_rows, **{**arguments, **options})
 
 
 def _require_torchcodec() -> None:

@@ -89,7 +89,7 @@ class IndexStore(LruCache[int, ShardIndex]):
             lambda index: _INDEX_CACHE_BYTES // _MAX_CACHED_INDEXES if index.is_shared else index.nbytes,
             on_release,
         )
-        self.catalog, self._tables = catalog, LruCache[int, pa.Table](_INDEX_CACHE_BYTES, lambda index: index.nbytes)
+        self.catalog, self._tables = catalog, LruCache[int, pa.Table](_INDEX_CACHE_BYTES, lambda table: table.nbytes)
         # shards whose shared index this process has mapped
         self._mapped, self._mapped_bytes = set[int](), 0
         self._all_keys: tuple[Hashes, NDArray[np.integer]] | None = None
@@ -128,10 +128,11 @@ class IndexStore(LruCache[int, ShardIndex]):
 
     @cached_property
     def _first_keys(self) -> list[str]:
+        """First key of each shard, or [] if key ranges are unknown or overlap."""
         ranges = self.catalog.key_ranges
-        ascend = all(first <= last for first, last in ranges)
-        ascend = ascend and all(before[1] < after[0] for before, after in pairwise(ranges))
-        return [first for first, _ in ranges] if ascend and ("", "") not in ranges else []
+        are_known = ("", "") not in ranges and all(first <= last for first, last in ranges)
+        are_disjoint = all(last < next_first for (_, last), (next_first, _) in pairwise(ranges))
+        return [first for first, _ in ranges] if are_known and are_disjoint else []
 
     def numbers(self, keys: Sequence[str]) -> Numbers:
         """Return the sample number of each key, int64 [keys], or -1 for an unknown key.
@@ -148,16 +149,17 @@ class IndexStore(LruCache[int, ShardIndex]):
         return numbers
 
     def _search_ranges(self, keys: Sequence[str], encoded: list[bytes], numbers: Numbers) -> None:
-        group_by_shard: dict[int, list[int]] = {}
+        positions_by_shard: dict[int, list[int]] = {}
         for position, key in enumerate(keys):
             shard = bisect_right(self._first_keys, key) - 1
             if shard >= 0 and key <= self.catalog.key_ranges[shard][1]:
-                group_by_shard.setdefault(shard, []).append(position)
-        for shard, positions in sorted(group_by_shard.items()):
+                positions_by_shard.setdefault(shard, []).append(position)
+        for shard, positions in sorted(positions_by_shard.items()):
             index, first = self.index(shard), int(self.catalog.first_samples[shard])
             if len(positions) <= _MAX_KEYS_SEARCHED_SINGLY:
                 rows = [index.find_row(encoded[position]) for position in positions]
             else:
+                # reversed, so a duplicate key keeps its first row
                 row_by_key = {key: row for row, key in reversed([*enumerate(index.all_keys())])}
                 rows = [row_by_key.get(encoded[position], -1) for position in positions]
             numbers[positions] = [row if row < 0 else first + row for row in rows]
@@ -168,7 +170,8 @@ class IndexStore(LruCache[int, ShardIndex]):
         hashes, number_by_hash = self._all_keys
         key_hashes = hash_keys(keys)
         cursor = np.searchsorted(hashes, key_hashes)
-        result, pending = np.full(len(keys), -1, np.int64), np.arange(len(keys))
+        result = np.full(len(keys), -1, np.int64)
+        pending = np.arange(len(keys))
         while len(pending):  # the loop repeats only if different keys have equal hashes
             pending = pending[cursor[pending] < len(hashes)]
             pending = pending[hashes[cursor[pending]] == key_hashes[pending]]
@@ -200,9 +203,10 @@ class IndexStore(LruCache[int, ShardIndex]):
         hashes = _hash_buffer(count)
         for shard, (first, last) in enumerate(pairwise(catalog.first_samples.tolist())):
             hashes[first:last] = hash_keys(self.index(shard).all_keys())
-        parts, written = -(-count // _MAX_HASHES_IN_MEMORY), 0
-        for part in range(parts):
-            low, high = np.uint64(2**64 * part // parts), np.uint64(2**64 * (part + 1) // parts - 1)
+        written = 0
+        part_count = -(-count // _MAX_HASHES_IN_MEMORY)
+        for part in range(part_count):
+            low, high = np.uint64(2**64 * part // part_count), np.uint64(2**64 * (part + 1) // part_count - 1)
             chunks = [hashes[first : first + _MAX_HASHES_IN_MEMORY] for first in range(0, count, _MAX_HASHES_IN_MEMORY)]
             rows = [
                 np.flatnonzero((chunk >= low) & (chunk <= high)) + n * _MAX_HASHES_IN_MEMORY

@@ -31,20 +31,22 @@ if TYPE_CHECKING:
 VERIFY_FIX = "Run `shardtool verify`."
 
 
-def queryable_table(shard: StoredShard, part: ShardIndex, columns: Iterable[str], labels: Collection[str]) -> pa.Table:
+def queryable_table(
+    shard: StoredShard, shard_index: ShardIndex, columns: Iterable[str], labels: Collection[str]
+) -> pa.Table:
     """Return a table with all columns of a shard that a query (`select.query`) can use.
 
     A column that the sidecar lacks is null. If the column is in `labels`, and the shard has a field of the same name,
     the column is omitted: its values are in the field, and a query does not read fields.
     """
-    existing = {name: part.metadata.column(name) for name in part.metadata.column_names}
-    unknown = {*labels}.intersection(part.names)
-    missing = dict.fromkeys(sorted({*columns}.difference(existing, unknown)), pa.nulls(len(part)))
+    existing = {name: shard_index.metadata.column(name) for name in shard_index.metadata.column_names}
+    unknown = {*labels}.intersection(shard_index.names)
+    missing = dict.fromkeys(sorted({*columns}.difference(existing, unknown)), pa.nulls(len(shard_index)))
     computed = {
-        "key": string_array(bytes(part.keys), part.key_sizes),
-        "shard": pa.repeat(text_scalar(printable(shard.file_name)), len(part)),
-        "size": number_array(np.diff(part_offsets(part.lengths)[part.first_rows])),
-        "fields": number_array(part.counts),
+        "key": string_array(bytes(shard_index.keys), shard_index.key_sizes),
+        "shard": pa.repeat(text_scalar(printable(shard.file_name)), len(shard_index)),
+        "size": number_array(np.diff(part_offsets(shard_index.lengths)[shard_index.first_rows])),
+        "fields": number_array(shard_index.counts),
     }
     table = {**existing, **missing}
     return pa.table(table | {name: column for name, column in computed.items() if name not in table})
@@ -95,8 +97,8 @@ def matching_samples(catalog: Catalog, chosen: Numbers | None, query: str) -> Nu
     matches = [np.zeros(0, np.int64)]
     shards = range(len(catalog.shards)) if chosen is None else np.unique(catalog.locate(chosen)[0]).tolist()
     for shard in shards:
-        part = read_index(catalog, shard, metadata=True)
-        table = queryable_table(catalog.shards[shard], part, columns, catalog.classes)
+        shard_index = read_index(catalog, shard, metadata=True)
+        table = queryable_table(catalog.shards[shard], shard_index, columns, catalog.classes)
         matches.append(match_rows(table, query, catalog.classes) + catalog.first_samples[shard])
     matching = np.concatenate(matches)
     return matching if chosen is None else chosen[np.isin(chosen, matching)]
@@ -145,10 +147,10 @@ def _read_rows(catalog: Catalog, chosen: Numbers, schema: pa.Schema) -> pa.Table
 
 def read_sidecar_table(catalog: Catalog, number: int, schema: pa.Schema) -> pa.Table:
     """Return the columns in `schema` from a shard's sidecar. Missing columns are null."""
-    part = read_index(catalog, number, metadata=True)
-    columns = {name: part.table.column(name) for name in part.table.column_names}
-    columns["__shard__"] = pa.array([catalog.shards[number].name] * len(part), pa.string())
-    values = [columns.get(field.name, pa.nulls(len(part), field.type)) for field in schema]
+    shard_index = read_index(catalog, number, metadata=True)
+    columns = {name: shard_index.table.column(name) for name in shard_index.table.column_names}
+    columns["__shard__"] = pa.array([catalog.shards[number].name] * len(shard_index), pa.string())
+    values = [columns.get(field.name, pa.nulls(len(shard_index), field.type)) for field in schema]
     try:
         values = [pc.cast(column, field.type) for column, field in zip(values, schema, strict=True)]
     except pa.ArrowInvalid as error:  # for example, an integer above 2^53 in a column of floats
@@ -170,7 +172,7 @@ def read_index(catalog: Catalog, number: int, *, metadata: bool = False) -> Shar
         raise index.error
     if index.scan is not None and (dataset.listed or index.damage is not None):
         problem = "missing" if index.damage is None else index.damage.found
-        nulls = "; all its metadata is null" * metadata
+        nulls = "; all its metadata is null" if metadata else ""
         where = redact_secrets(shard.sidecar)
         logger.warning("%s: %s. The shard was scanned instead%s. %s", where, problem, nulls, recreate_hint())
     samples = int(catalog.first_samples[number + 1] - catalog.first_samples[number])

@@ -116,14 +116,14 @@ def mix(
     mixed = MixedDataset[SampleT](MixedReader(readers, source), source)
     types = [dataset.stages.types for dataset in datasets]
     agreed = {name: common_type(dataset_types.get(name) for dataset_types in types) for name in types[0]}
-    chains = tuple(chain for dataset in datasets for chain in _pipelines_of(dataset))
-    stages = (DatasetPipelines(chains),) if any(chains) else ()
+    pipelines = tuple(pipeline for dataset in datasets for pipeline in _pipelines_of(dataset))
+    stages = (DatasetPipelines(pipelines),) if any(pipelines) else ()
     on_error: OnError = "skip" if all(dataset.stages.on_error == "skip" for dataset in datasets) else "raise"
     return mixed.with_stages(Pipeline(stages, {name: kind for name, kind in agreed.items() if kind}, on_error))
 
 
 def _pipelines_of(dataset: Streamable[Any]) -> list[tuple[Stage, ...]]:
-    own = tuple(stage for stage in dataset.stages.stages if not isinstance(stage, Batch))
-    if own and isinstance(own[0], DatasetPipelines):
-        return [(*stages, *own[1:]) for stages in own[0].by_dataset]
-    return [own] * (sum(dataset.source.datasets) if isinstance(dataset, MixedDataset) else 1)
+    stages = tuple(stage for stage in dataset.stages.stages if not isinstance(stage, Batch))
+    if stages and isinstance(stages[0], DatasetPipelines):
+        return [(*inner_stages, *stages[1:]) for inner_stages in stages[0].by_dataset]
+    return [stages] * (sum(dataset.source.datasets) if isinstance(dataset, MixedDataset) else 1)

@@ -54,10 +54,10 @@ class OpenShardFile:
         self.fd = -1
         self._blob: RemoteObject | None = None
         self._checksum: int | None = None
-        self._held: CachedShard | None = None
+        self._lease: CachedShard | None = None
         self.path, self._pid = shard.path, os.getpid()
-        self._held = cache.open(shard) if cache else None
-        path = self._held.path if self._held else shard.path
+        self._lease = cache.open(shard) if cache else None
+        path = self._lease.path if self._lease else shard.path
         self.copied = path != shard.path
         compressed = is_compressed(shard.path)
         try:
@@ -86,13 +86,13 @@ class OpenShardFile:
             return
         if self.fd >= 0:
             os.close(self.fd)
-        if self._held is not None and self._pid == os.getpid():  # after a fork, only the parent releases the lease
-            self._held.close()
+        if self._lease is not None and self._pid == os.getpid():  # after a fork, only the parent releases the lease
+            self._lease.close()
 
     def release_lease(self) -> None:
         """Allow the cache to delete the copied shard. This object can still read it."""
-        if self._held is not None:
-            self._held.close()
+        if self._lease is not None:
+            self._lease.close()
 
     def read(self, offsets: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes]:
         """Yield the bytes of several ranges, or raise CorruptShard."""
@@ -125,9 +125,10 @@ class OpenShardFile:
         """Ask the operating system to load these ranges (ascending) into its page cache."""
         if not len(starts) or not hasattr(os, "posix_fadvise"):
             return
-        begins = np.flatnonzero(np.append(True, starts[1:] - ends[:-1] > _ADVICE_BYTES))
-        lasts = ends[np.append(begins[1:], len(starts)) - 1].tolist()
-        for start, end in zip(starts[begins].tolist(), lasts, strict=True):
+        # join ranges with small gaps
+        firsts = np.flatnonzero(np.append(True, starts[1:] - ends[:-1] > _ADVICE_BYTES))
+        lasts = np.append(firsts[1:], len(starts)) - 1
+        for start, end in zip(starts[firsts].tolist(), ends[lasts].tolist(), strict=True):
             for first in range(start, end, _ADVICE_BLOCK_BYTES):
                 last = min(end, first + _ADVICE_BLOCK_BYTES)
                 for offset in () if self._is_cached(last - 1) else range(first, last, _ADVICE_BYTES):

@@ -109,9 +109,11 @@ class _FieldStage:
     def required_fields(self) -> frozenset[str]:
         return frozenset(self.names)
 
-    def _missing_value(self, sample: object, name: str) -> object:
-        if not isinstance(sample, dict):
-            raise InvalidRequest(_stage_name(self), f"a {type(sample).__name__}", expected="a sample with fields")
+    def _type_error(self, sample: object) -> InvalidRequest:
+        return InvalidRequest(_stage_name(self), f"a {type(sample).__name__}", expected="a sample with fields")
+
+    def _missing_value(self, sample: dict[str, object], name: str) -> object:
+        """Return the value of a missing field, or raise SampleFailed."""
         if name == "__padding__":  # samples have this field only with ends="pad"
             return False
         if self.missing != "none":
@@ -127,7 +129,7 @@ class Fields(_FieldStage):
     def __call__(self, sample: dict[str, object]) -> dict[str, object]:
         """Return a copy of the sample with only these fields."""
         if not isinstance(sample, dict):
-            self._missing_value(sample, self.names[0])
+            raise self._type_error(sample)
         kept = {name: sample[name] for name in _RESERVED_FIELDS if name in sample}
         for name in self.names:
             kept[name] = sample[name] if name in sample else self._missing_value(sample, name)
@@ -147,14 +149,15 @@ class Tuple(_FieldStage):
         try:  # this is three times as fast as a loop over the names
             values = self._get(sample)
         except (KeyError, TypeError, IndexError):
-            return tuple(self._first(sample, names) for names in self.names)
+            return tuple(self._first_existing(sample, names) for names in self.names)
         return values if len(self.names) > 1 else (values,)
 
-    def _first(self, sample: dict[str, object], names: str) -> object:
-        if isinstance(sample, dict):
-            for name in (names, *names.split(";")):
-                if name in sample:
-                    return sample[name]
+    def _first_existing(self, sample: dict[str, object], names: str) -> object:
+        if not isinstance(sample, dict):
+            raise self._type_error(sample)
+        for name in (names, *names.split(";")):  # a name may contain `;`
+            if name in sample:
+                return sample[name]
         return self._missing_value(sample, names.replace(";", " or "))
 
 
@@ -164,7 +167,6 @@ class DatasetPipelines(NamedTuple):
     by_dataset: tuple[tuple[Stage, ...], ...]
 
     def with_on_error(self, on_error: OnError) -> DatasetPipelines:
-        """Return the stages with this `on_error`."""
         return DatasetPipelines(tuple(tuple(_with_on_error(stages, on_error)) for stages in self.by_dataset))
 
 
@@ -248,12 +250,14 @@ class Pipeline:
         stages: list[Stage] = []
         for stage in self.stages:
             if isinstance(stage, Batch):
-                samples, on_skip = stage.batches(_run_stages(stages, samples, on_skip, rng_of)), _raise_skipped_batch
-                longest = sum(
+                samples = stage.batches(_run_stages(stages, samples, on_skip, rng_of))
+                on_skip = _raise_skipped_batch
+                max_stages = sum(
                     max(map(len, earlier.by_dataset)) if isinstance(earlier, DatasetPipelines) else 1
                     for earlier in stages
                 )
-                stages, rng_of = [], partial(_shifted_rng, rng_of, longest + 1)
+                # give later stages other random generators
+                stages, rng_of = [], partial(_shifted_rng, rng_of, max_stages + 1)
             else:
                 stages.append(stage)
         return _run_stages(stages, samples, on_skip, rng_of)
@@ -263,8 +267,10 @@ class Pipeline:
 
         # check only if a process is spawned, because other picklers, such as cloudpickle, accept any function
         if get_spawning_popen() is not None:
-            chains = [stage.by_dataset if isinstance(stage, DatasetPipelines) else ((stage,),) for stage in self.stages]
-            for stage in chain.from_iterable(chain.from_iterable(chains)):
+            pipelines = [
+                stage.by_dataset if isinstance(stage, DatasetPipelines) else [(stage,)] for stage in self.stages
+            ]
+            for stage in chain.from_iterable(chain.from_iterable(pipelines)):
                 if isinstance(stage, Map):
                     _check_picklable(f"the function of {_stage_name(stage)}", stage.function)
                 for name, decoder in stage.own if isinstance(stage, Decode) else ():
@@ -285,9 +291,9 @@ def _run_stages(
 def _run_each(
     stages: Sequence[Stage], samples: Iterable[object], on_skip: SkipHandler, rng_of: RngOf
 ) -> Iterator[object]:
-    for first in samples:
-        sample: object = first
-        while sample is not None:
+    for original in samples:
+        sample: object = original
+        while sample is not None:  # a skipped sample may have replacements
             value = sample
             skipped = None
             try:
@@ -298,7 +304,7 @@ def _run_each(
                         skipped = SampleFailed(sample_name(_key_of(sample)), f"dropped by {_stage_name(stage)}")
                         break
             except SampleFailed as error:
-                if isinstance(stage, Map) or not stage.can_skip:
+                if isinstance(stage, Map) or not stage.can_skip:  # in `Map`, only None skips a sample
                     raise
                 skipped = error
             except Exception as error:

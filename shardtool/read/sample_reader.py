@@ -103,7 +103,7 @@ class SampleReader:
         self.options, self._fields = options, options.fields
         if options.storage is not None:
             register_options(options.storage)
-        self._plain = not (options.check or options.metadata or lists or self.catalog.is_remote)
+        self._can_read_directly = not (options.check or options.metadata or lists or self.catalog.is_remote)
 
     def __reduce__(self) -> tuple[type[SampleReader], tuple[Catalog, ReadOptions]]:
         return SampleReader, (self.catalog, self.options)
@@ -124,7 +124,6 @@ class SampleReader:
         return reader
 
     def with_on_error(self, on_error: OnError) -> SampleReader:
-        """Return a reader with this `on_error`."""
         return self.with_options(on_error=on_error)
 
     def with_fields(self, fields: frozenset[str] | None) -> SampleReader:
@@ -157,24 +156,25 @@ class SampleReader:
         if len(numbers) == 1:
             return [self.read_one(int(numbers[0]))]
         groups = [*self.catalog.group_by_shard(numbers)]
-        if self._plain and groups:
-            if on_demand and self._expect_large(groups, len(numbers)):
+        if self._can_read_directly and groups:
+            if on_demand and self._read_ahead_if_large(groups, len(numbers)):
                 return self._read_each(groups, numbers)
-            read_singly = len(numbers) < len(groups) * _MAX_SAMPLES_READ_SINGLY or self.mean_size >= LARGE_SAMPLE_BYTES
-            if read_singly and self._is_indexed(groups[0][0]):
+            are_few = len(numbers) < len(groups) * _MAX_SAMPLES_READ_SINGLY
+            if (are_few or self.mean_size >= LARGE_SAMPLE_BYTES) and self._has_payload_offsets(groups[0][0]):
                 order = np.argsort(numbers, kind="stable")
                 return _reordered([order], [self._read_each(groups, numbers[order])], len(numbers))
         map_groups = map_requests if self.catalog.is_remote else map
         parts = map_groups(lambda group: self._read_from_shard(*group[:2]), groups)
         return _reordered([indexes for *_, indexes in groups], parts, len(numbers))
 
-    def _is_indexed(self, shard: int) -> bool:
-        with suppress(CorruptShard):
+    def _has_payload_offsets(self, shard: int) -> bool:
+        with suppress(CorruptShard):  # `read_one` returns this error
             return self.open_shard(shard).readers is not None
         return True
 
-    def _expect_large(self, groups: Sequence[tuple[int, Numbers, Numbers]], count: int) -> bool:
-        if len(groups) > self._files.max_size // 2 or not all(self._is_indexed(shard) for shard, *_ in groups):
+    def _read_ahead_if_large(self, groups: Sequence[tuple[int, Numbers, Numbers]], count: int) -> bool:
+        """Return whether samples are large. If so, start to load them into the page cache."""
+        if len(groups) > self._files.max_size // 2 or not all(self._has_payload_offsets(shard) for shard, *_ in groups):
             return False
         size, spans = 0, []
         for shard, rows, _ in groups:
@@ -200,7 +200,7 @@ class SampleReader:
         """Return a sample, or its error."""
         shard = bisect_right(self._first_samples, number) - 1
         row = number - self._first_samples[shard]
-        if self._plain and shard not in self._broken:
+        if self._can_read_directly and shard not in self._broken:
             try:
                 opened = self._open_shards.get(shard) or self.open_shard(shard)
                 if opened.readers is not None:
@@ -281,7 +281,6 @@ class MixedReader:
         return MixedReader([reader.with_fields(fields) for reader in self.readers], self._source)
 
     def with_on_error(self, on_error: OnError) -> MixedReader:
-        """Return a reader with this `on_error`."""
         return MixedReader([reader.with_on_error(on_error) for reader in self.readers], self._source)
 
     def skip_or_raise(self, error: ShardError, number: int, *counts: SkippedSamples, damaged: bool = True) -> None:

@@ -138,21 +138,21 @@ class ReadableShard:
         key_offsets, first_rows, codes, offsets, lengths = self.views
         names = index.names
         sample: dict[str, Any] = {"__key__": str(index.keys[key_offsets[row] : key_offsets[row + 1]], "utf-8")}
-        fields: Sequence[int] = range(first_rows[row], first_rows[row + 1])
+        payloads: Sequence[int] = range(first_rows[row], first_rows[row + 1])
         if selected is not None:
-            fields = [payload for payload in fields if names[codes[payload]] in selected]
-        if not fields:
+            payloads = [payload for payload in payloads if names[codes[payload]] in selected]
+        if not payloads:
             return sample
-        start, end = offsets[fields[0]], offsets[fields[-1]] + lengths[fields[-1]]
-        if len(fields) > 1 and 0 <= end - start <= _MAX_SINGLE_READ_BYTES:
+        start, end = offsets[payloads[0]], offsets[payloads[-1]] + lengths[payloads[-1]]
+        if len(payloads) > 1 and 0 <= end - start <= _MAX_SINGLE_READ_BYTES:
             block = read_exactly(fd, end - start, start)
-            for payload in fields:
+            for payload in payloads:
                 first = offsets[payload] - start
                 if not 0 <= first <= len(block) - lengths[payload]:
                     raise IndexError(payload)
                 sample[names[codes[payload]]] = block[first : first + lengths[payload]]
         else:
-            for payload in fields:
+            for payload in payloads:
                 sample[names[codes[payload]]] = read_exactly(fd, lengths[payload], offsets[payload])
         if self.readers:
             for name, read in self.readers.items():
@@ -175,9 +175,10 @@ class ReadableShard:
         ends = np.cumsum(counts)
         payloads = np.repeat(first_rows - ends + counts, counts) + np.arange(ends[-1])
         if selected is not None:
-            keeps = np.array([name in selected for name in index.names], np.bool_)[index.codes[payloads]]
-            counts = np.bincount(np.repeat(np.arange(len(rows)), counts)[keeps], minlength=len(rows)).astype(np.int64)
-            payloads = payloads[keeps]
+            is_selected = np.array([name in selected for name in index.names], np.bool_)[index.codes[payloads]]
+            samples = np.repeat(np.arange(len(rows)), counts)[is_selected]
+            counts = np.bincount(samples, minlength=len(rows)).astype(np.int64)
+            payloads = payloads[is_selected]
         crcs = None if index.crcs is None else index.crcs[payloads]
         return PayloadColumns(counts, index.codes[payloads], index.offsets[payloads], index.lengths[payloads], crcs)
 
@@ -242,10 +243,10 @@ class _BlockRead:
 
     def _fill_from_records(self, samples: list[Sample]) -> None:
         if self._options.check:
-            self._read()
+            self._read()  # records checksum errors
         selected, index, path = self._options.fields, self._shard.index, self._shard.file.path
         starts, sizes = index.starts[self._rows].tolist(), index.sizes[self._rows].tolist()
-        for row, record in enumerate(self._each(starts, sizes)):
+        for row, record in enumerate(self._read_each_range(starts, sizes)):
             try:
                 if isinstance(record, CorruptShard):
                     raise record
@@ -253,8 +254,8 @@ class _BlockRead:
             except CorruptShard as error:
                 problem = f"{self._keys[row]}: {error.problem}"
                 offset, expected, remedy = error.offset, error.expected, error.remedy
-                named = CorruptShard(path, problem, offset=offset, expected=expected, remedy=remedy)
-                self._errors.setdefault(row, named)
+                error_with_key = CorruptShard(path, problem, offset=offset, expected=expected, remedy=remedy)
+                self._errors.setdefault(row, error_with_key)
             except (ValueError, IndexError):
                 problem = f"{self._keys[row]}: {_NOT_A_NUMBER}"
                 self._errors.setdefault(row, CorruptShard(path, problem, offset=starts[row], remedy=DAMAGE_FIX))
@@ -263,7 +264,7 @@ class _BlockRead:
                     (name, value) for name, value in values.items() if selected is None or name in selected
                 )
 
-    def _each(self, starts: list[int], sizes: list[int]) -> Iterator[bytes | CorruptShard]:
+    def _read_each_range(self, starts: list[int], sizes: list[int]) -> Iterator[bytes | CorruptShard]:
         index = 0
         while index < len(starts):
             try:
@@ -279,15 +280,15 @@ class _BlockRead:
         offsets, lengths = layout.offsets, layout.lengths
         if not len(offsets):
             return []
-        firsts = np.flatnonzero(_starts_read(offsets, lengths))
-        starts = offsets[firsts]
-        sizes = (offsets + lengths)[np.append(firsts[1:], len(offsets)) - 1] - starts
-        blocks = file.read(starts.tolist(), sizes.tolist())
+        firsts = np.flatnonzero(_begins_block(offsets, lengths))
+        lasts = np.append(firsts[1:], len(offsets)) - 1
+        starts, ends = offsets[firsts], offsets[lasts] + lengths[lasts]
+        blocks = file.read(starts.tolist(), (ends - starts).tolist())
         try:
             values = [*blocks] if len(starts) == len(offsets) else _cut_payloads(blocks, layout, firsts)
         except CorruptShard:
             values = []
-            for payload, value in enumerate(self._each(offsets.tolist(), lengths.tolist())):
+            for payload, value in enumerate(self._read_each_range(offsets.tolist(), lengths.tolist())):
                 values.append(b"" if isinstance(value, CorruptShard) else value)
                 if isinstance(value, CorruptShard):
                     self._record_error(payload, value.problem, value.expected, value.remedy)
@@ -332,13 +333,15 @@ def _cut_payloads(blocks: Iterator[bytes], layout: PayloadColumns, firsts: Numbe
     return values
 
 
-def _starts_read(offsets: Numbers, lengths: Numbers) -> NDArray[np.bool_]:
+def _begins_block(offsets: Numbers, lengths: Numbers) -> NDArray[np.bool_]:
+    """Return whether each payload starts a block (a range to read)."""
     begins = np.ones(len(offsets), np.bool_)
-    is_large, gaps = lengths >= _MIN_OWN_READ_BYTES, offsets[1:] - offsets[:-1] - lengths[:-1]
+    is_large = lengths >= _MIN_OWN_READ_BYTES
+    gaps = offsets[1:] - offsets[:-1] - lengths[:-1]
     begins[1:] = (gaps < 0) | (gaps > _MAX_GAP_BYTES) | is_large[1:] | is_large[:-1]
     starts = offsets[np.flatnonzero(begins)][np.cumsum(begins) - 1]
-    steps = (offsets - starts) // _MAX_BLOCK_BYTES
-    begins[1:] |= steps[1:] != steps[:-1]
+    parts = (offsets - starts) // _MAX_BLOCK_BYTES  # divide large blocks
+    begins[1:] |= parts[1:] != parts[:-1]
     return begins
 
 
@@ -354,28 +357,31 @@ def read_on_demand(
     edges_by_shard = [opened.edges(rows, selected) for opened, rows in parts]
     names = edges_by_shard[0][0] if edges_by_shard[0] else []
     readers = parts[0][0].readers or {}
-    matching_edges = [edges[1] for edges, (opened, _) in zip(edges_by_shard, parts, strict=True)
-             if edges and edges[0] == names and opened.readers == readers]  # fmt: skip
+    matching_edges = [names_and_edges[1] for names_and_edges, (opened, _) in zip(edges_by_shard, parts, strict=True)
+             if names_and_edges and names_and_edges[0] == names and opened.readers == readers]  # fmt: skip
     if len(matching_edges) < len(parts):
         return map(read_one, numbers.tolist())
     keys = [key for opened, rows in parts for key in opened.index.keys_of(rows)]
     files = [opened.file for opened, rows in parts for _ in range(len(rows))]
     edges = np.concatenate(matching_edges)
     if (np.diff(numbers) < 0).any():
-        positions = np.argsort(np.argsort(numbers, kind="stable"))
-        order = positions.tolist()
-        keys, files, edges = [keys[row] for row in order], [files[row] for row in order], edges[positions]
-    reads = [(name, read) for name, read in readers.items() if name in names]
-    return _read_each(keys, files, names, edges, reads, lambda index: read_one(int(numbers[index])))
+        order = np.argsort(np.argsort(numbers, kind="stable"))  # `parts` are sorted by number
+        keys = [keys[index] for index in order.tolist()]
+        files = [files[index] for index in order.tolist()]
+        edges = edges[order]
+    number_readers = [(name, read) for name, read in readers.items() if name in names]
+    return _read_each(keys, files, names, edges, number_readers, lambda index: read_one(int(numbers[index])))
 
 
 def _read_each(
     keys: list[str], files: list[OpenShardFile], names: list[str], edges: Numbers,
-    reads: list[tuple[str, Callable[[bytes], object]]], read_one: Callable[[int], Sample | ShardError],
+    number_readers: list[tuple[str, Callable[[bytes], object]]], read_one: Callable[[int], Sample | ShardError],
 ) -> Samples:  # fmt: skip
     starts, sizes = edges[:, 0].tolist(), (edges[:, -1] - edges[:, 0]).tolist()
     columns = (edges - edges[:, :1]).T.tolist()
-    cuts = zip(*map(zip, map(repeat, names), map(map, repeat(slice), columns[::2], columns[1::2])), strict=True)
+    # for each sample, pairs of field name and slice
+    columns_by_field = zip(names, columns[::2], columns[1::2], strict=True)
+    cuts = zip(*(zip(repeat(name), map(slice, firsts, ends)) for name, firsts, ends in columns_by_field), strict=True)
     single_read_bytes = _MAX_SINGLE_READ_BYTES if len(names) > 1 else max(sizes)
     for position, (key, file, start, size, fields) in enumerate(zip(keys, files, starts, sizes, cuts, strict=True)):
         sample: dict[str, Any] = {"__key__": key}
@@ -387,7 +393,7 @@ def _read_each(
                 block = read_exactly(file.fd, size, start)
                 for name, cut in fields:
                     sample[name] = block[cut]
-            for name, read in reads:
+            for name, read in number_readers:
                 sample[name] = read(sample[name])
         except (OSError, EOFError, ValueError, IndexError):
             yield read_one(position)  # read the sample again, to get a detailed error

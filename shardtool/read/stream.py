@@ -320,7 +320,7 @@ class Stream(SampleSource[SampleT]):
 
     @property
     def _step(self) -> int | None:
-        """Number of positions of all ranks that are read together. None if whole rounds are read together."""
+        """Number of positions to read together, or None for whole rounds."""
         if self._options.shuffle and self._options.window > 1:
             return None
         share, mean = self.share, self.reader.mean_size
@@ -356,7 +356,7 @@ class Stream(SampleSource[SampleT]):
         try:
             self.reader.skip_or_raise(error, number, self.skipped)
         except ShardError:
-            current.yielded -= 1  # a state that is saved now starts with the damaged sample
+            current.yielded -= 1  # a saved state starts with this sample
             raise
 
 

@@ -211,7 +211,7 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
         info = torch.utils.data.get_worker_info()
         resumed, self._resumed = self._resumed, None
         self._passes += 1
-        base_seed = info.seed - worker if info else -1  # PyTorch adds the number of the worker to the base seed
+        base_seed = info.seed - worker if info else -1  # PyTorch adds `worker`
         self._group = base_seed, self._passes, workers
         self._pass_start.record_worker_start(worker, self._group, resumed.start if resumed else None)
         stream = self._next_pass()
