@@ -225,7 +225,7 @@ class RayPool(Pool):
                 os.close(process)
                 if exited and not self._closed:
                     self._lost_node = f"node {ray.util.get_node_ip_address()} ({own_id[:8]})"
-                    self._on_lost((-1, Future()))
+                    self._on_lost((-1, Future()))  # wake `map`, which checks `_lost_node`
 
             Thread(target=wait, daemon=True).start()
 
@@ -277,10 +277,9 @@ class RayPool(Pool):
         if output is not None and is_url(output):
             return
         environment = ray_task.TaskEnvironment.here(function)
-        checked_paths = [os.path.abspath(path) for path in sample_paths(paths)]
-        here = {
-            path: ray_task.describe_path(path) for path in checked_paths if os.path.isfile(path) or os.path.isdir(path)
-        }
+        absolute_paths = [os.path.abspath(path) for path in sample_paths(paths)]
+        existing_paths = [path for path in absolute_paths if os.path.isfile(path) or os.path.isdir(path)]
+        here = {path: ray_task.describe_path(path) for path in existing_paths}
         with ExitStack() as stack:
             marker = ""
             if output is not None:

@@ -37,14 +37,13 @@ from shardtool.read.pipeline import Map, Pipeline
 from shardtool.read.sample_reader import AnySampleReader, MixedReader, SampleReader, SkippedSamples
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from shardtool.read.catalog import Numbers
     from shardtool.read.options import Sample, Samples
     from shardtool.values import OnError
 
     Pieces = tuple[Numbers, Numbers, Numbers, Numbers]
-    from collections.abc import Sequence
 
 
 PackingRule = Literal["first-fit", "concat"]
@@ -276,6 +275,7 @@ class BundleReader:
         return self
 
     def with_on_error(self, on_error: OnError) -> BundleReader:
+        """See `SampleReader.with_on_error`."""
         reader = copy(self)
         vars(reader).update(_reader=self._reader.with_on_error(on_error))
         return reader
@@ -378,9 +378,8 @@ def metadata_sizes(name: str, reader: AnySampleReader, samples: EpochSamples) ->
     """
 
     def shard_sizes(dataset_reader: SampleReader, shard: int) -> Numbers:
-        integer_columns = [
-            column.name for column in metadata_schema(dataset_reader.catalog) if pa.types.is_integer(column.type)
-        ]
+        schema = metadata_schema(dataset_reader.catalog)
+        integer_columns = [column.name for column in schema if pa.types.is_integer(column.type)]
         if name not in integer_columns:
             remedy = (
                 f"{call_text('create', probe=True)} adds width and height; "
@@ -433,6 +432,7 @@ class SizeBatches(Map):
         super().__init__(partial(_run_and_collate, stages, lists))
 
     def with_on_error(self, on_error: OnError) -> SizeBatches:
+        """Return a changed copy."""
         stages, lists = cast("partial[object]", self.function).args
         return SizeBatches(stages.with_on_error(on_error), lists)
 

@@ -194,17 +194,15 @@ def _catalog_of(opened: StoredDataset) -> Catalog:
         if None in heads:
             # in scanned shards, split file names into key and field at the same dot as in the existing sidecars
             shards = opened.with_dots(recorded_dots(opened)).shards
-        counts_by_shard, lists = _scan_shards(
-            [shard for shard, head in zip(shards, heads, strict=True) if head is None], shared
-        )
+        without_sidecar = [shard for shard, head in zip(shards, heads, strict=True) if head is None]
+        counts_by_shard, lists = _scan_shards(without_sidecar, shared)
         sizes = map_paths(StoredShard.size, shards, lambda shard: shard.path)
         entries = [
             (counts_by_shard[number], size or 0, None) if head is None else (head[0], size or 0, head[1].crc)
             for number, (head, size) in enumerate(zip(heads, sizes, strict=True))
         ]
-        fingerprint_parts = [
-            shard.file_name + f" {size} {crc}" for shard, (_, size, crc) in zip(shards, entries, strict=True)
-        ]
+        files = zip(shards, entries, strict=True)
+        fingerprint_parts = [f"{shard.file_name} {size} {crc}" for shard, (_, size, crc) in files]
         attributes: dict[str, Any] = {"can_scan": None in heads, "lists": lists}
     else:
         # remove `entry` to make pickles smaller

@@ -64,10 +64,10 @@ def collate(samples: list[Any], lists: ListFields = ()) -> object:
         columns = [[sample[name] for sample in samples] for name in fields]
     else:
         columns = [[*values] for values in zip(*samples, strict=True)] if structure is tuple else [samples]
-    named_columns = zip(fields, columns, strict=True)
-    return join_sample(
-        structure, {name: column if name in lists else _collate_values(column) for name, column in named_columns}
-    )
+    batch: dict[object, object] = {}
+    for name, column in zip(fields, columns, strict=True):
+        batch[name] = column if name in lists else _collate_values(column)
+    return join_sample(structure, batch)
 
 
 def split_sample(sample: object) -> tuple[type, Mapping[object, object]]:

@@ -127,9 +127,8 @@ class Dataset(Streamable[SampleT]):
         if self._shares is None:
             return None
         store, shards = self.reader.store, range(len(self.reader.catalog.shards))
-        return assign_splits(
-            PackedStrings.of(key for shard in shards for key in store.index(shard).all_keys()), self._shares
-        )
+        keys = PackedStrings.of(key for shard in shards for key in store.index(shard).all_keys())
+        return assign_splits(keys, self._shares)
 
     @property
     def fingerprint(self) -> str:

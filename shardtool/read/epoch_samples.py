@@ -275,9 +275,8 @@ def _epoch_length(weights: Sequence[int], lengths: Sequence[int], stop: Stop) ->
 
     end = bisect_left(range(_MAX_POSITIONS + 1), x=True, key=is_over)
     if end > _MAX_POSITIONS:
-        raise InvalidRequest(
-            "weights", "an epoch would have more than 2^40 samples", expected="weights that differ less"
-        )
+        found = "an epoch would have more than 2^40 samples"
+        raise InvalidRequest("weights", found, expected="weights that differ less")
     return end
 
 

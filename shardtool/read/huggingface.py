@@ -96,9 +96,8 @@ def _require_torchcodec() -> None:
         import torchcodec  # noqa: F401
     except (ImportError, OSError, RuntimeError) as error:  # RuntimeError: FFmpeg is missing
         found = f"audio, but torchcodec cannot be imported: {str(error).splitlines()[0]}"
-        raise InvalidRequest(
-            "to_hf", found, remedy="Run `pip install torchcodec`, which `datasets` requires."
-        ) from None
+        remedy = "Run `pip install torchcodec`, which `datasets` requires."
+        raise InvalidRequest("to_hf", found, remedy=remedy) from None
 
 
 def _fingerprint(catalog: Catalog, numbers: Numbers | None, features: object) -> str:

@@ -109,9 +109,8 @@ class OpenShardFile:
             raise CorruptShard(self.path, "the shard ends", offset=end, expected=expected, remedy=DAMAGE_FIX) from None
         except OSError as error:
             raise_if_machine_error(error, self.path)
-            raise CorruptShard(
-                self.path, f"cannot be read: {os_error_text(error)}", offset=offset, remedy=DAMAGE_FIX
-            ) from None
+            found = f"cannot be read: {os_error_text(error)}"
+            raise CorruptShard(self.path, found, offset=offset, remedy=DAMAGE_FIX) from None
 
     def checksum(self, size: int) -> int:
         """Return the CRC-32C of the first `size` bytes, computed once."""

@@ -17,17 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, NoReturn, P
 from shardtool.dataclass import dataclass
 from shardtool.errors import InvalidRequest, SampleFailed, format_list
 from shardtool.read.collate import Batch, ListFields, sample_name
-from shardtool.read.decode import (
-    Decode,
-    Decoder,
-    ImageType,
-    NewRng,
-    RngOf,
-    Size,
-    check_decoders,
-    has_rng_parameter,
-    seeded_rng,
-)
+from shardtool.read.decode import Decode, check_decoders, has_rng_parameter, seeded_rng
 from shardtool.request.option_checks import check_choice
 
 if TYPE_CHECKING:
@@ -38,6 +28,7 @@ if TYPE_CHECKING:
     import typing_extensions
     from typing_extensions import Self
 
+    from shardtool.read.decode import Decoder, ImageType, NewRng, RngOf, Size
     from shardtool.values import OnError, ValueType
 
     class DecodeOptions(TypedDict, total=False):
@@ -167,6 +158,7 @@ class DatasetPipelines(NamedTuple):
     by_dataset: tuple[tuple[Stage, ...], ...]
 
     def with_on_error(self, on_error: OnError) -> DatasetPipelines:
+        """Return a changed copy."""
         return DatasetPipelines(tuple(tuple(_with_on_error(stages, on_error)) for stages in self.by_dataset))
 
 
@@ -214,9 +206,8 @@ class Pipeline:
         """Append a stage. A `Decode` directly before `Fields` or `Tuple` then decodes only their fields."""
         stages = self.stages
         if getattr(stage, "can_skip", False) and any(isinstance(earlier, Batch) for earlier in stages):
-            raise InvalidRequest(
-                _stage_name(stage), "would skip batches", expected="single samples: skip first, then batch"
-            )
+            expected = "single samples: skip first, then batch"
+            raise InvalidRequest(_stage_name(stage), "would skip batches", expected=expected)
         if isinstance(stage, Decode) and any(isinstance(earlier, Batch) for earlier in stages):
             raise InvalidRequest("decode", "called after batch", expected="single samples: decode first, then batch")
         if isinstance(stage, _FieldStage) and stages and isinstance(stages[-1], Decode):
@@ -267,10 +258,8 @@ class Pipeline:
 
         # check only if a process is spawned, because other picklers, such as cloudpickle, accept any function
         if get_spawning_popen() is not None:
-            pipelines = [
-                stage.by_dataset if isinstance(stage, DatasetPipelines) else [(stage,)] for stage in self.stages
-            ]
-            for stage in chain.from_iterable(chain.from_iterable(pipelines)):
+            nested = [stage.by_dataset if isinstance(stage, DatasetPipelines) else [(stage,)] for stage in self.stages]
+            for stage in chain.from_iterable(chain.from_iterable(nested)):
                 if isinstance(stage, Map):
                     _check_picklable(f"the function of {_stage_name(stage)}", stage.function)
                 for name, decoder in stage.own if isinstance(stage, Decode) else ():

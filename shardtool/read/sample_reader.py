@@ -124,6 +124,7 @@ class SampleReader:
         return reader
 
     def with_on_error(self, on_error: OnError) -> SampleReader:
+        """Return a reader with this `on_error`."""
         return self.with_options(on_error=on_error)
 
     def with_fields(self, fields: frozenset[str] | None) -> SampleReader:
@@ -281,6 +282,7 @@ class MixedReader:
         return MixedReader([reader.with_fields(fields) for reader in self.readers], self._source)
 
     def with_on_error(self, on_error: OnError) -> MixedReader:
+        """See `SampleReader.with_on_error`."""
         return MixedReader([reader.with_on_error(on_error) for reader in self.readers], self._source)
 
     def skip_or_raise(self, error: ShardError, number: int, *counts: SkippedSamples, damaged: bool = True) -> None:

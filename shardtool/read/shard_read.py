@@ -70,11 +70,10 @@ def _parse_record(record: bytes, start: int, where: str, lists: frozenset[str]) 
         payload = data[feature.offset - first : feature.offset - first + feature.size]
         if feature.kind == "bytes":
             values: Sequence[object] = decode_bytes_list(payload) if feature.is_list else [payload]
+        elif feature.is_list:
+            values = decode_numbers(payload, feature.kind)
         else:
-            kind = feature.kind
-            values = (
-                decode_numbers(payload, kind) if feature.is_list else feature_numbers(payload, kind, feature.values)
-            )
+            values = feature_numbers(payload, feature.kind, feature.values)
         name = decode_name(feature.name)
         features[name] = list(values) if len(values) != 1 or name in lists else values[0]
     for name in _RESERVED_NAMES.intersection(features):
@@ -260,9 +259,8 @@ class _BlockRead:
                 problem = f"{self._keys[row]}: {_NOT_A_NUMBER}"
                 self._errors.setdefault(row, CorruptShard(path, problem, offset=starts[row], remedy=DAMAGE_FIX))
             else:
-                samples[row].update(
-                    (name, value) for name, value in values.items() if selected is None or name in selected
-                )
+                chosen = values if selected is None else {name: values[name] for name in values if name in selected}
+                samples[row].update(chosen)
 
     def _read_each_range(self, starts: list[int], sizes: list[int]) -> Iterator[bytes | CorruptShard]:
         index = 0

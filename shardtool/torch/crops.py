@@ -57,7 +57,7 @@ class _Crop:
         whole = np.asarray(boxes, np.float32).reshape(-1, 4)
         moved = (whole - [left, top, left, top]) * np.float32(self.size) / [width, height, width, height]
         if mirrored:
-            moved[:, [0, 2]] = self.size - moved[:, [2, 0]]
+            moved[:, [0, 2]] = self.size - moved[:, [2, 0]]  # mirroring swaps left and right
         clipped: NDArray[np.float32] = moved.clip(0, self.size).astype(np.float32)
         return clipped
 
@@ -75,13 +75,13 @@ class _Crop:
             box = box_in(*image.size)
         else:
             box = box_in(head.width, head.height)
-            image, scale = _decode_above(data, head, box, self.size)
+            image, scale = _decode_rows_of_box(data, head, box, self.size)
         left, top = box[0] // scale, box[1] // scale
         part = _pixels_in_box(image, (left, top, -(-box[2] // scale), -(-box[3] // scale)))
         if scale == 1 and part.shape[:2] == (self.size, self.size):
             return part, box
-        inside = (box[0] / scale - left, box[1] / scale - top, box[2] / scale - left, box[3] / scale - top)
-        return _resize(part, self.size, inside), box
+        box_in_part = (box[0] / scale - left, box[1] / scale - top, box[2] / scale - left, box[3] / scale - top)
+        return _resize(part, self.size, box_in_part), box
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,9 @@ class RandomResizedCrop(_Crop):
         return left, top, left + wide, top + high
 
 
-def _decode_above(data: bytes, head: JpegHeader, box: Box, size: int) -> tuple[NDArray[np.uint8] | Image.Image, int]:
+def _decode_rows_of_box(
+    data: bytes, head: JpegHeader, box: Box, size: int
+) -> tuple[NDArray[np.uint8] | Image.Image, int]:
     rows = -(-(box[3] + _INTERPOLATION_ROWS) // head.block_rows) * head.block_rows
     if head.is_sequential and rows < head.height:
         data, head = crop_jpeg_rows(data, head, rows)

@@ -48,9 +48,7 @@ class Normalize:
     images: int = field(init=False, default=0)
     _scale: torch.Tensor = field(init=False, repr=False)
     _shift: torch.Tensor = field(init=False, repr=False)
-    _constants: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = field(
-        init=False, repr=False, default_factory=dict
-    )
+    _constants: dict[torch.device, tuple[torch.Tensor, ...]] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.dtype is not None and not getattr(self.dtype, "is_floating_point", False):
@@ -84,14 +82,16 @@ class Normalize:
     def _channels_first(self, tensor: torch.Tensor) -> torch.Tensor | None:
         if tensor.dtype != torch.uint8 or tensor.dim() != _BATCH_DIMENSIONS:
             return None
-        values = self._scale.shape[1]
-        channel_counts = (values,) if values > 1 else _CHANNEL_COUNTS
-        first, last = tensor.shape[1] in channel_counts, tensor.shape[3] in channel_counts
-        if first and last:
+        channels = self._scale.shape[1]
+        channel_counts = (channels,) if channels > 1 else _CHANNEL_COUNTS
+        is_first, is_last = tensor.shape[1] in channel_counts, tensor.shape[3] in channel_counts
+        if is_first and is_last:
             found = "the second and the last dimension could both be the channels"
             remedy = "Use larger images, or normalise them in the transform."
             raise InvalidRequest(f"a batch of images {[*tensor.shape]}", found, remedy=remedy)
-        return tensor if first else tensor.permute(0, 3, 1, 2) if last else None
+        if is_last:
+            return tensor.permute(0, 3, 1, 2)
+        return tensor if is_first else None
 
 
 def _levels_as_tensor(name: str, value: ChannelValues | None, default: float) -> torch.Tensor:
@@ -144,7 +144,7 @@ class DirectTransfer:
 
     def send(self, batch: Any) -> TakeBatch:
         """Copy the tensors of a batch, and apply `change`."""
-        return [change_tensors(batch, self._copy)].pop
+        return [change_tensors(batch, self._copy)].pop  # `pop` keeps no reference to the batch
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
         changed = self._change(tensor.to(self._device))
@@ -288,7 +288,7 @@ class Prefetcher:
             return _SentBatch(is_end=True, error=error)
 
     def _send(self, batch: Any, sender: DirectTransfer | StreamTransfer) -> TakeBatch:
-        images_before = self._change.images if self._change else -1
+        images_before = self._change.images if self._change else 0
         take_batch = sender.send(batch)
         if self._change and self._change.images == images_before:
             expected = "a uint8 tensor [n, h, w, c] or [n, c, h, w]"

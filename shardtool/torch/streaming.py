@@ -310,25 +310,31 @@ class SharedPassStart:
 
     def __init__(self, blocks: SharedBlocks) -> None:
         self._blocks = blocks
-        # the epoch, the position, and the three numbers of `group` (see `record_worker_start`)
-        self._now = torch.zeros(5, dtype=torch.int64).share_memory_()
+        self._epoch_and_position = torch.zeros(2, dtype=torch.int64).share_memory_()
+        self._group = torch.zeros(3, dtype=torch.int64).share_memory_()  # see `record_worker_start`
         self._workers = torch.zeros(_MAX_WORKERS, dtype=torch.uint8).share_memory_()
         self.drop_last = torch.zeros(1).share_memory_()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        for tensor in (self._now, self._workers, self.drop_last):  # a copy by pickle or deepcopy is not shared
+        for tensor in (
+            self._epoch_and_position,
+            self._group,
+            self._workers,
+            self.drop_last,
+        ):  # a copy by pickle or deepcopy is not shared
             tensor.share_memory_()
 
     @property
     def epoch_and_position(self) -> tuple[int, int]:
         """The epoch, and the position in the epoch."""
-        epoch, position = self._now[:2].tolist()
+        epoch, position = self._epoch_and_position.tolist()
         return epoch, position
 
     def set_start(self, epoch: int, position: int, group: Sequence[int] = (0, 0, 0)) -> None:
         """Set the start of a pass. For `group`, see `record_worker_start`."""
-        self._now.copy_(torch.tensor([epoch, position, *group]))
+        self._epoch_and_position.copy_(torch.tensor([epoch, position]))
+        self._group.copy_(torch.tensor(group))
         self._workers.zero_()
 
     def set_epoch(self, epoch: int) -> None:
@@ -344,10 +350,10 @@ class SharedPassStart:
         and the number of workers.
         """
         with self._blocks.locked():
-            if self._now[2:].tolist() != [*group] or self._workers[worker]:
+            if self._group.tolist() != [*group] or self._workers[worker]:
                 epoch, position = self.epoch_and_position
-                if self._now[-1]:
-                    epoch, position = epoch + self._is_over, 0
+                if self._worker_count:  # not the first pass
+                    epoch, position = epoch + 1 if self._is_over else epoch, 0
                 if resumed is not None:
                     epoch, position = resumed["epoch"], resumed["position"]
                 self.set_start(epoch, position, group)
@@ -356,10 +362,13 @@ class SharedPassStart:
     def record_worker_end(self, worker: int, group: Sequence[int]) -> None:
         """Record that a worker finished its share of a pass."""
         with self._blocks.locked():
-            if self._now[2:].tolist() == [*group]:
+            if self._group.tolist() == [*group]:
                 self._workers[worker] = _FINISHED
 
     @property
+    def _worker_count(self) -> int:
+        return int(self._group[-1])
+
+    @property
     def _is_over(self) -> bool:
-        workers = int(self._now[-1])
-        return workers > 0 and bool((self._workers[:workers] == _FINISHED).all())
+        return self._worker_count > 0 and bool((self._workers[: self._worker_count] == _FINISHED).all())

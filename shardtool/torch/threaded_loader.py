@@ -93,7 +93,8 @@ class Loader(StreamOptions):
         return Batch(self.batch_size, self.drop_last).count(len(self._stream))
 
     def __iter__(self) -> Iterator[Any]:
-        stream, self._pass = copy(self._stream), (this_pass := object())
+        stream = copy(self._stream)
+        self._pass = this_pass = object()  # an older iterator then no longer records its state
         if self._next_epoch is not None:
             self._state = {**self._state, "epoch": self._next_epoch, "position": 0}
         stream.load_state_dict(self._state)
@@ -104,9 +105,8 @@ class Loader(StreamOptions):
         counts = Pipeline((Batch(self.batch_size, self.drop_last),))
         threads = self.threads or usable_cores()
         pin = torch.cuda.is_available() if self.pin_memory is None else self.pin_memory
-        collate = self.collate or (
-            _size_batch_as_tensors if any(isinstance(stage, SizeBatches) for stage in self._stages.stages) else None
-        )
+        has_size_batches = any(isinstance(stage, SizeBatches) for stage in self._stages.stages)
+        collate = self.collate or (_size_batch_as_tensors if has_size_batches else None)
         stop, feeder = Event(), ThreadPoolExecutor(1, "shardtool-feed")
         decoders = ThreadPoolExecutor(threads, "shardtool-decode")
         can_wait = may_wait  # keep a reference, because Python may delete module variables at exit
@@ -132,7 +132,7 @@ class Loader(StreamOptions):
                 del batch
                 if result[0] is not None:
                     self._record_state(this_pass, state_after)
-                    yield result.pop()
+                    yield result.pop()  # keep no reference, so the caller can release the batch
         finally:
             stop.set()
             for future in pending:
@@ -188,13 +188,14 @@ _CHUNKS_PER_THREAD = 4  # small chunks keep all threads busy, large chunks have 
 
 class _PendingBatch:
     def __init__(
-        self, samples: Samples, function: Callable[[Any], Any], into: BatchRows | Callable[[Samples], Any], state: Any,
-        stop: Event,
+        self, samples: Samples, function: Callable[[Any], Any], target: BatchRows | Callable[[Samples], Any],
+        state: Any, stop: Event,
     ) -> None:  # fmt: skip
         self.state, self.done = state, Future[Any]()
-        self._samples, self._function, self._into, self._stop = samples, function, into, stop
+        self._samples, self._function, self._target, self._stop = samples, function, target, stop
         self._keys = [sample["__key__"] for sample, _ in samples]
-        self._lock, self._remaining, self._failed = Lock(), len(samples), len(samples)
+        self._lock = Lock()
+        self._remaining = self._first_failed_row = len(samples)
         self._error: BaseException | None = None
 
     def start(self, decoders: ThreadPoolExecutor, chunk: int) -> None:
@@ -205,17 +206,17 @@ class _PendingBatch:
         row = first
         try:
             for row in range(first, last):
-                if self._stop.is_set() or row > self._failed:
+                if self._stop.is_set() or row > self._first_failed_row:
                     break
                 value, self._samples[row] = self._function(self._samples[row]), None
-                if not isinstance(self._into, BatchRows):
+                if not isinstance(self._target, BatchRows):
                     self._samples[row] = value
                 elif value is not SKIPPED:
-                    self._into.put(row, value)
+                    self._target.put(row, value)
         except BaseException as error:  # noqa: BLE001 - the future `done` raises the error
             with self._lock:
-                if row < self._failed:  # report the first failing sample
-                    self._failed, self._error = row, error
+                if row < self._first_failed_row:  # report the first failing sample
+                    self._first_failed_row, self._error = row, error
         with self._lock:
             self._remaining -= last - first
             is_last = self._remaining == 0
@@ -235,10 +236,10 @@ class _PendingBatch:
             self.done.set_exception(error)
 
     def _collate(self) -> object:
-        if isinstance(self._into, BatchRows):
-            return self._into.batch(self._keys)
+        if isinstance(self._target, BatchRows):
+            return self._target.batch(self._keys)
         values = [value for value in self._samples if value is not SKIPPED]
-        return self._into(values) if values else None
+        return self._target(values) if values else None
 
 
 _NUMBER_TYPES = (bool, int, float, np.number, np.bool_)
@@ -251,12 +252,12 @@ class BatchRows:
     def __init__(self, count: int, *, pin: bool, lists: ListFields = ()) -> None:
         self._count, self._pin, self._lists, self._lock = count, pin, lists, Lock()
         # the type and fields of each sample, or None for a skipped sample
-        self._forms: list[tuple[type, list[object]] | None] = [None] * count
+        self._structures: list[tuple[type, list[object]] | None] = [None] * count
         self._fields: dict[object, _FieldRows] = {}
 
     def put(self, row: int, sample: object) -> None:
         """Store a sample."""
-        kind, parts = split_sample(sample)
+        structure, parts = split_sample(sample)
         for name, value in parts.items():
             field = self._fields.get(name)
             if field is None:
@@ -264,18 +265,18 @@ class BatchRows:
                     rows = _FieldRows(self._count, pin=self._pin, listed=name in self._lists)
                     field = self._fields.setdefault(name, rows)
             field.put(row, value)
-        self._forms[row] = kind, [*parts]
+        self._structures[row] = structure, [*parts]
 
     def batch(self, keys: list[object]) -> object:
         """Return the batch, or None if all samples were skipped. `keys` are for error messages."""
-        filled = [(row, *form) for row, form in enumerate(self._forms) if form is not None]
+        filled = [(row, *fields) for row, fields in enumerate(self._structures) if fields is not None]
         if not filled:
             return None
-        check_same_fields([(keys[row], kind, names) for row, kind, names in filled])
-        _, kind, names = filled[0]
+        check_same_fields([(keys[row], structure, names) for row, structure, names in filled])
+        _, structure, names = filled[0]
         check_lists(self._lists, names)
         rows = [row for row, *_ in filled]
-        return join_sample(kind, {name: self._fields[name].batch(rows) for name in names})
+        return join_sample(structure, {name: self._fields[name].batch(rows) for name in names})
 
 
 class _FieldRows:

@@ -274,12 +274,10 @@ def _make_sas(account: str, secret: str, container: str, permissions: str, base:
 
 
 # This lock is held during a fork. If obstore computed an RSA signature for Google at that time, the child would abort.
-_SIGNING_LOCK = threading.Lock()
+_SIGN_LOCK = threading.Lock()
 
 
-os.register_at_fork(
-    before=_SIGNING_LOCK.acquire, after_in_parent=_SIGNING_LOCK.release, after_in_child=_SIGNING_LOCK.release
-)
+os.register_at_fork(before=_SIGN_LOCK.acquire, after_in_parent=_SIGN_LOCK.release, after_in_child=_SIGN_LOCK.release)
 
 
 def sign_url(address: str, method: str) -> str:
@@ -300,7 +298,7 @@ def sign_url(address: str, method: str) -> str:
 
     # quote the key for Google, because obstore would cut it at the first `#`
     key = quote(parts.key) if parts.scheme == "gs" else parts.key
-    with _SIGNING_LOCK, obstore_errors(address):
+    with _SIGN_LOCK, obstore_errors(address):
         return str(obstore.sign(store, cast("Any", method), key, SIGNATURE_LIFETIME))
 
 
@@ -314,7 +312,7 @@ def sign_put(address: str, headers: Mapping[str, str]) -> tuple[str, dict[str, s
     if payer := query.get("x-amz-request-payer"):
         headers = {**headers, "x-amz-request-payer": payer}
     region = query["X-Amz-Credential"].split("/")[2]
-    with _SIGNING_LOCK, obstore_errors(address):
+    with _SIGN_LOCK, obstore_errors(address):
         provider = store_access.store_for(address)[0].credential_provider
         keys = provider() if provider else store_access.key_pair(store_access.environment_for(address))
     if not (keys["access_key_id"] and keys["secret_access_key"]):

@@ -89,9 +89,8 @@ def parse_holder(data: bytes) -> LockHolder:
     """Return the holder that a lock names, or an unknown holder if the content is invalid."""
     try:
         fields = json.loads(data)
-        who, since, token, machine = (
-            printable(str(fields[name])[:200]) for name in ("who", "since", "token", "machine")
-        )
+        text_names = ("who", "since", "token", "machine")
+        who, since, token, machine = (printable(str(fields[name])[:200]) for name in text_names)
         return LockHolder(who, since, token, machine, int(fields["pid"]), str(fields["born"]))
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
         return LockHolder("an unknown process", "an unknown time", "", "", 0, "")

@@ -101,8 +101,8 @@ def source_address_for(address: str, endpoint: str | None) -> str:
     if endpoint and not address.startswith("s3://"):
         found = f"{option_text('source_endpoint')} works only with s3:// sources"
         raise InvalidRequest(display_address(address), found, remedy="Omit the option.")
-    is_own = address.startswith("s3://") and (server or source_variables)
-    return f"s3://{SOURCE_MARKER}{quote(server, '')}@{address[len('s3://') :]}" if is_own else address
+    has_own_settings = address.startswith("s3://") and (server or source_variables)
+    return f"s3://{SOURCE_MARKER}{quote(server, '')}@{address[len('s3://') :]}" if has_own_settings else address
 
 
 def _source_environment(server: str) -> dict[str, str]:
@@ -114,6 +114,7 @@ def _environment_with(values: Mapping[str, str]) -> dict[str, str]:
     s3 = (*_IDENTITY_VARIABLES, ANONYMOUS_VARIABLE)
     gs = (*_CREDENTIAL_KINDS["gs"], "GOOGLE_SKIP_SIGNATURE", ANONYMOUS_VARIABLE)
     az = (*AZURE_KEY_VARIABLES, *AZURE_TOKEN_VARIABLES, "AZURE_SKIP_SIGNATURE", ANONYMOUS_VARIABLE)
+    # a value hides the inherited variables of its group, and related variables
     groups = [(_ENDPOINT_VARIABLES, ()), (_REGION_VARIABLES, ()), (s3, _REGION_VARIABLES), (gs, ()), (az, ())]
     hidden = {name for names, related in groups if values.keys() & {*names} for name in (*names, *related)}
     inherited = {name: os.environ[name] for name in _STORE_VARIABLES if name in os.environ and name not in hidden}
@@ -154,9 +155,7 @@ _CREDENTIAL_KINDS = {  # in order of precedence
     ) | {"GOOGLE_APPLICATION_CREDENTIALS": "application default"},
     "az": dict.fromkeys(AZURE_TOKEN_VARIABLES, "shared access signature")
     | dict.fromkeys(AZURE_KEY_VARIABLES, "account key")
-    | {
-        "AZURE_FEDERATED_TOKEN_FILE": "web identity", "AZURE_CLIENT_SECRET": "client secret",
-    },
+    | {"AZURE_FEDERATED_TOKEN_FILE": "web identity", "AZURE_CLIENT_SECRET": "client secret"},
 }  # fmt: skip
 
 

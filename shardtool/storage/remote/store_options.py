@@ -88,7 +88,8 @@ def _check_option(where: str, key: str, value: str) -> str:
 
 
 def _options_for(scheme: str, keys: Iterable[str] = tuple(_STORE_OPTIONS)) -> dict[str, str]:
-    from_aws, own = {}, _parse_options(os.environ.get(STORE_OPTIONS_VARIABLE, ""))
+    own = _parse_options(os.environ.get(STORE_OPTIONS_VARIABLE, ""))
+    from_aws = {}
     for key in keys if scheme == "s3" else ():
         if key not in own and (value := os.environ.get(_STORE_OPTIONS[key].variable, "")):
             if key == _REQUEST_PAYER and value.lower() == "false":
