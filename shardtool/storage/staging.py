@@ -18,18 +18,8 @@ from shardtool.dataclass import dataclass
 from shardtool.errors import InvalidRequest, OutputExists, OutputFailed, os_error_text
 from shardtool.messages import flag_text, option_text
 from shardtool.pattern import replacement_plan_name
+from shardtool.storage import file_system
 from shardtool.storage.descriptors import write_all
-from shardtool.storage.file_system import (
-    EntryInfo,
-    check_replaceable,
-    create_file,
-    make_folders,
-    special_kind,
-    sync_folder,
-    unlink_file,
-    write_error,
-    write_errors,
-)
 from shardtool.storage.files import READ_PLAIN, list_folder, read_small
 from shardtool.storage.locks import take_lock
 from shardtool.storage.remote.address import is_url, refuse_mistyped_address
@@ -67,10 +57,10 @@ class StagedFile(AbstractContextManager["StagedFile"]):
     _make_error: Callable[[str, OSError], OutputExists | OutputFailed]
 
     def __init__(self, path: str, name: str) -> None:
-        self._make_error = write_error
+        self._make_error = file_system.write_error
         self.path, self._name, self._final_path = path, name, os.path.join(os.path.dirname(path), name)
-        with write_errors(path):
-            self._fd = create_file(path)
+        with file_system.write_errors(path):
+            self._fd = file_system.create_file(path)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
@@ -78,7 +68,7 @@ class StagedFile(AbstractContextManager["StagedFile"]):
 
     def write(self, data: memoryview | bytes) -> None:
         """Append all of `data`."""
-        with write_errors(self._final_path, self._make_error):
+        with file_system.write_errors(self._final_path, self._make_error):
             write_all(self._fd, data)
 
     @property
@@ -92,12 +82,12 @@ class StagedFile(AbstractContextManager["StagedFile"]):
 
     def sync(self) -> None:
         """Sync the bytes written so far to disk. Other threads may write at the same time."""
-        with write_errors(self._final_path):
+        with file_system.write_errors(self._final_path):
             os.fdatasync(self._fd)
 
     def finish(self, mtime_ns: int | None = None) -> DurableFile:
         """Set the modification time, sync the file to disk, and close it."""
-        with write_errors(self._final_path):
+        with file_system.write_errors(self._final_path):
             if mtime_ns is not None:
                 os.utime(self._fd, ns=(mtime_ns, mtime_ns))
             os.fsync(self._fd)
@@ -134,29 +124,30 @@ class Folder:
 
     def create(self) -> None:
         """Create the folder and missing parents, and sync them to disk."""
-        with write_errors(self.path):
-            for created in make_folders(self.path):
-                sync_folder(created.parent)
+        with file_system.write_errors(self.path):
+            for created in file_system.make_folders(self.path):
+                file_system.sync_folder(created.parent)
 
     def names(self) -> list[str]:
         """Return the names of all entries, or an empty list if the folder does not exist."""
-        with write_errors(self.path), suppress(FileNotFoundError, NotADirectoryError):
+        with file_system.write_errors(self.path), suppress(FileNotFoundError, NotADirectoryError):
             return list_folder(self.path)
         return []
 
-    def find_entries(self, names: Iterable[str]) -> dict[str, EntryInfo]:
+    def find_entries(self, names: Iterable[str]) -> dict[str, file_system.EntryInfo]:
         """Return an `EntryInfo` for each of `names` that exists, by name."""
         entries = {}
         for name in names:
             with suppress(OSError):
                 path = self.full_path(name)
                 info = os.lstat(path)
-                entries[name] = EntryInfo(info.st_size, info.st_mtime_ns, special_kind(path, info.st_mode))
+                special = file_system.special_kind(path, info.st_mode)
+                entries[name] = file_system.EntryInfo(info.st_size, info.st_mtime_ns, special)
         return entries
 
     def stage(self, name: str) -> StagedFile:
         """Create a file with a temporary name."""
-        check_replaceable(self.full_path(name))
+        file_system.check_replaceable(self.full_path(name))
         return StagedFile(staged_path(self, name), name)
 
     def stage_bytes(self, name: str, data: bytes) -> DurableFile:
@@ -175,19 +166,19 @@ class Folder:
     def spool(self, name: str, size: int) -> str:
         """Create a temporary file of `size` bytes and return its path."""
         path = staged_path(self, name)
-        with write_errors(self.path, spool_error):
-            os.close(create_file(path))
+        with file_system.write_errors(self.path, spool_error):
+            os.close(file_system.create_file(path))
             os.truncate(path, size)
         return path
 
     def publish(self, *staged: DurableFile) -> None:
         """Rename staged files to their final names, and sync the folder to disk."""
         for file in staged:
-            check_replaceable(self.full_path(file.name))
-        with write_errors(self.full_path(staged[0].name) if staged else self.path):
+            file_system.check_replaceable(self.full_path(file.name))
+        with file_system.write_errors(self.full_path(staged[0].name) if staged else self.path):
             for file in staged:
                 os.rename(file.path, self.full_path(file.name))
-            sync_folder(self.path or ".")
+            file_system.sync_folder(self.path or ".")
 
     def publish_bytes(self, name: str, data: bytes) -> None:
         """Write a small file and publish it."""
@@ -208,7 +199,7 @@ class Folder:
         """Delete files if possible, without syncing to disk."""
         for name in names:
             with suppress(OSError, OutputExists):
-                unlink_file(self.full_path(name))
+                file_system.unlink_file(self.full_path(name))
 
     def staged_names(self) -> list[str]:
         """Return the final names of the staged files."""
@@ -220,12 +211,12 @@ class Folder:
 
     def remove(self, names: list[str]) -> None:
         """Delete published files and sync the folder to disk. Ignore missing files."""
-        with write_errors(self.full_path(names[0]) if names else self.path):
+        with file_system.write_errors(self.full_path(names[0]) if names else self.path):
             for name in names:
                 with suppress(FileNotFoundError):
-                    unlink_file(self.full_path(name))
+                    file_system.unlink_file(self.full_path(name))
             if names:
-                sync_folder(self.path or ".")
+                file_system.sync_folder(self.path or ".")
 
     def read(self, name: str) -> bytes:
         """Return the content of a small file."""
@@ -233,8 +224,8 @@ class Folder:
 
     def append(self, name: str, data: bytes, *, durable: bool = True) -> None:
         """Append data to an existing file. If the process is killed, only a part of the data may be written."""
-        check_replaceable(self.full_path(name))
-        with write_errors(self.full_path(name)):
+        file_system.check_replaceable(self.full_path(name))
+        with file_system.write_errors(self.full_path(name)):
             fd = os.open(self.full_path(name), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 write_all(fd, data)
@@ -268,7 +259,7 @@ class Folder:
 
     def free_bytes(self) -> int:
         """Return the free disk space in bytes."""
-        with write_errors(self.path):
+        with file_system.write_errors(self.path):
             info = os.statvfs(self.path or ".")
         return info.f_bavail * info.f_frsize
 
@@ -286,8 +277,8 @@ class Folder:
             OutputExists: Another run holds the lock, or was interrupted while it replaced shards.
         """
         path = self.full_path(f".{base}.lock")
-        check_replaceable(path)  # the lock must be a regular file, because it is deleted at the end
-        with write_errors(path):
+        file_system.check_replaceable(path)  # the lock must be a regular file, because it is deleted at the end
+        with file_system.write_errors(path):
             lock = take_lock(path, shared=shared, create=True)
         if lock is None:
             found = f"another run is writing {output_name}"
@@ -362,7 +353,7 @@ class SpoolFile:
 
     def __init__(self, path: str) -> None:
         self._folder = os.path.dirname(path)
-        with write_errors(self._folder, spool_error):
+        with file_system.write_errors(self._folder, spool_error):
             self._fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
 
     def write(self, data: memoryview, offset: int) -> None:

@@ -353,7 +353,9 @@ class SharedPassStart:
             if self._group.tolist() != [*group] or self._workers[worker]:
                 epoch, position = self.epoch_and_position
                 if self._worker_count:  # not the first pass
-                    epoch, position = epoch + 1 if self._is_over else epoch, 0
+                    position = 0
+                if self._is_over:
+                    epoch += 1
                 if resumed is not None:
                     epoch, position = resumed["epoch"], resumed["position"]
                 self.set_start(epoch, position, group)
