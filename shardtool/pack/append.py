@@ -71,11 +71,11 @@ def prepare_append(listed: Listed) -> Listed:
             raise InvalidRequest(flag_text("append"), new_dots, expected=expected, remedy=remedy)
         keys = entries.keys if output.sample_numbers is None else entries.keys.take(output.sample_numbers)
         first_shard = _find_same_append(destination, append.old, record)
-        makes_keys = listed.run.makes_keys
-        if first_shard is not None and (makes_keys or _has_same_samples(keys, destination, append.old, first_shard)):
+        has_map = listed.run.map_returns_keys
+        if first_shard is not None and (has_map or _has_same_samples(keys, destination, append.old, first_shard)):
             finished_append = FinishedAppend(append.old, append.data, first_shard)
             outputs[-1] = replace(output, destination=replace(destination, append=finished_append))
-        elif not makes_keys:
+        elif not has_map:
             new_keys.append(keys)
     for output in outputs if new_keys else ():
         if (old := output.destination.old) is not None:

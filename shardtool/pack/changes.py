@@ -40,16 +40,16 @@ _MAX_CHECKED_SHARDS = 8
 
 
 def count_earlier_shards(destination: Destination) -> int | None:
-    """Return the number of shards of the earlier run that this run resumes.
+    """Return the number of shards that a resumed run must use again with `place='hash'`.
 
-    Return None if no run is resumed. Also return None if the earlier run has a dataset file that does not record
-    `place='hash'`. If it has no dataset file, read its first sidecar.
+    Return None if no run is resumed, or if the earlier run used another `place`. Without a dataset file, the first
+    sidecar records the number.
     """
     if not destination.resumes or destination.appends:
         return None
     if (file := _read_dataset_file(destination)) is not None:
-        by_hash = file.run.options.get("place") == "hash"
-        return (file.appends[0] if file.appends else len(file.shards)) if by_hash else None
+        first_run_shards = file.appends[0] if file.appends else len(file.shards)
+        return first_run_shards if file.run.options.get("place") == "hash" else None
     facts = read_shard_facts(destination.folder.full_path(destination.pattern.shard(0)))
     return None if facts is None else facts.shards
 
@@ -63,7 +63,8 @@ def find_changes(planned: Planned) -> ResumeChanges | None:
     ]
     if not earlier_shards:
         return None
-    source_keys, orders = hash_keys(planned.listed.entries.keys), [output.plan.order for output in planned.outputs]
+    source_keys = hash_keys(planned.listed.entries.keys)
+    orders = [output.plan.order for output in planned.outputs]
     new_keys = np.sort(np.concatenate([source_keys if order is None else source_keys[order] for order in orders]))
     total = removed = 0
     for destination, name, entry in earlier_shards:
@@ -73,7 +74,7 @@ def find_changes(planned: Planned) -> ResumeChanges | None:
     added = len(new_keys) - (total - removed)
     if planned.listed.transform is not None:
         kept_facts = [
-            _read_planned_facts(planned.listed, output, shard)
+            _read_facts_if_as_planned(planned.listed, output, shard)
             for output in planned.outputs
             for shard in output.own_shards
         ]
@@ -85,7 +86,7 @@ def add_planned_counts(changes: ResumeChanges, planned: Planned) -> ResumeChange
     """Add the planned numbers of kept, written and removed shards to `changes`."""
     shards = []
     for output in planned.outputs:
-        kept = sum(_read_planned_facts(planned.listed, output, shard) is not None for shard in output.own_shards)
+        kept = sum(_read_facts_if_as_planned(planned.listed, output, shard) is not None for shard in output.own_shards)
         shards.append((output.destination, kept, [*map(output.shard_name, output.own_shards)]))
     return add_shard_counts(changes, shards)
 
@@ -111,9 +112,9 @@ def other_plan_notes(planned: Planned) -> Iterator[str]:
         if output.pattern.dataset_file in existing:
             continue
         shards = [shard for shard in output.own_shards[:_MAX_CHECKED_SHARDS] if output.shard_name(shard) in existing]
-        if shards and not any(_read_planned_facts(planned.listed, output, shard) for shard in shards):
+        if shards and not any(_read_facts_if_as_planned(planned.listed, output, shard) for shard in shards):
             cause = "written by an earlier run with other options or another source"
-            yield f"{output.shard_name(shards[0])}: {cause}; its shards are written again"
+            yield f"{output.shard_name(shards[0])}: {cause}; the shards of this dataset are written again"
 
 
 def lost_columns_notes(planned: Planned) -> Iterator[str]:
@@ -121,7 +122,7 @@ def lost_columns_notes(planned: Planned) -> Iterator[str]:
     transform, metadata = planned.listed.transform, planned.listed.entries.metadata
     measured_columns = dict(transform.measured_columns if transform else ())
     names = {"source_paths", *(() if metadata is None else metadata.column_names), *measured_columns}
-    for output in planned.outputs if not planned.run.makes_keys else ():
+    for output in planned.outputs if not planned.run.map_returns_keys else ():
         file = _read_dataset_file(output.destination)
         lost = [name for name in (file.schema if file else ()) if name not in names and not name.startswith("__")]
         if lost:
@@ -151,8 +152,8 @@ def find_refusal(planned: Planned, changes: ResumeChanges, max_removed: Fraction
             numbers = option_text("classes_from", output.destination.dataset_file)
             return refused(output, renumbered, f"the class numbers of the first run: {numbers}")
     first = planned.outputs[0]
-    if lost_splits := find_lost_splits(planned.outputs):
-        found = f"the source has no samples for existing splits: {', '.join(map(printable, lost_splits))}"
+    if empty_splits := find_empty_splits(planned.outputs):
+        found = f"the source has no samples for existing splits: {', '.join(map(printable, empty_splits))}"
         return refused(first, found, "all splits of the first run")
     if changes.samples_removed <= max_removed * changes.samples_before:
         return None
@@ -174,7 +175,7 @@ def check_same_options(listed: Listed) -> None:
             raise OutputExists(output.destination.dataset_file, differences, expected=expected, remedy=remedy)
 
 
-def find_lost_splits(outputs: Sequence[Output]) -> list[str]:
+def find_empty_splits(outputs: Sequence[Output]) -> list[str]:
     """Return the existing splits that get no samples from this run."""
     splits = {output.split for output in outputs}
     for destination in (output.destination for output in outputs):
@@ -207,22 +208,23 @@ def _list_earlier_shards(destination: Destination) -> list[tuple[str, ShardEntry
 def _read_packed_keys(
     run: Run, destination: Destination, name: str, entry: ShardEntry | None
 ) -> tuple[int, NDArray[np.uint64]]:
-    sidecar, keys, count = sidecar_name(name), np.zeros(0, np.uint64), 0 if entry is None else entry.samples
+    sidecar, keys = sidecar_name(name), np.zeros(0, np.uint64)
+    count = 0 if entry is None else entry.samples
     try:
         data = destination.folder.read(sidecar)
         if entry is not None:
             sidecar_read.check_listed_sidecar(data, sidecar, entry)
-        if run.makes_keys:
+        if run.map_returns_keys:
             transform = sidecar_read.parse_facts(data, sidecar).transform
             return 0 if transform is None else transform.consumed, keys
         size = destination.existing[name].size if entry is None else entry.size
         keys = hash_keys(PackedStrings.of(sidecar_read.parse_sidecar(data, sidecar, size, metadata=False).all_keys()))
     except (OSError, CorruptShard):
-        return 0 if run.makes_keys else count, keys
+        return 0 if run.map_returns_keys else count, keys
     return len(keys), keys
 
 
-def _read_planned_facts(listed: Listed, output: PlannedOutput, shard: int) -> sidecar_schema.ShardFacts | None:
+def _read_facts_if_as_planned(listed: Listed, output: PlannedOutput, shard: int) -> sidecar_schema.ShardFacts | None:
     name, destination = output.shard_name(shard), output.destination
     file_info = destination.existing.get(name)
     if file_info is None or (facts := read_shard_facts(destination.folder.full_path(name))) is None:

@@ -65,10 +65,11 @@ def find_outputs(run: Run, splits: Sequence[str] | None = None) -> FoundOutputs:
             found = f"{shared} matches the patterns of splits {split_a} and {split_b}"
             expected = "different names, such as out-{split}-{000000..}.tar"
             raise InvalidRequest(run.names[0], found, expected=expected)
-    outputs, refusal = list[Output](), None
+    outputs, refusal, repaired_dataset = list[Output](), None, run.repaired_dataset
     for split, pattern in patterns.items():
-        folder = open_folder(pattern.folder) if run.expected is None else open_staging_folder(pattern.folder)
-        destination = Destination(folder, pattern, run.options.if_exists, part=run.part, expected=run.expected)
+        folder = open_folder(pattern.folder) if repaired_dataset is None else open_staging_folder(pattern.folder)
+        if_exists = run.options.if_exists
+        destination = Destination(folder, pattern, if_exists, part=run.part, repaired_dataset=repaired_dataset)
         try:
             if not run.dry or destination.appends or destination.resumes:
                 destination = inspect_destination(destination)
@@ -133,6 +134,7 @@ def check_source_kept(listed: Listed) -> None:
     for output in listed.outputs:
         output_folder, old = os.path.realpath(os.fsencode(output.pattern.folder or ".")), output.destination.old
         same_folders = {folder for folder in folders if os.path.realpath(folder or b".") == output_folder}
+        # an append keeps the shards of the old dataset
         kept_names = {to_bytes(shard.name) for shard in old.shards} if old is not None else set()
         for path in sorted(paths):
             folder, name = os.path.split(path)
@@ -150,8 +152,7 @@ def lock_outputs(stage: StageT, spool: Spool | None, stack: ExitStack) -> StageT
     for output in outputs:
         folder, base = output.destination.folder, output.pattern.base
         folder.create()
-        is_part = run.part is not None
-        stack.enter_context(folder.lock(base, shared=is_part))
+        stack.enter_context(folder.lock(base, shared=run.part is not None))
         if run.part is not None:
             stack.enter_context(folder.lock(f"{base}.{run.part.tag}"))
             check_part_count(folder, output.pattern, run.part)
@@ -175,14 +176,14 @@ def _discard_staged(outputs: Sequence[Output], spool: Spool | None) -> None:
         spool.folder.discard_staged([spool.name])
 
 
-def remove_lost_splits(planned: Planned) -> None:
-    """Delete the datasets of `planned.lost_splits`."""
-    for name in planned.lost_splits:
+def remove_empty_splits(planned: Planned) -> None:
+    """Delete the datasets of splits that get no samples from this run."""
+    for name in planned.empty_splits:
         pattern = parse_output_pattern(planned.run.names, name)
         folder = open_folder(pattern.folder)
         with folder.lock(pattern.base):
             stale_indexes = StaleIndexes(folder, pattern, folder.names(), appends=False)
-            stale_indexes.mark_other_shards(())
+            stale_indexes.mark_all_except(())
             folder.remove([pattern.dataset_file])
             stale_indexes.remove_marked()
             folder.remove(sorted(file_name for file_name in folder.names() if pattern.owns(file_name)))

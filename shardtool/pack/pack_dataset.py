@@ -43,16 +43,16 @@ def pack_dataset(
     names: OutputNames,
     options: CreateOptions | ReshardOptions,
     observer: Observer,
-    expected: DatasetFile | None = None,
+    repaired_dataset: DatasetFile | None = None,
 ) -> CreateResult:
     """Write the samples of a source into shards, with sidecars and a dataset file. A dry run only plans the shards.
 
-    If the new shards differ from the dataset `expected`, raise an error and change nothing.
+    If the new shards differ from `repaired_dataset`, raise an error and change nothing.
     """
     started, notes = time.time(), Notes(observer)
     with start_workers(options, notes.observer) as pool, ExitStack() as stack:
         names = name_shards(names, source, options, notes)
-        run = make_run(names, options, pool, notes, started=started, expected=expected)
+        run = make_run(names, options, pool, notes, started=started, repaired_dataset=repaired_dataset)
         listed = list_source(run, source)
 
         from shardtool.pack.new_samples import choose_samples
@@ -116,7 +116,7 @@ def _write_payload_spool(listed: Listed, stack: ExitStack) -> Listed:
 
 
 def _publish(packed: Packed) -> list[FinishedOutput]:
-    from shardtool.pack.outputs import remove_lost_splits
+    from shardtool.pack.outputs import remove_empty_splits
     from shardtool.pack.run_parts import finish_part
     from shardtool.publish.foreign_index_files import find_existing_exports
     from shardtool.publish.publish_dataset import publish_dataset
@@ -129,11 +129,11 @@ def _publish(packed: Packed) -> list[FinishedOutput]:
         else:
             dataset = finish_part(planned, output, run.part)
         finished.append(FinishedOutput(output.planned.split, destination, dataset, output.kept, output.dropped))
-    remove_lost_splits(planned)
+    remove_empty_splits(planned)
     for output in packed.outputs:
         dataset_file = output.planned.destination.dataset_file
         run.notes.add(*output.publication.stale_indexes.removal_notes(dataset_file, run.exports))
-    run.notes.add(*(f"split {printable(name)} removed" for name in planned.lost_splits))
+    run.notes.add(*(f"split {printable(name)} removed" for name in planned.empty_splits))
     for output in packed.outputs if run.exports or run.may_append else ():
         destination = output.planned.destination
         if run.exports or find_existing_exports(destination.folder, destination.old):

@@ -205,7 +205,7 @@ class Packing:
         return transform._replace(fetch=replace(transform.fetch, per_host=per_host))
 
     def _choose_parallel_reads(self) -> int:
-        if self.run.makes_keys or self.run.fetches:
+        if self.run.map_returns_keys or self.run.fetches:
             return 1
         reads, reason = choose_parallel_reads(self._current_plan.entries, self._parallel_tasks)
         if reason:
@@ -310,7 +310,7 @@ class Packing:
         self._finished_samples += self._consumed[shard]
         self.dropped += transform.dropped if transform else 0
         self.kept += is_kept or isinstance(append, FinishedAppend)
-        if self.run.makes_keys:
+        if self.run.map_returns_keys:
             self._add_made_keys(index.all_keys())
         self.totals.schema = schema
         entry = self.totals.add(facts, data, tally, transform.digest if transform else result.digest, skipped_rows)
@@ -356,7 +356,7 @@ class Packing:
                 columns = with_column(columns, "source_paths", lists)
                 paths = b""
             columns = None if columns is None else columns.take(number_array(sources))
-            if columns is not None and self.run.makes_keys:
+            if columns is not None and self.run.map_returns_keys:
                 columns = drop_number_columns(columns, plan.entries.fields)
             if self.listed.transform is not None:
                 columns = with_measured_columns(columns, self.listed.transform.measured_columns, transformed.measured)

@@ -117,9 +117,9 @@ def _add_changes(planned: Planned) -> Planned:
         run.notes.add(*changes.lost_columns_notes(planned))
     if run.part is not None:
         return planned
-    lost_splits = tuple(changes.find_lost_splits(planned.outputs)) if options.overwrite else ()
+    empty_splits = tuple(changes.find_empty_splits(planned.outputs)) if options.overwrite else ()
     counted = changes.add_planned_counts(resume_changes, planned) if run.dry else resume_changes
-    return replace(planned, changes=counted, lost_splits=lost_splits)
+    return replace(planned, changes=counted, empty_splits=empty_splits)
 
 
 def _add_plan_notes(planned: Planned) -> None:

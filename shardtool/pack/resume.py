@@ -100,7 +100,7 @@ class ShardJournal:
     def __init__(self, destination: Destination) -> None:
         base, part = destination.pattern.base, destination.part
         self._journal = Journal(destination.folder, base if part is None else f"{base}.{part.tag}")
-        publishes_at_once = destination.if_exists != "overwrite" and destination.expected is None
+        publishes_at_once = destination.if_exists != "overwrite" and destination.repaired_dataset is None
         self._is_used = destination.folder.has_staging and publishes_at_once
         lines = self._journal.read()[1:] if self._is_used and destination.resumes else []
         self.lines_by_shard = {line.shard: line for line in map(_parse_line, lines) if line is not None}

@@ -53,7 +53,7 @@ class Run:
         started: The start time, in seconds since 1970.
         dry: Whether to only plan the shards.
         reshard_options: The options of `reshard`, or None for `create`.
-        expected: The dataset that the new shards must equal, or None.
+        repaired_dataset: The dataset that the new shards must equal, or None.
     """
 
     names: tuple[str, ...]
@@ -68,7 +68,7 @@ class Run:
     reshard_options: ReshardOptions | None
     exports: Mapping[str, ExportFormat]
     part: RunPart | None
-    expected: DatasetFile | None
+    repaired_dataset: DatasetFile | None
 
     @property
     def verb(self) -> str:
@@ -81,7 +81,7 @@ class Run:
         return self.transform is not None and self.transform.fetch is not None
 
     @property
-    def makes_keys(self) -> bool:
+    def map_returns_keys(self) -> bool:
         """Whether the user's function returns the keys."""
         return self.transform is not None and bool(self.transform.function)
 
@@ -243,13 +243,13 @@ class Planned:
 
     Attributes:
         changes: How a resumed run changes the existing shards, or None if nothing is resumed.
-        lost_splits: Existing splits to delete, because the source has no samples for them.
+        empty_splits: Existing splits to delete, because the source has no samples for them.
     """
 
     listed: Listed
     outputs: tuple[PlannedOutput, ...]
     changes: ResumeChanges | None = None
-    lost_splits: tuple[str, ...] = ()
+    empty_splits: tuple[str, ...] = ()
 
     @property
     def run(self) -> Run:
@@ -294,7 +294,7 @@ def make_run(
     notes: Notes,
     *,
     started: float,
-    expected: DatasetFile | None = None,
+    repaired_dataset: DatasetFile | None = None,
 ) -> Run:
     """Create a run. Raise an error if its options and shard names contradict each other."""
     split_options = options.make_split_options()
@@ -328,7 +328,7 @@ def make_run(
         reshard_options=reshard_options,
         exports=select_exports(options.export, pattern.format),
         part=None if options.part is None else parse_part(options.part),
-        expected=expected,
+        repaired_dataset=repaired_dataset,
     )
 
 

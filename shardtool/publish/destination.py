@@ -39,7 +39,7 @@ class Destination:
 
     Attributes:
         existing: The dataset's files when the folder was last listed.
-        expected: A dataset with the shards that this run must recreate, or None.
+        repaired_dataset: A dataset that the new shards must equal, or None.
         own_names: With `--part`, the files that this part writes.
     """
 
@@ -49,7 +49,7 @@ class Destination:
     existing: Mapping[str, EntryInfo] = field(default_factory=dict)
     append: Append | None = None
     part: RunPart | None = None
-    expected: DatasetFile | None = None
+    repaired_dataset: DatasetFile | None = None
     own_names: frozenset[str] = frozenset()
 
     def owns(self, name: str) -> bool:
@@ -104,7 +104,7 @@ class Destination:
         old_policy: OldDataset = "replace" if self.if_exists == "overwrite" else "withdraw"
         if self.appends:
             old_policy = "keep"
-        if self.expected is not None:
+        if self.repaired_dataset is not None:
             old_policy = "exchange"
         existing = {**self.existing, **self.folder.find_entries([part_record] if part_record else [])}
         return Publication(self.folder, part_record or self.pattern.dataset_file, old_policy, existing, indexes)
@@ -127,7 +127,7 @@ class Destination:
 
     def discard_staged(self) -> None:
         """Delete staged files, unless an interrupted exchange needs them (see `Publication`)."""
-        if self.expected is not None and self.folder.find_entries([replacement_plan_name(self.pattern.base)]):
+        if self.repaired_dataset is not None and self.folder.find_entries([replacement_plan_name(self.pattern.base)]):
             return
         staged = self.folder.staged_names()
         run_files = [] if self.part is not None else parts.list_run_files(self.pattern, staged)

@@ -257,7 +257,7 @@ class StaleIndexes:
             del self._counts[export_name]
             self._stale[exports.EXPORTS[export_name].folder_file] = export_name
 
-    def mark_other_shards(self, shards: Iterable[str]) -> None:
+    def mark_all_except(self, shards: Iterable[str]) -> None:
         """Mark the index files of shards that are not in `shards`, and the folder's indexes that list such shards."""
         current_shards = {*map(to_local_name, shards)}
         for shard in sorted(set(self._files) - current_shards):

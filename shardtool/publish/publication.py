@@ -157,7 +157,7 @@ class Publication:
         small = {name: data for name, data in (before or {}).items() if not self._has_file(name, data)}
         stale_shards = (self.folder, ()) if stale_shards is None else stale_shards
         if shards is not None:
-            self.stale_indexes.mark_other_shards(shards)
+            self.stale_indexes.mark_all_except(shards)
         self.stale_indexes.remove_marked()
         is_changed = bool(self._waiting or stale or stale_shards[1] or small)
         if is_changed or not self._has_file(self.dataset_file, dataset_file):

@@ -46,8 +46,8 @@ def publish_dataset(
     dataset = build_dataset_file(totals, pattern, skipped, run_record)
     if destination.old is not None:
         dataset = join_datasets(destination.old, dataset)
-    if destination.expected is not None:
-        _check_recreated(dataset, destination.expected)
+    if destination.repaired_dataset is not None:
+        _check_recreated(dataset, destination.repaired_dataset)
     sizes = {to_local_name(shard.name): shard.size for shard in totals.shards}
     sizes |= {to_local_name(shard.sidecar): shard.sidecar_size for shard in totals.shards}
     check_published(destination.folder, sizes, f"Run the same command again with {flag_text('resume')}.")

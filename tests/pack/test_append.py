@@ -817,7 +817,7 @@ def _find_appends(patterns: list[str], keys: list[bytes], made: RunRecord) -> li
             return made
 
     entries = SimpleNamespace(keys=PackedStrings.of(keys), values=FieldValues(), metadata=None)
-    run: Any = SimpleNamespace(options=CreateOptions(), makes_keys=False)
+    run: Any = SimpleNamespace(options=CreateOptions(), map_returns_keys=False)
     listing: Any = SimpleNamespace(entries=entries)
     source: Any = None
     return [

@@ -246,7 +246,7 @@ class Repair:
             options = _repeat_options(file, self.options)
             output = _repeat_output(file, self.subject.dataset, self.codes)
             self._check_plan(file, output, options)
-            pack_dataset(self.options.source, output, options, Observer(), expected=file)
+            pack_dataset(self.options.source, output, options, Observer(), repaired_dataset=file)
         except ShardError as error:
             self._add_unresolved(str(error))
             return
