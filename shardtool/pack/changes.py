@@ -40,9 +40,9 @@ _MAX_CHECKED_SHARDS = 8
 
 
 def count_earlier_shards(destination: Destination) -> int | None:
-    """Return the number of shards that a resumed run must use again with `place='hash'`.
+    """Return the earlier run's number of shards, which a resumed run with `place='hash'` keeps if the samples fit.
 
-    Return None if no run is resumed, or if the earlier run used another `place`. Without a dataset file, the first
+    Return None if no run is resumed, or if the dataset file records another `place`. Without a dataset file, the first
     sidecar records the number.
     """
     if not destination.resumes or destination.appends:

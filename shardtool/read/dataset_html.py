@@ -128,7 +128,7 @@ def _picture_html(sample: Mapping[str, object], shown: Mapping[str, str], sizes:
         except BadImage as error:
             return short_html(f"{name}: {error.message}")
         style = "max-width:100%; image-rendering:pixelated" if thumbnail.colours else "max-width:100%"
-        width, height = thumbnail.full
+        width, height = thumbnail.full_size
         title = short_html(f"{name}: {thumbnail.kind}, {width:,} by {height:,} pixels")
         return f'<img src="{thumbnail.url}" title="{title}" alt="{title}" style="{style}">'
     if (name := shown.get("text")) and isinstance(text := sample.get(name), bytes):

@@ -158,13 +158,13 @@ class Thumbnail(NamedTuple):
     """A thumbnail of an image.
 
     Attributes:
-        full: Width and height of the original image.
+        full_size: Width and height of the original image.
         colours: Pairs of a mask value and its colour (`#rrggbb`).
     """
 
     data: bytes
     size: tuple[int, int]
-    full: tuple[int, int]
+    full_size: tuple[int, int]
     mode: str
     kind: str
     field: str

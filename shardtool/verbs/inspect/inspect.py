@@ -204,7 +204,7 @@ def _field_summaries(overview: DatasetOverview) -> dict[str, FieldSummary]:
 
 
 def _image_summary(overview: DatasetOverview) -> dict[str, ImageSummary]:
-    width, height = (sizes.spread() for sizes in overview.pixels)
+    width, height = overview.widths.spread(), overview.heights.spread()
     summaries = {}
     if width.count and height.count:
         modes = _column_values(overview, "mode")

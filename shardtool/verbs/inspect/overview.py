@@ -44,7 +44,7 @@ MAX_READ_SAMPLES = 4_000_000
 _MAX_FIELDS = 1000
 MAX_LABEL_BYTES = 64
 _MAX_UNPACKED_BYTES = 2**26
-_MAX_LABEL_READS = 20_000  # read at most this many labels to compute missing checksums
+_MAX_LABEL_READS = 20_000  # reads of labels without checksums, because labels are counted by checksum
 _INDEX_COLUMNS = ("__key__", "__offset__", "__size__", FIELDS_COLUMN)
 NON_LABEL_COLUMNS = ("split", "mode", "width", "height")
 
@@ -165,13 +165,13 @@ class DatasetOverview:
         self.interleaved: list[tuple[StoredShard, int, int]] = []
         self.fields: dict[str, FieldTally] = {}
         self.columns: dict[str, ColumnTally] = {}
-        self.pixels = (SizeTally(), SizeTally())
+        self.widths, self.heights = SizeTally(), SizeTally()
         self.images: dict[str, list[tuple[str, tuple[int, int, str] | str]]] = {}
         self.kinds = number_features(dataset.file.features) if dataset.file else {}
         self.classes = dataset.file.classes if dataset.file else {}
         self.label_texts: dict[str, dict[int, str]] = {}
         self._chosen: list[tuple[float, int, int, StoredSample]] = []
-        self._all_chosen = False
+        self._all_chosen, self._max_examined_samples = False, options.looks
         self._reads_left = _MAX_LABEL_READS
 
     @property
@@ -193,7 +193,7 @@ class DatasetOverview:
         if file is not None:
             samples = sum(shard.samples for shard in file.shards)
             step = 1 if self.options.full else max(1, -(-samples // MAX_READ_SAMPLES))
-            self._all_chosen = samples <= self.options.looks
+            self._all_chosen = samples <= self._max_examined_samples
         for shard in self.dataset.shards[::step]:
             try:
                 shard_index = shard.index(metadata=True)
@@ -233,15 +233,16 @@ class DatasetOverview:
             column.add(values)
             if arrow_field.name in ("width", "height") and pt.is_integer(arrow_field.type):
                 numbers = values.combine_chunks().drop_null().to_numpy(zero_copy_only=False)
-                self.pixels[arrow_field.name == "height"].add(numbers[numbers >= 0].astype(np.uint64))
+                tally = self.widths if arrow_field.name == "width" else self.heights
+                tally.add(numbers[numbers >= 0].astype(np.uint64))
 
     def _payloads(self, shard: StoredShard, shard_index: ShardIndex) -> dict[str, FieldPayloads]:
         order = np.argsort(shard_index.codes, kind="stable")
         bounds = np.searchsorted(shard_index.codes[order], np.arange(len(shard_index.names) + 1))
         offsets, lengths = shard_index.offsets.view(np.uint64), shard_index.lengths.view(np.uint64)
         crcs = None if shard_index.crcs is None else shard_index.crcs.astype(np.uint64)
-        ends, parents = part_offsets(shard_index.lengths), shard_index.sample_of_row()
-        self.sample_sizes.add(np.diff(ends[shard_index.first_rows]).astype(np.uint64))
+        cumulative_lengths, sample_numbers = part_offsets(shard_index.lengths), shard_index.sample_of_row()
+        self.sample_sizes.add(np.diff(cumulative_lengths[shard_index.first_rows]).astype(np.uint64))
         payloads: dict[str, FieldPayloads] = {}
         free_fields = _MAX_FIELDS - len(self.fields)
         for code, name in enumerate(shard_index.names):
@@ -249,7 +250,7 @@ class DatasetOverview:
             if len(rows) and (name in self.fields or free_fields > 0):
                 free_fields -= name not in self.fields
                 field_crcs = self._checksums(shard, name, offsets[rows], lengths[rows]) if crcs is None else crcs[rows]
-                payloads[name] = FieldPayloads(parents[rows], offsets[rows], lengths[rows], field_crcs)
+                payloads[name] = FieldPayloads(sample_numbers[rows], offsets[rows], lengths[rows], field_crcs)
         return payloads
 
     def _checksums(
@@ -270,7 +271,7 @@ class DatasetOverview:
         return crcs
 
     def _choose_samples(self, shard: StoredShard, shard_index: ShardIndex) -> None:
-        max_chosen = self.options.looks
+        max_chosen = self._max_examined_samples
         if max_chosen < 1:
             return
         if self._all_chosen:  # do not import numpy.random, which takes 8 ms
@@ -287,7 +288,7 @@ class DatasetOverview:
 
     def inspect_samples(self, *, images: bool = True) -> None:
         """Read the images of the chosen samples, and the labels of fields without checksums."""
-        has_image_columns = {"width", "height", "mode"} <= {*self.columns} and self.pixels[0].spread().count
+        has_image_columns = {"width", "height", "mode"} <= {*self.columns} and self.widths.spread().count
         labels = [name for name, tally in self.fields.items() if tally.lacks_checksums and self.is_label(name)]
         max_bytes = dict.fromkeys(labels, MAX_LABEL_BYTES)
         if images and not has_image_columns and find_spec("PIL") is not None:

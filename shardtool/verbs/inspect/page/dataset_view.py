@@ -34,7 +34,7 @@ _MAX_FIELDS = 60
 # Without a dataset file, the example program uses a glob for more than this many shards.
 _MAX_LISTED_SHARDS = 9
 _MAX_EXAMPLE_FIELDS = 4
-_MAX_AREA_IMAGES = 4  # below this number of images, a dot's area is proportional to the number
+_LOG_RADIUS_FROM_COUNT = 4  # the area of a dot for fewer images is proportional to their number
 _MAX_ANCHOR_CHARS = 120
 _DATASET_LABEL = "dataset"
 
@@ -60,6 +60,7 @@ class LabelSet(NamedTuple):
 
     Attributes:
         total: Number of samples with a value, or number of annotations if `unit` is `annotation`.
+        note: Text for the end of the description, such as `, 5 samples without a value`.
     """
 
     name: str
@@ -67,7 +68,7 @@ class LabelSet(NamedTuple):
     distinct: int
     total: int
     unit: str
-    more: str = ""
+    note: str = ""
     is_label: bool = True
 
 
@@ -78,14 +79,14 @@ def set_dataset_labels(views: Sequence[DatasetView]) -> None:
             sample.labels.setdefault(_DATASET_LABEL, view.name)
 
 
-def set_rows(views: Sequence[DatasetView]) -> None:
+def set_row_numbers(views: Sequence[DatasetView]) -> None:
     """Set the row of each sample in the page's table of metadata."""
     first = 0
     for view in views:
-        view.rows.set_rows(view.samples, view.overview)
+        view.row_table.set_row_numbers(view.samples, view.overview)
         for sample in view.samples:
             sample.row += first
-        first += view.rows.rows
+        first += view.row_table.row_count
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class DatasetView(ChosenSamples):
     """A dataset on the HTML page. `number` counts datasets from 1, and is 0 for a single dataset."""
 
     name: str
-    rows: RowTable
+    row_table: RowTable
     charts: list[Chart]
     class_counts: dict[str, Counter[str]]
     shown: list[ShownSample]
@@ -173,14 +174,14 @@ class DatasetView(ChosenSamples):
                 sets.append(LabelSet(name, values, len(counts), counts.total(), "annotation"))
         for name, label in self.summary.labels.items():
             values = [(value.name, value.samples) for value in label.values]
-            more = ""
+            note = ""
             if label.source == "field" and label.sampled and not overview.partial:
-                more = f", from {pluralize(label.samples, 'sample')} read"
+                note = f", from {pluralize(label.samples, 'sample')} read"
             elif label.samples < overview.samples:
-                more = f", {pluralize(overview.samples - label.samples, 'sample')} without a value"
+                note = f", {pluralize(overview.samples - label.samples, 'sample')} without a value"
             if name not in (label_set.name for label_set in sets):
                 is_label = overview.is_label(name)
-                sets.append(LabelSet(name, values, label.distinct, label.samples, "sample", more, is_label=is_label))
+                sets.append(LabelSet(name, values, label.distinct, label.samples, "sample", note, is_label=is_label))
         return sets[:MAX_LABEL_SETS]
 
     @property
@@ -206,18 +207,18 @@ class DatasetView(ChosenSamples):
         return [sorted(counter.items(), key=lambda item: (-item[1], item[0]))[:6] for counter in counts]
 
     @property
-    def pixels(self) -> list[tuple[int, int]]:
+    def image_sizes(self) -> list[tuple[int, int]]:
         """The size of each shown sample's first image."""
-        return [image.full for image in self._first_images]
+        return [image.full_size for image in self._first_images]
 
     @property
     def dots(self) -> list[tuple[int, int, int, float]]:
         """Width, height, count and dot radius of each image size."""
 
         def radius(count: int) -> float:
-            return 2.6 * math.sqrt(count) if count < _MAX_AREA_IMAGES else 3.6 + math.log2(count) * 0.6
+            return 2.6 * math.sqrt(count) if count < _LOG_RADIUS_FROM_COUNT else 3.6 + math.log2(count) * 0.6
 
-        sizes = sorted(Counter(self.pixels).items())
+        sizes = sorted(Counter(self.image_sizes).items())
         return [(*size, count, min(9.0, radius(count))) for size, count in sizes]
 
     @cached_property

@@ -33,7 +33,7 @@ from shardtool.verbs.inspect.page.dataset_view import (
     all_samples,
     set_anchors,
     set_dataset_labels,
-    set_rows,
+    set_row_numbers,
 )
 from shardtool.verbs.inspect.page.media import MediaBudget
 from shardtool.verbs.inspect.page.rows import MAX_ROW_BYTES, MAX_ROWS, RowTable, cell_text, rows_json, script_json
@@ -76,7 +76,7 @@ def render_page(views: Sequence[DatasetView]) -> str:
         problems=_all_problems(views),
         max_rows=MAX_ROWS,
         max_row_bytes=MAX_ROW_BYTES,
-        rows=rows_json([view.rows for view in views], [view.overview for view in views]),
+        rows=rows_json([view.row_table for view in views], [view.overview for view in views]),
         shown=shown,
     )
 
@@ -137,7 +137,7 @@ def image_description(sample: ShownSample, image: Thumbnail) -> str:
     outlines = sample.outlines if image is sample.images[0] else []
     names = format_list([outline.label for outline in outlines], 5)
     boxes = f"{pluralize(len(outlines), 'annotation')}: {names}" if outlines else ""
-    parts = (sample.key, sample.label, f"{kind}, {image.full[0]:,} by {image.full[1]:,} pixels", boxes)
+    parts = (sample.key, sample.label, f"{kind}, {image.full_size[0]:,} by {image.full_size[1]:,} pixels", boxes)
     return shorten_text(", ".join(filter(None, parts)), 300)
 
 
@@ -168,7 +168,7 @@ def _sample_json(sample: ShownSample) -> dict[str, object]:
 
 def _image_json(image: Thumbnail, *, with_data: bool) -> dict[str, object]:
     # `with_data` is false if the sample's tile contains the image
-    document: dict[str, object] = {"field": shorten_text(image.field, 200), "full": image.full, "size": image.size}
+    document: dict[str, object] = {"field": shorten_text(image.field, 200), "full": image.full_size, "size": image.size}
     document |= {"mode": image.mode, "kind": image.kind, "colours": image.colours[:_MAX_LEGEND_COLOURS]}
     return {**document, "src": image.url} if with_data else document
 
@@ -271,11 +271,11 @@ def write_page(
     max_samples, default_count = (-(-count // len(stored_datasets)) for count in (_MAX_SAMPLES, _DEFAULT_SAMPLES))
     names, collected, choices = _unique_names(stored_datasets), [], []
     for dataset, name in zip(stored_datasets, names, strict=True):
-        rows = RowTable(name, MAX_ROWS // len(names), MAX_ROW_BYTES // len(names))
+        row_table = RowTable(name, MAX_ROWS // len(names), MAX_ROW_BYTES // len(names))
         charts = ColumnCharts()
-        collectors = rows.add, charts.add
+        collectors = row_table.add, charts.add
         choices.append(choose_samples(dataset, max_samples, seed, default_count=default_count, collectors=collectors))
-        collected.append((name, rows, charts))
+        collected.append((name, row_table, charts))
     unusual = [
         choice.unusual.find(choice.overview.dataset.shards)
         if choice.summary.samples > _MAX_SAMPLES_WITHOUT_UNUSUAL
@@ -284,7 +284,7 @@ def write_page(
     ]
     budget = _sample_budget(sum(map(len, unusual)) + sum(len(choice.chosen) for choice in choices))
     views = []
-    for number, ((name, rows, charts), choice, unusual_pairs) in enumerate(
+    for number, ((name, row_table, charts), choice, unusual_pairs) in enumerate(
         zip(collected, choices, unusual, strict=True), 1
     ):
         unusual_shown = [*show_samples(choice, budget, [sample for _, sample in unusual_pairs])]
@@ -299,7 +299,7 @@ def write_page(
             DatasetView(
                 **vars(choice),
                 name=name,
-                rows=rows,
+                row_table=row_table,
                 charts=charts.charts(choice.summary.columns, choice.overview.samples),
                 class_counts=charts.class_counts,
                 shown=shown,
@@ -309,7 +309,7 @@ def write_page(
         )
     set_anchors(views)
     set_dataset_labels(views)
-    set_rows(views)
+    set_row_numbers(views)
     write_target(path, render_page(views).encode())
 
 
@@ -330,13 +330,12 @@ def _unique_names(datasets: Sequence[StoredDataset]) -> list[str]:
 
 
 def _extreme_image_shapes(shown: Sequence[ShownSample]) -> list[ShownSample]:
-    by_ratio = {
-        sample.images[0].full[0] / sample.images[0].full[1]: sample for sample in reversed(shown) if sample.images
-    }
+    by_ratio = {}
+    for sample in reversed(shown):
+        if sample.images:
+            width, height = sample.images[0].full_size
+            by_ratio[width / height] = sample, f"{width:,} by {height:,}"
     if len(by_ratio) <= 1:
         return []
     extremes = (("widest", by_ratio[max(by_ratio)]), ("tallest", by_ratio[min(by_ratio)]))
-    return [
-        replace(sample, reason=f"{reason} shown: {sample.images[0].full[0]:,} by {sample.images[0].full[1]:,}")
-        for reason, sample in extremes
-    ]
+    return [replace(sample, reason=f"{reason} shown: {size}") for reason, (sample, size) in extremes]

@@ -55,7 +55,7 @@ class RowTable:
     """
 
     def __init__(self, name: str, max_rows: int = MAX_ROWS, max_bytes: int = MAX_ROW_BYTES) -> None:
-        self.name, self.rows, self.first = name, 0, 0
+        self.name, self.row_count, self.first = name, 0, 0
         self.shards: list[str] = []
         self.columns: dict[str, list[_Values]] = {}
         self.keys: list[pa.Array] = []
@@ -72,7 +72,8 @@ class RowTable:
     ) -> None:
         """Add the rows of a shard until the limits are reached."""
         names = shard_index.metadata.column_names
-        count = min(len(shard_index), self._max_rows - self.rows, self._bytes_left // (8 * (len(names) + _OWN_COLUMNS)))
+        row_bytes = 8 * (len(names) + _OWN_COLUMNS)
+        count = min(len(shard_index), self._max_rows - self.row_count, self._bytes_left // row_bytes)
         if count <= 0:
             return
         table = shard_index.table
@@ -92,10 +93,10 @@ class RowTable:
         if fitting < len(shard_index):  # do not add later shards, because rows must not skip samples
             self._bytes_left = 0
         if fitting:
-            self._ranges[shard.path] = self.rows, fitting
+            self._ranges[shard.path] = self.row_count, fitting
             sizes = table.column("__size__").combine_chunks().slice(0, fitting)
             self._append([shard.file_name] * fitting, keys.values.slice(0, fitting), sizes, columns)
-            self.first = self.rows
+            self.first = self.row_count
 
     def _append(self, shards: Sequence[str], keys: pa.Array, sizes: pa.Array, columns: Mapping[str, _Values]) -> None:
         count = len(keys)
@@ -103,12 +104,12 @@ class RowTable:
         self.sizes.append(sizes)
         self.shards += shards
         for name in {**self.columns, **columns}:
-            missing = [_Values("", pa.nulls(self.rows, pa.string()))] if self.rows else []
+            missing = [_Values("", pa.nulls(self.row_count, pa.string()))] if self.row_count else []
             values = columns[name].slice(count) if name in columns else _Values("", pa.nulls(count, pa.string()))
             self.columns.setdefault(name, missing).append(values)
-        self.rows += count
+        self.row_count += count
 
-    def set_rows(self, samples: Sequence[ShownSample], overview: DatasetOverview) -> None:
+    def set_row_numbers(self, samples: Sequence[ShownSample], overview: DatasetOverview) -> None:
         """Set the table row of each shown sample. Add rows beyond the limits if necessary."""
         added: dict[tuple[str, int], tuple[int, ShownSample]] = {}
         for sample in samples:
@@ -117,7 +118,7 @@ class RowTable:
             if number < count:
                 sample.row = first + number
             else:
-                sample.row, _ = added.setdefault((path, number), (self.rows + len(added), sample))
+                sample.row, _ = added.setdefault((path, number), (self.row_count + len(added), sample))
         labels = [sample.labels for _, sample in added.values()]
         chosen = [sample.chosen for _, sample in added.values()]
         columns = {
@@ -220,7 +221,7 @@ def rows_json(tables: Sequence[RowTable], overviews: Sequence[DatasetOverview]) 
     hidden_keys = {row: key for row, (key, shown) in enumerate(zip(keys, shown_keys, strict=True)) if key != shown}
     documents = [script_json({"name": "key", "kind": "text", "values": shown_keys})]
     if len(tables) > 1:
-        documents.append(_names_json("dataset", [table.name for table in tables for _ in range(table.rows)]))
+        documents.append(_names_json("dataset", [table.name for table in tables for _ in range(table.row_count)]))
     ranks = [
         (overview.label_rank(name), position, name)
         for table, overview in pairs
@@ -229,8 +230,8 @@ def rows_json(tables: Sequence[RowTable], overviews: Sequence[DatasetOverview]) 
     for name in dict.fromkeys(name for _, _, name in sorted(ranks)):
         parts = []
         for table, overview in pairs:
-            if table.rows:
-                values = table.columns.get(name, [_Values("", pa.nulls(table.rows, pa.string()))])
+            if table.row_count:
+                values = table.columns.get(name, [_Values("", pa.nulls(table.row_count, pa.string()))])
                 parts += [_with_label_texts(part, overview.label_texts.get(name, {})) for part in values]
         is_label = name == "split" or any(overview.is_label(name) for overview in overviews)
         documents.append(script_json({"name": cell_text(name), "label": is_label, **_column_document(parts)}))

@@ -148,12 +148,12 @@ class ShownSample:
         photo = self.images[0] if self.images else None
         if photo is None or photo.colours:
             return None
-        width, height = photo.full
-        masks = (mask for mask in self.images if mask.colours)
-        return next(
-            (mask for mask in masks if abs(mask.full[0] * height - mask.full[1] * width) * 50 <= width * mask.full[1]),
-            None,
-        )
+        width, height = photo.full_size
+        for mask in self.images:
+            mask_width, mask_height = mask.full_size
+            if mask.colours and abs(mask_width * height - mask_height * width) * 50 <= width * mask_height:
+                return mask
+        return None
 
     @property
     def caption(self) -> TextExcerpt | None:
@@ -168,7 +168,7 @@ class ShownSample:
     @property
     def drawing_size(self) -> tuple[int, int]:
         """The size of the SVG drawing that shows the outlines over the first image."""
-        return drawing_size(self.images[0].full)
+        return drawing_size(self.images[0].full_size)
 
 
 class SampleBudget(NamedTuple):
@@ -255,7 +255,7 @@ class _SampleRendering:
         if shown.images:
             values = {**self._values, **sample.metadata}
             classes = self._choice.overview.classes
-            shown.outlines = find_outlines(values, shown.images[0].full, classes, self._budget.outlines)
+            shown.outlines = find_outlines(values, shown.images[0].full_size, classes, self._budget.outlines)
         self._name_class_lists(shown)
         names = sorted(self._choice.summary.labels, key=self._choice.overview.label_rank)
         shown.labels = {name: shown.labels[name] for name in (*names, *shown.labels) if name in shown.labels}
