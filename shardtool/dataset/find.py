@@ -374,8 +374,8 @@ def _choose_dataset_file(
 ) -> tuple[str | None, list[str], str]:
     """Return the path, selected shards and pattern of the dataset file.
 
-    Prefer a dataset file that lists all existing shards. Otherwise, use a dataset file with a default name that lists
-    some of these shards, or that is too damaged to contain any readable shard names.
+    Prefer a dataset file that lists all existing shards. Otherwise, use one with a default name that lists some of
+    these shards, or that contains no readable shard names.
     """
     default_names, candidates = [*default_names], list[tuple[str, list[str], str]]()
     other_names = [] if is_url(folder) else list_folder_names(folder)

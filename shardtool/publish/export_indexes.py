@@ -309,8 +309,7 @@ def update_exports(
 ) -> None:
     """Update the existing indexes after an append. If an index cannot be updated, add a note.
 
-    Skip formats with hashes of payloads, which would require reading all shards. Skip `written`, the formats that this
-    run has already updated.
+    Skip the formats in `written`, and formats with hashes of payloads, which would require reading all shards.
     """
     for name in find_existing_exports(folder, old):
         export = exports.EXPORTS[name]

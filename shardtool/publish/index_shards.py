@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, read_valid_dataset
 from shardtool.dataset.find import find_damaged_file, find_dataset, is_local
-from shardtool.dataset.scan import ShardScan, ShardScanTask, decode_name, scan_shard
+from shardtool.dataset.scan import ShardScan, ShardScanTask, scan_shard
 from shardtool.dataset.stored import recorded_dots
 from shardtool.dataset.unfinished import require_finished
 from shardtool.errors import InvalidRequest, OutputExists, format_list
@@ -70,7 +70,7 @@ class _Indexer:
         index_checks.check_sidecar_names_free(self.folder, names, set() if self.shards_folder else {*names})
         file = stored.dataset_file or find_damaged_file(stored)
         self.dataset_file = base_name(file) if file else self.pattern.dataset_file
-        self.publication = Publication(self.folder, self.dataset_file, "keep")
+        self.publication = Publication(self.folder, self.dataset_file, old="keep")
         path = self.folder.full_path(self.dataset_file)
         data = index_checks.read_if_exists(path)
         if data is None:
@@ -82,7 +82,7 @@ class _Indexer:
             if self.old is not None:
                 overwrite = options.overwrite
                 index_checks.check_listed_shards(self.old, stored, path, self.shards_folder, overwrite=overwrite)
-        self.is_own_file = data is not None and self.old is not None
+        self.has_old_file = data is not None and self.old is not None
         self.dots = options.dots or (recorded_dots(stored) if self.old is None else self.old.run.dots)
         self.notes, self.kept = Notes(observer), set[int]()
         self.unrecognised: list[tuple[int, str]] = []
@@ -97,8 +97,7 @@ class _Indexer:
 
     @cached_property
     def totals(self) -> DatasetTotals:
-        # Use this property only after the workers have started, because NumPy starts threads, and a process with
-        # threads cannot fork.
+        # Use this only after the workers have started, because NumPy starts threads, and threads prevent forking.
         from shardtool.entries.sample_table import FieldValues
 
         return DatasetTotals(FieldValues())
@@ -137,9 +136,7 @@ class _Indexer:
         self.schemas[number], self.kinds[number] = column_types(with_shard_column(table.schema)), scanned.kinds
         if existing_data is None and self.old is not None and (lost := {*self.old.schema} - {*self.schemas[number]}):
             self.incomplete[sidecar_name(name)] = lost
-        self.lists |= {
-            decode_name(scan.names[code]) for code, value in scan.conflicts.items() if value.kind == scan.kinds[code]
-        }
+        self.lists |= {*scan.list_features()}
         self.digests.append(scan.digest)
         if scan.unrecognised:
             member = scan.unrecognised[0]
@@ -162,7 +159,7 @@ class _Indexer:
                 index_checks.is_same_shard(old_entry, self.entries[number])
                 for number, old_entry in enumerate(old.shards)
             )
-        if self.is_own_file and not is_unchanged and not self.differing:
+        if self.has_old_file and not is_unchanged and not self.differing:
             self.differing.append(f"{self.dataset_file} (of other shards)")
         self._refuse_differing()
         shards = tuple(self.entries[number] for number in range(count))
@@ -171,7 +168,7 @@ class _Indexer:
                 shard if shard.crc is not None else replace(shard, crc=old_entry.crc)
                 for shard, old_entry in zip(shards, old.shards, strict=True)
             )
-            if self.is_own_file and old.shards == shards:
+            if self.has_old_file and old.shards == shards:
                 return self._make_result(shards)
         file = self._build_dataset_file(shards)
         if is_unchanged and old is not None:
@@ -179,11 +176,11 @@ class _Indexer:
                 old, shards=shards, field_bytes=file.field_bytes, schema=file.schema, shards_folder=file.shards_folder
             )
         elif self.kept:
-            self.notes.add("how the dataset was created, skipped samples and class names are unknown")
+            self.notes.add("unknown: class names, skipped samples, and how the dataset was created")
         if self.incomplete:
             columns = format_list(sorted(set[str]().union(*self.incomplete.values())))
             names = format_list([*self.incomplete], 3)
-            self.notes.add(f"{names}: written without the columns {columns}, which no shard contains")
+            self.notes.add(f"{names}: written without the columns {columns}, which shards lack")
         if self.unrecognised:
             counts, examples = zip(*self.unrecognised, strict=True)
             found = f"{pluralize(sum(counts), 'member')} outside of samples"
@@ -207,7 +204,7 @@ class _Indexer:
 
         totals = self.totals
         kinds = dict[str, FeatureType]()
-        for _, shard_kinds in sorted(self.kinds.items(), reverse=True):
+        for _, shard_kinds in sorted(self.kinds.items(), reverse=True):  # types of earlier shards win
             kinds |= shard_kinds
         numbers: dict[str, ValueType] = {name: kind for name, kind in kinds.items() if kind != "bytes"}
         totals.values = FieldValues(types=numbers, lists={name: kinds[name] for name in self.lists})
@@ -253,8 +250,9 @@ def index_shards(dataset: DatasetLike, options: IndexOptions, observer: Observer
                 return indexer.finish()
             from shardtool.publish.index_columns import add_columns
 
-            result, notes, fields = indexer.finish(), indexer.notes, options.columns_from
-            name, overwrite = indexer.dataset_file, options.overwrite
-            columns, changed = add_columns(indexer.folder, name, fields, pool, notes, overwrite=overwrite)
+            result, notes, name = indexer.finish(), indexer.notes, indexer.dataset_file
+            columns, changed = add_columns(
+                indexer.folder, name, options.columns_from, pool, notes, overwrite=options.overwrite
+            )
             kept = len(indexer.kept - changed)
             return replace(result, kept=kept, columns=columns, notes=tuple(notes.texts))

@@ -122,7 +122,7 @@ class _WriterMerge:
         dataset = self._join(datasets, skipped, tags)
         if new_datasets:
             before = {self._pattern.skipped_file: skipped_rows} if skipped_rows else {}
-            Publication(self._folder, self._pattern.dataset_file, "keep").finish(dataset.encode(), before=before)
+            Publication(self._folder, self._pattern.dataset_file, old="keep").finish(dataset.encode(), before=before)
         names = self._folder.names()
         part_files = [parts.list_writer_part_files(self._pattern, tag, names) for tag in self.parts]
         self._folder.remove([*chain.from_iterable(part_files)])

@@ -61,7 +61,7 @@ def check_published(folder: OutputFolder, sizes: Mapping[str, int], remedy: str)
 
 
 def check_space(folder: OutputFolder, size: int, action: str, *, keeps_old: bool = False) -> None:
-    """Raise `OutputFailed` if there is no space for shards of `size` bytes in total, plus their sidecars.
+    """Raise `OutputFailed` if there is no space for shards of `size` bytes and their sidecars.
 
     The message contains `action` (such as `copied`) and, if `keeps_old`, that the old dataset is kept.
     """

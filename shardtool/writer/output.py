@@ -99,7 +99,7 @@ class WriterOutput:
         self._part_record = parts.part_record_name(self._whole_pattern, tag) if tag else ""
         self.folder = open_folder(pattern.folder)
         self.totals, self.reader_problems = DatasetTotals(FieldValues()), ReaderProblems()
-        self.rounded: Counter[str] = Counter()
+        self.rounded_by_field: Counter[str] = Counter()
         requested = {"pattern": names.to_output_name(pattern.text), "replaces": options.overwrite, **options.recorded()}
         self._journal_options = json.loads(json.dumps({"version": JOURNAL_VERSION, **requested}))
         self._journal = Journal(self.folder, pattern.base)
@@ -133,7 +133,7 @@ class WriterOutput:
         return dataset
 
     def start_part(self) -> None:
-        """Delete the record of this part if an earlier writer finished the part without samples."""
+        """Delete this part's record if an earlier writer finished it without samples."""
         if self._tag and not self.options.overwrite:
             self.folder.remove([*self.folder.find_entries([self._part_record, parts.old_empty_name(self.pattern)])])
 
@@ -164,7 +164,7 @@ class WriterOutput:
             encoder.add_existing_keys(sidecar.all_keys())
             skipped = [Skipped(key, "", code, message) for key, code, message in entry.skipped]  # type: ignore[arg-type]
             self.totals.add(sidecar.facts, data, sidecar.tally(), int(entry.digest, 16), skipped)
-            self.rounded.update(entry.rounded)
+            self.rounded_by_field.update(entry.rounded)
             if self.pattern.format == "tar":
                 self.reader_problems.add_shard(sidecar)
             reused.append(entry)
@@ -226,7 +226,7 @@ class WriterOutput:
         entry = JournalEntry(facts.name, size, crc, f"{digest:x}", *encoder_state, rounded, skipped_rows, version)
         self._journal.append(asdict(entry))
         self.totals.add(facts, data, index.tally(), digest, skipped)
-        self.rounded.update(rounded)
+        self.rounded_by_field.update(rounded)
         if self.pattern.format == "tar":
             self.reader_problems.add_shard(index, content.inline, encoder.numbers)
 

@@ -258,7 +258,7 @@ _KEY_HASH_BYTES = 12  # a collision is expected in one of 10^11 runs with 10^9 k
 class SampleRefused(Exception):
     """A sample cannot be written because of `error`. If the sample is skipped, `code` is the reason code."""
 
-    def __init__(self, error: InvalidRequest, code: SkipCode) -> None:
+    def __init__(self, error: InvalidRequest, code: SkipCode = "bad-value") -> None:
         super().__init__(error)
         self.error, self.code = error, code
 

@@ -68,14 +68,15 @@ class ShardWriter(SampleWriter):
     ) -> None:
         """Create a writer."""
         self._options = options = merge_options("ShardWriter", options, named, WriterOptions)
-        self._dataset_pattern = own_pattern = parse_pattern(with_options(pattern, options.storage_options))
-        check_writable(own_pattern)
+        self._dataset_pattern = dataset_pattern = parse_pattern(with_options(pattern, options.storage_options))
+        check_writable(dataset_pattern)
         part = options.part
         self._tag = "" if part is None else parts.make_part_tag(part, options.parts)
         if part is None and options.parts is not None:
             expected = f"the number of this part ({option_text('part')})"
             raise InvalidRequest(option_text("parts"), "no part", expected=expected)
-        self._pattern = own_pattern = parts.make_part_pattern(own_pattern, self._tag) if self._tag else own_pattern
+        own_pattern = parts.make_part_pattern(dataset_pattern, self._tag) if self._tag else dataset_pattern
+        self._pattern = own_pattern
         has_bound = options.max_size is not None or options.max_count is not None or own_pattern.count == 1
         default = None if has_bound else DEFAULT_MAX_SIZE
         max_size = default if options.max_size is None else units.parse_size(options.max_size)
@@ -88,7 +89,7 @@ class ShardWriter(SampleWriter):
         max_count = NO_LIMIT if options.max_count is None else options.max_count
         super().__init__(own_pattern.format, options.dots, max_bytes, max_count)
         self._max_sample_bytes = min(MAX_SAMPLE_BYTES[own_pattern.format], max_file_bytes - trailer)
-        self._limit = min(max_bytes, self._max_sample_bytes)
+        self._max_regular_sample_bytes = min(max_bytes, self._max_sample_bytes)
         self._notes = Notes(observer or options.observer or default_observer())
         self._skipped: list[Skipped] = []
         self._oversized: list[str] = []
@@ -181,9 +182,9 @@ class ShardWriter(SampleWriter):
     def _accepts(self, sample: EncodedSample) -> bool:
         if self._finished_dataset is not None:
             raise _finished_error(self._output.destination.dataset_file)
-        return sample.size <= self._limit or self._fits_alone(sample)
+        return sample.size <= self._max_regular_sample_bytes or self._handle_oversize(sample)
 
-    def _fits_alone(self, sample: EncodedSample) -> bool:
+    def _handle_oversize(self, sample: EncodedSample) -> bool:
         total, key = sample.size + TRAILER_SIZE[self._pattern.format], names.to_text(sample.key)
         oversize, is_impossible = self._options.oversize, sample.size > self._max_sample_bytes
         if oversize == "skip":
@@ -199,7 +200,7 @@ class ShardWriter(SampleWriter):
             alone_option = option_text("oversize", "alone")
             remedy = f"Raise {option_text('max_size')}, or use {alone_option} (a shard of its own) or skip."
             error = InvalidRequest(option_text("max_size"), f"larger than {container}: {description}", remedy=remedy)
-            raise SampleRefused(error, "oversize")
+            raise SampleRefused(error)
         self._oversized.append(description)
         return True
 
@@ -208,9 +209,10 @@ class ShardWriter(SampleWriter):
         if self._pattern.count is not None and number >= self._pattern.count:
             remedy = "Use an open range such as out-{000000..}.tar, a wider range, or larger shards."
             found = f"the pattern has only {units.pluralize(self._pattern.count, 'name')}, but more shards are needed"
-            raise SampleRefused(InvalidRequest(self._pattern.text, found, remedy=remedy), "oversize")
+            raise SampleRefused(InvalidRequest(self._pattern.text, found, remedy=remedy))
         if self._last_shard_bytes is not None:
             samples, last_bytes = self._output.totals.shards[-1].samples, self._last_shard_bytes
+            # an interrupted run would have added this sample to its last shard
             if last_bytes + sample.size <= self._max_bytes and samples < self._max_count:
                 raise _finished_error(self._output.destination.dataset_file)
             self._last_shard_bytes = None
@@ -266,7 +268,7 @@ class ShardWriter(SampleWriter):
             bound = units.format_size(self._max_bytes + TRAILER_SIZE[self._pattern.format])
             found = f"{len(self._oversized):,} larger than a shard of {bound}: {', '.join(self._oversized[:5])}"
             self._notes.add(f"samples {found}; each gets a shard of its own")
-        for name, count in output.rounded.items():
+        for name, count in output.rounded_by_field.items():
             self._notes.add(rounded_note(name, count))
         readers, problems = readers_for_notes(self._options.target), output.reader_problems.problems()
         relevant = [problem for problem in problems if not {*readers}.isdisjoint(READERS_BY_PROBLEM[problem.code])]
@@ -281,4 +283,4 @@ def _finished_error(dataset_file: str) -> SampleRefused:
     found = "the earlier run is complete, but this run writes more samples"
     append, overwrite = call_text("create", append=True), flag_text("overwrite")
     remedy = f"Append them with {append}, or replace the dataset with {overwrite}."
-    return SampleRefused(InvalidRequest(dataset_file, found, remedy=remedy), "oversize")
+    return SampleRefused(InvalidRequest(dataset_file, found, remedy=remedy))

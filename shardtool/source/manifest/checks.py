@@ -110,7 +110,7 @@ def check_paths(rows: TableRows, name: str, paths: pa.Array, *, outside: bool) -
     original = rows.columns[name]
     empty = np.flatnonzero(arrow.byte_lengths(original) == 0)
     rows.refuse(empty, f"{column}: an empty path", expected="a path in each row")
-    # In `paths`, `//` is shortened to `/`, and URLs below the root are relative.
+    # In `paths`, `//` is `/`, and URLs below the root are relative.
     is_url = pc.match_substring_regex(original, r"^[A-Za-z][A-Za-z0-9+.-]+://")
     urls = arrow.true_positions(pc.and_(is_url, pc.match_substring_regex(paths, r"^[A-Za-z][A-Za-z0-9+.-]+:/")))
     if len(urls):
@@ -174,7 +174,7 @@ def _key_advice() -> str:
 def check_unique(
     rows: TableRows, column: str | None, row_keys: PackedStrings, positions: NDArray[np.int64] | None = None
 ) -> None:
-    """Refuse keys that occur more than once, among all rows or among the rows at `positions`."""
+    """Refuse keys that occur more than once, among all rows or the rows at `positions`."""
     expected, remedy = "a unique key for each row", _key_advice()
     if column:
         expected += f", from column {column!r}"
@@ -202,7 +202,7 @@ def check_unused_paths(
     used = {*roles.paths(), *(name for role in ("urls", "binary", "values") for name in roles.columns_of(role))}
     if options.meta not in (None, "all", "none"):
         used |= {*roles.meta}
-    # If no other column has payloads, an automatically chosen key column may contain them.
+    # Without other payloads, an automatically chosen key column may contain them.
     if roles.key is not None and (options.key is not None or roles.paths() or roles.binary or roles.urls):
         used.add(roles.key)
     unused = [column.name for column in schema if is_text_type(column.type) and column.name not in used]

@@ -121,7 +121,7 @@ class CacheWriter(SampleWriter):
         try:
             staged, index, _, _, plan = shard.finish(self._encoder, self._columns)
             data, _ = encode_sidecar(index, ShardFacts(shard.name, shard.file.size, shard.file.crc, plan))
-            Publication(self._folder, "", "keep").add(staged, data, shard.name)
+            Publication(self._folder, "", old="keep").add(staged, data, shard.name)
         except BaseException:
             shard.abandon()
             raise
@@ -140,14 +140,14 @@ class CacheWriter(SampleWriter):
         if sample.size > self._max_bytes:
             found = f"{printable(sample.key)} has {format_size(sample.size)}"
             error = InvalidRequest(option_text("max_size"), found, expected=f"at most {format_size(self._max_bytes)}")
-            raise SampleRefused(error, "oversize")
+            raise SampleRefused(error)
         return True
 
     def _add(self, sample: EncodedSample, row: Mapping[str, object]) -> None:
         try:
             super()._add(sample, row)
         except InvalidRequest as error:  # the previous shard's metadata is incompatible; keep the writer usable
-            raise SampleRefused(error, "bad-value") from None
+            raise SampleRefused(error) from None
         self.samples += 1
 
     def _next_shard(self, _: EncodedSample) -> ShardBuilder:

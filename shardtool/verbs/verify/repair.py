@@ -177,7 +177,7 @@ class Repair:
                 raise OutputFailed(path, "changed while it was verified", remedy="Run the same command again.")
             entries = {shard.name: shard for shard in file.shards}
             lost_columns: set[str] = set()
-            publication = Publication(self.folder, base_name(path), "keep")
+            publication = Publication(self.folder, base_name(path), old="keep")
             for case in verified:
                 data, columns = self._build_sidecar(case, file)
                 lost_columns |= {*file.schema} - {*columns}
@@ -186,7 +186,7 @@ class Repair:
             publication.finish(replace(file, shards=tuple(entries[shard.name] for shard in file.shards)).encode())
         self.repaired.append(f"{format_list([case.sidecar for case in verified])}: rebuilt from the shard")
         if lost_columns:
-            self.repaired[-1] += f"; without the columns {format_list(sorted(lost_columns))}, which no shard contains"
+            self.repaired[-1] += f"; without the columns {format_list(sorted(lost_columns))}, which shards lack"
 
     def _build_sidecar(self, case: ShardCheck, file: DatasetFile) -> tuple[bytes, list[str]]:
         from shardtool.dataset.shard_index import scanned_index
