@@ -254,7 +254,7 @@ def find_writer_parts(pattern: ShardPattern, names: Iterable[str]) -> dict[str, 
         tag, number, count = match["tag"], match[2], match[3]
         part_pattern = add_tag(pattern, tag)
         is_record = name in (part_record_name(pattern, tag), old_empty_name(part_pattern))
-        if not is_record and not part_pattern.owns(name):
+        if not is_record and not part_pattern.owns(name) and not list_journals(part_pattern.base, [name]):
             continue
         part = parts.get(tag) or WriterPart(tag, int(number) if number else None, int(count) if count else None)
         if is_record or name == part_pattern.dataset_file:

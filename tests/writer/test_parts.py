@@ -126,6 +126,17 @@ def test_merge_lists_missing_parts(tmp_path: Path) -> None:
         merge(tmp_path / "other-{000000..}.tar")
 
 
+def test_merge_lists_a_named_part_without_shards(tmp_path: Path) -> None:
+    """A part that has started, but has no complete shard yet, is not finished."""
+    pattern = tmp_path / "out-{000000..}.tar"
+    _write_part(pattern, "done", None, 3)
+    with ShardWriter(pattern, part="late") as writer:
+        writer.write({"__key__": "late", "jpg": b"x"})
+        with pytest.raises(InvalidRequest, match=r"not finished: part_late \(0 shards\)"):
+            merge(pattern)
+    assert merge(pattern).samples == 4
+
+
 def test_merge_on_the_command_line(tmp_path: Path) -> None:
     """`index PATTERN --merge` merges, lists missing parts, and refuses other options for shards."""
     pattern = str(tmp_path / "out-{000000..}.tar")
