@@ -77,7 +77,7 @@ def test_region_advice_names_the_variable(at: str, name: str) -> None:
         raise GenericError(f"Server returned non-2xx status code: 301 Moved Permanently: {body}")
 
 
-def test_write_conflicts() -> None:
+def test_write_errors() -> None:
     """If an object cannot be written because the bucket is missing, the error names the bucket."""
     with pytest.raises(OutputFailed, match="no such bucket: bucket"), write_errors("s3://bucket/key"):
         raise _error_for(404)
