@@ -90,8 +90,8 @@ class HashAssignment:
             found = f"{format_size(int(sizes.max()))} {in_one_shard}"
             expected = f"at most {format_size(self._bounds.max_size or 0)}"
         if found:
-            fewer = expected == "a sample in each shard"
-            candidates = self._counts_downward(count - 1) if fewer else self._counts_upward(count + 1, 1)
+            is_any_empty = count > len(self._keys) or not counts.min()
+            candidates = self._counts_downward(count - 1) if is_any_empty else self._counts_upward(count + 1, 1)
             alternative = self._first_valid(candidates, 1)
             raise InvalidRequest(requested.where, found, expected=expected, remedy=_advise_count(alternative))
         return count, ()
@@ -277,12 +277,14 @@ def make_plan(
     if bounds.by_hash:
         keys = entries.keys if samples is None else entries.keys.take(samples)
         order, ends, hash_notes = HashAssignment(keys, chosen_sizes, limits, bounds).assign(requested, shuffle_seed)
-        notes, total = (*notes, *hash_notes), cumulative_sizes(chosen_sizes, order)
+        notes = (*notes, *hash_notes)
+        total = cumulative_sizes(chosen_sizes, order)
     else:
         order = None if shuffle_seed is None else random_permutation(len(chosen_sizes), shuffle_seed)
         total = cumulative_sizes(chosen_sizes, order)
         ends = cut_shards(total, requested, limits, bounds)
-    order = samples if order is None else order if samples is None else samples[order]
+    if samples is not None:
+        order = samples if order is None else samples[order]
     notes = (*notes, *_check_name_count(pattern, bounds, len(ends), len(chosen_sizes)))
     return Plan(shard_format, entries, stored, order, total, ends, limits, skipped, (*notes, *rounded))
 
@@ -304,10 +306,10 @@ def _sample_sizes(entries: SampleTable, stored: NDArray[np.int64] | None, shard_
 def _requested_shards(pattern: ShardPattern, bounds: ShardBounds, samples: int) -> RequestedShards | None:
     if bounds.shards is not None:
         requested = RequestedShards(bounds.shards, option_text("shards", bounds.shards))
-    elif bounds.max_size is not None or bounds.max_count is not None or (pattern.count or samples + 1) > samples:
+    elif (bounds.max_size, bounds.max_count) != (None, None) or pattern.count is None or pattern.count > samples:
         return None
     else:
-        requested = RequestedShards(pattern.count or 0, pattern.text)
+        requested = RequestedShards(pattern.count, pattern.text)
     if requested.number % bounds.multiple_of:
         problem = f"{requested.where} requests {pluralize(requested.number, 'shard')}"
         expected = f"a multiple of {bounds.multiple_of:,}"
@@ -379,28 +381,30 @@ def _apply_oversize(
     entries: SampleTable, sizes: NDArray[np.int64], shard_format: str, max_bytes: int, oversize: Oversize,
     samples: NDArray[np.int64] | None,
 ) -> tuple[NDArray[np.int64] | None, tuple[Skipped, ...], tuple[str, ...]]:  # fmt: skip
+    """Return the remaining samples, the skipped samples, and notes."""
     trailer, format_limit = TRAILER_SIZE[shard_format], MAX_SAMPLE_BYTES[shard_format]
     limit = min(max_bytes, format_limit)
     too_large = np.flatnonzero(sizes > limit) if samples is None else samples[sizes[samples] > limit]
     if not len(too_large):
         return samples, (), ()
-    total, impossible = sizes + trailer, too_large[sizes[too_large] > format_limit]
+    shard_sizes = sizes + trailer
+    impossible = too_large[sizes[too_large] > format_limit]
     if len(impossible) and oversize != "skip":
-        found = _describe_samples(entries, total, impossible, "a TFRecord")
+        found = _describe_samples(entries, shard_sizes, impossible, "a TFRecord")
         remedy = f"Write tar shards, or skip these samples with {option_text('oversize', 'skip')}."
         raise InvalidRequest("TFRecord", found, expected=f"less than 2 GiB ({format_limit:,} bytes)", remedy=remedy)
-    found = _describe_samples(entries, total, too_large, f"a shard of {format_size(limit + trailer)}")
+    found = _describe_samples(entries, shard_sizes, too_large, f"a shard of {format_size(limit + trailer)}")
     if oversize == "error":
         alone, skip = option_text("oversize", "alone"), option_text("oversize", "skip")
         remedy = f"Raise {option_text('max_size')}, or use {alone} (one shard per such sample) or {skip}."
         raise InvalidRequest(option_text("max_size"), found, remedy=remedy)
     if oversize == "alone":
         return samples, (), (f"{found}; each gets its own shard",)
-    over = dict.fromkeys(too_large.tolist(), cli_option("max_size"))
-    over |= dict.fromkeys(impossible.tolist(), "the 2 GiB of a TFRecord")
+    limit_names = dict.fromkeys(too_large.tolist(), cli_option("max_size"))
+    limit_names |= dict.fromkeys(impossible.tolist(), "the 2 GiB of a TFRecord")
     skipped = tuple(
-        Skipped(entries.key(sample), "", "oversize", f"{int(total[sample]):,} bytes, over {name}")
-        for sample, name in over.items()
+        Skipped(entries.key(sample), "", "oversize", f"{int(shard_sizes[sample]):,} bytes, over {name}")
+        for sample, name in limit_names.items()
     )
     kept = np.flatnonzero(sizes <= limit) if samples is None else samples[sizes[samples] <= limit]
     if not len(kept):
@@ -410,7 +414,7 @@ def _apply_oversize(
 
 
 def _describe_samples(
-    entries: SampleTable, total: NDArray[np.int64], samples: NDArray[np.int64], container: str
+    entries: SampleTable, sizes: NDArray[np.int64], samples: NDArray[np.int64], container: str
 ) -> str:
-    names = [f"{printable(entries.key(sample))} ({format_size(int(total[sample]))})" for sample in samples[:5].tolist()]
+    names = [f"{printable(entries.key(sample))} ({format_size(int(sizes[sample]))})" for sample in samples[:5].tolist()]
     return f"{pluralize(len(samples), 'sample')} too large for {container}: {format_list(names, total=len(samples))}"

@@ -81,6 +81,7 @@ def permute_positions(
 def _rank_positions(positions: NDArray[np.int64], size: int, keys: NDArray[np.uint64] | np.uint64) -> NDArray[np.int64]:
     all_positions = np.arange(size, dtype=np.uint64)
     numbers = random_at(0, all_positions * np.uint64(GAMMA) + np.reshape(keys, (-1, 1)))
+    # The last bits make all numbers different.
     numbers = np.broadcast_to(
         numbers // np.uint64(_MAX_RANKED_SIZE) * np.uint64(_MAX_RANKED_SIZE) + all_positions, (len(positions), size)
     )

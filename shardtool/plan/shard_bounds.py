@@ -150,9 +150,9 @@ class ShardRuns:
             earliest[shard] = max(self._first_start(earliest[shard + 1]), shard)
         ends, position = [], 0
         targets = [int(self.total[-1]) * number // count for number in range(1, count + 1)]
-        after = np.searchsorted(self.total, targets, "left").tolist()
+        cuts = np.searchsorted(self.total, targets, "left").tolist()
         for shard in range(count):
-            cut = after[shard]
+            cut = cuts[shard]
             if cut > 0 and targets[shard] - self.total[cut - 1] < self.total[cut] - targets[shard]:
                 cut -= 1
             lowest = max(earliest[shard + 1], position + 1)

@@ -87,12 +87,13 @@ def _select_regions(regions: NDArray[np.int64], entries: SampleTable) -> bytes:
     spans = entries.known_spans
     spooled = (entries.rows.kind == SPAN) & (entries.file_numbers(np.arange(len(entries.rows.kind))) == 0)
     offset, size = spans.offset[spooled], entries.rows.size[spooled]
-    region_index = np.searchsorted(regions[:, 0], offset, "right") - 1
-    inside = (region_index >= 0) & (offset < regions[region_index, 1])
-    used, used_index = np.unique(region_index[inside], return_inverse=True)
-    needed_bytes = np.bincount(used_index, weights=size[inside], minlength=len(used))
-    used_regions: NDArray[np.int64] = regions[used]
-    return used_regions[needed_bytes >= _MIN_REGION_SHARE * (used_regions[:, 1] - used_regions[:, 0])].tobytes()
+    starts, ends = regions.T
+    region_index = np.searchsorted(starts, offset, "right") - 1
+    is_inside = (region_index >= 0) & (offset < ends[region_index])
+    used, used_index = np.unique(region_index[is_inside], return_inverse=True)
+    needed_bytes = np.bincount(used_index, weights=size[is_inside], minlength=len(used))
+    is_worth_reading = needed_bytes >= _MIN_REGION_SHARE * (ends - starts)[used]
+    return bytes(regions[used[is_worth_reading]].tobytes())
 
 
 def _run_ends(entries: SampleTable, stored: NDArray[np.int64], file: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -111,8 +111,7 @@ def _extend_paths(paths: StringColumn, source: NDArray[np.int64]) -> PackedStrin
 
 def match_samples(entries: SampleTable, other: SampleTable, where: str) -> NDArray[np.int64]:
     """For each sample, return the index of its key in `other`, or -1. Raise an error if a field is in both tables."""
-    shared = sorted({*entries.used_fields()} & {*other.used_fields()}, key=to_bytes)
-    if shared:
+    if shared := sorted({*entries.used_fields()} & {*other.used_fields()}, key=to_bytes):
         found = f"fields that exist in both: {format_list([repr(name) for name in shared])} (also in {where})"
         drop, rename = option_text("drop_fields", tuple(shared)), option_text("rename_fields", {"NEW": shared[0]})
         remedy = f"Drop them from the samples with {drop}, or rename one with {rename}."

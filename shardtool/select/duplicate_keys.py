@@ -53,8 +53,7 @@ def resolve_duplicate_keys(
         problem = "last, with a dataset that is appended to"
         remedy = "Appending cannot change existing shards: create a new dataset from both sources instead."
         raise InvalidRequest(option_text("on_duplicate"), problem, expected="error, rename or first", remedy=remedy)
-    groups = _find_key_groups(entries.keys, existing_keys)
-    if not groups:
+    if not (groups := _find_key_groups(entries.keys, existing_keys)):
         return entries, (), ""
     if rule == "error":
         raise _duplicate_keys_error(entries, groups, shards, where)
@@ -69,8 +68,7 @@ def _find_key_groups(keys: PackedStrings, existing_keys: PackedStrings | None) -
     if existing_keys is not None:
         keys = PackedStrings.parse(existing_keys.span(0, existing_count) + keys.span(0, len(keys)))
     for key, positions in find_repeated(keys).items():
-        samples = [position - existing_count for position in positions if position >= existing_count]
-        if samples:
+        if samples := [position - existing_count for position in positions if position >= existing_count]:
             groups.append(_KeyGroup(key, samples, exists=len(samples) < len(positions)))
     return sorted(groups, key=lambda group: group.samples[0])
 

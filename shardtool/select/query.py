@@ -155,7 +155,7 @@ def match_partially(
             parsed = _parse(query, where, classes)
             table_columns = {*table.column_names}
             measured = [(name, kind) for name, kind in later_columns.items() if name not in table_columns]
-            # First evaluate the query on an empty table with all columns, so errors can list all columns.
+            # First evaluate on an empty table with all columns, so errors can list them.
             _evaluate(metadata_columns.with_measured_columns(table.slice(0, 0), measured, []), parsed)
             conditions = _split_conjunction(parsed.tree)
             later = [condition for condition in conditions if not table_columns.issuperset(parsed.columns(condition))]
@@ -333,8 +333,7 @@ class _Evaluator:
     def _column(self, node: ast.Name) -> _Value:
         name = self._query.column(node)
         if name not in self._columns:
-            indices = self._table.schema.get_all_field_indices(name)
-            if not indices:
+            if not (indices := self._table.schema.get_all_field_indices(name)):
                 raise self._unknown_column_error(node, name)
             if len(indices) > 1:
                 raise self._query.error(node, f"{len(indices)} columns of this name", expected="one")

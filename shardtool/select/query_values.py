@@ -200,7 +200,7 @@ def compare(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Bools
 
 def _compare_times(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Numbers:
     if isinstance(left, Time) or (isinstance(right, pa.Array) and _tick(left) < _tick(right)):
-        # Swap the operands, because the code below needs the coarser column on the left.
+        # The code below needs the coarser column on the left.
         return _compare_times(lambda first, second: function(second, first), right, left)
     times = Numbers.from_arrow(left.view(pa.int64()))
     # A conversion to the finer unit could overflow.
@@ -244,8 +244,7 @@ def parse_time(text: str, zone: str | None) -> Time | None:
     if not (match := _TIME_TEXT.fullmatch(text)):
         return None
     *parts, fraction, offset = match.groups()
-    numbers = (int(part or default) for part, default in zip(parts, _DEFAULT_PARTS, strict=True))
-    year, month, day, hour, minute, second = numbers
+    year, month, day, hour, minute, second = (int(part or low) for part, low in zip(parts, _DEFAULT_PARTS, strict=True))
     try:
         time = dt.datetime(year, month, day, hour, minute, second, tzinfo=dt.timezone.utc)
     except ValueError:

@@ -59,8 +59,8 @@ def set_value_fields(
     With `optional`, the sample instead has no such field in the result, unless all values are null.
 
     Args:
-        fields: Pairs of a field and the column with its values.
-        classes: The fields whose values are replaced by class numbers.
+        fields: Pairs of a field and its column.
+        classes: The fields whose values become class numbers.
         known: Existing class names. By default, classes are numbered in the byte order of their names.
         names: Class names by column, for columns that already contain class numbers.
     """

@@ -144,7 +144,7 @@ class ArchiveSource(FolderSource):
         options = self._options
         rules = ScanRules(options.include, options.exclude, options.hidden, options.symlinks, options.dots or "first")
         with CompressedFile(self._path) if self._is_compressed else ShardFile(self._path) as file:
-            part, offsets = self._members(file, rules)
+            part, offsets = self._read_members(file, rules)
         skipped, part.skipped = part.skipped, []
         changed = max(self._stat.st_ctime_ns, self._stat.st_mtime_ns)
         part.mtimes, part.changed = array("q", bytes(8 * len(offsets))), array("q", [changed]) * len(offsets)
@@ -156,10 +156,10 @@ class ArchiveSource(FolderSource):
         spans = FieldSpans(files, file_numbers, offsets, unknown)
         entries = replace(entries, spans=spans, source_identity=paths.source_identity(os.fsencode(self._path)))
         skipped.sort(key=lambda row: (to_bytes(row.path), to_bytes(row.key)))
-        notes = [*system_file_notes([part]), *self._notes(entries.keys.data)]
-        return *self._with_keys(drop_failed_samples(entries, skipped), tuple(skipped), pattern), notes
+        notes = [*system_file_notes([part]), *self._top_folder_notes(entries.keys.data)]
+        return *self._apply_key_pattern(drop_failed_samples(entries, skipped), tuple(skipped), pattern), notes
 
-    def _members(self, file: ShardFile | CompressedFile, rules: ScanRules) -> tuple[ScanPart, NDArray[np.int64]]:
+    def _read_members(self, file: ShardFile | CompressedFile, rules: ScanRules) -> tuple[ScanPart, NDArray[np.int64]]:
         limit = max(_MIN_LISTING_LIMIT_BYTES, _LISTING_BYTES_PER_PACKED_BYTE * self._stat.st_size)
         files, listing_bytes = FileCollector(rules), 0
         folder, skipped = self._folder, files.part.skipped
@@ -190,7 +190,7 @@ class ArchiveSource(FolderSource):
         files.part.kinds, files.part.sizes = bytearray([SPAN]) * len(sizes), array("q", sizes.tobytes())
         return files.part, offsets
 
-    def _notes(self, keys: bytes) -> list[str]:
+    def _top_folder_notes(self, keys: bytes) -> list[str]:
         options = [name for name in ("label_from_folder", "split_from_folder") if getattr(self._options, name)]
         top, slash, _ = keys.partition(b"\0")[0].partition(b"/")
         if not options or not slash or (b"\0" + keys).count(b"\0" + top + b"/") < keys.count(b"\0"):

@@ -45,7 +45,7 @@ class Listing:
         condition: The conditions of `--where` on the content of files. Workers evaluate these conditions.
         dropped: Label fields that are not packed. Their metadata columns are kept until splits are chosen.
         classes: Class names by field, including fields that are not packed.
-        kept: The positions of the samples that remain after duplicates were dropped, or None if none were dropped.
+        kept: The positions of the remaining samples, or None if no duplicates were dropped.
     """
 
     entries: SampleTable

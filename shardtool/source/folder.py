@@ -192,10 +192,10 @@ class FolderSource(Source):
 
     def _list(self, pool: Pool, observer: Observer, pattern: KeyPattern | None) -> FolderListing:
         parts = self._tree.scan(pool, observer)
-        entries, skipped = self._with_keys(*collect_samples(self._tree.root, parts), pattern)
+        entries, skipped = self._apply_key_pattern(*collect_samples(self._tree.root, parts), pattern)
         return entries, skipped, system_file_notes(parts)
 
-    def _with_keys(
+    def _apply_key_pattern(
         self, entries: SampleTable, skipped: tuple[Skipped, ...], pattern: KeyPattern | None
     ) -> tuple[SampleTable, tuple[Skipped, ...]]:
         if pattern is None:
@@ -205,9 +205,10 @@ class FolderSource(Source):
 
         if self._options.dots is None:
             check_dots(entries)
-        old = [to_bytes(row.key) for row in skipped if row.key]
-        new = dict(zip(old, iter(pattern.split(PackedStrings.of(old))[0]), strict=True))
-        skipped = tuple(row._replace(key=to_text(new.get(to_bytes(row.key), b""))) for row in skipped)
+        old_keys = [to_bytes(row.key) for row in skipped if row.key]
+        new_keys, _, _ = pattern.split(PackedStrings.of(old_keys))
+        new_key_of = dict(zip(old_keys, iter(new_keys), strict=True))
+        skipped = tuple(row._replace(key=to_text(new_key_of.get(to_bytes(row.key), b""))) for row in skipped)
         return drop_failed_samples(apply_key_pattern(entries, pattern), skipped), skipped
 
     def _layout_notes(self, entries: SampleTable) -> list[str]:
@@ -258,7 +259,7 @@ def open_tree(source: str, options: CreateOptions, outputs: Iterable[ShardPatter
 
 
 def folder_name(source: str) -> str:
-    """Return the name of a source folder, for the dataset file. For a link, return the name of its target."""
+    """Return the name of a source folder, or of a link's target, for the dataset file."""
     if address.is_url(source):
         return printable(to_bytes(source.rstrip("/").rpartition("/")[2]))
     return printable(os.fsencode(os.path.basename(os.path.realpath(source))))
@@ -266,8 +267,7 @@ def folder_name(source: str) -> str:
 
 def system_file_notes(parts: Iterable[ScanPart]) -> list[str]:
     """Return a note about ignored system files, such as Thumbs.db."""
-    counts = sum((part.system_files for part in parts), Counter[bytes]())
-    if not counts:
+    if not (counts := sum((part.system_files for part in parts), Counter[bytes]())):
         return []
     names = [printable(name) for name, _ in counts.most_common()]
     ignored = pluralize(counts.total(), "file of an operating system ignored")
@@ -310,8 +310,7 @@ def collect_samples(root: bytes, parts: list[ScanPart]) -> tuple[SampleTable, tu
 
 def drop_failed_samples(entries: SampleTable, skipped: Iterable[Skipped]) -> SampleTable:
     """Drop each sample that has a skipped file."""
-    incomplete_keys = {to_bytes(row.key) for row in skipped if row.key}
-    if not incomplete_keys:
+    if not (incomplete_keys := {to_bytes(row.key) for row in skipped if row.key}):
         return entries
     return entries.without([sample for sample in range(len(entries)) if entries.keys[sample] in incomplete_keys])
 
@@ -322,8 +321,7 @@ def check_dots(entries: SampleTable) -> None:
     A field such as `seg.png` is allowed, unless a part before its last dot is a number or empty. Several such fields
     are an error if they have fewer than two files each on average, and there are several samples.
     """
-    dotted = [code for code, name in enumerate(entries.fields) if "." in name]
-    if not dotted:
+    if not (dotted := [code for code, name in enumerate(entries.fields) if "." in name]):
         return
     uses = entries.code_counts()
     parts_of = {code: entries.fields[code].split(".")[:-1] for code in dotted}
@@ -373,14 +371,14 @@ class FileTree(NamedTuple):
     def _scan_objects(self, observer: Observer) -> ScanPart:
         where, total = to_text(self.root), 0
 
-        def reported() -> Iterator[BucketEntry]:
+        def iter_and_report() -> Iterator[BucketEntry]:
             nonlocal total
             for total, entry in enumerate(remote.objects.iter_objects(where), 1):
                 yield entry
                 if total % _OBJECTS_PER_REPORT == 0:
                     observer.listed(_OBJECTS_PER_REPORT)
 
-        part = collect_objects(reported(), self.rules)
+        part = collect_objects(iter_and_report(), self.rules)
         observer.listed(total % _OBJECTS_PER_REPORT)
         if not total:
             raise InvalidRequest(where, "nothing found", expected="a prefix with samples below it")

@@ -36,7 +36,7 @@ class JsonScalars(NamedTuple):
     """The scalars in the payloads of a field.
 
     Attributes:
-        lines: One line for each payload: a JSON object with its scalars, or `{}` if the payload cannot be read.
+        lines: A line for each payload: a JSON object, or `{}` if the payload cannot be read.
         kinds: For each name, the number of values of each type.
         long: For each name, the number of ignored strings longer than `MAX_TEXT_LENGTH`.
         failed: The index, reason code and message of each payload that cannot be read.

@@ -270,8 +270,7 @@ def _top_folders(tree: _Tree) -> list[_Folder]:
 
 
 def _find_siblings(tree: _Tree) -> Advice | None:
-    tops = _top_folders(tree)
-    if not tops:
+    if not (tops := _top_folders(tree)):
         return None
     if group := _related_folders(tree, tops):
         command = _create_call([tree.inside(folder.path) for folder in group])
@@ -420,7 +419,7 @@ def _is_split(path: bytes) -> bool:
 
 
 def _match_table(tree: _Tree, table: bytes) -> tuple[bytes, Match | None]:
-    """Return the folder to which paths in the table are relative, and how to pack the listed files."""
+    """Return the root of the table's paths, and the options for the table."""
     from shardtool.source.table_head import matching_column, read_table_head
 
     if (head := read_table_head(tree.inside(table))) is None:

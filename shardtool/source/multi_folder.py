@@ -68,25 +68,25 @@ class MultiFolderSource(FolderSource):
             entries, failed = collect_samples(tree.root, parts)
             if self._options.dots is None:
                 check_dots(entries)
-            entries, failed = self._with_keys(entries, failed, pattern)
+            entries, failed = self._apply_key_pattern(entries, failed, pattern)
             trees.append(entries)
             skipped += [row._replace(path=f"{to_text(label)}/{row.path}") for row in failed]
         names = self._name_fields([entries.fields for entries in trees])
         joined = self._join(trees, names)
         groups = group_sorted(joined.keys)
-        has = np.zeros((len(trees), len(groups.first)), np.bool_)
-        has[np.repeat(np.arange(len(trees)), [*map(len, trees)]), groups.of_row] = True
-        self._check_shared(trees, has)
+        has_files = np.zeros((len(trees), len(groups.first)), np.bool_)
+        has_files[np.repeat(np.arange(len(trees)), [*map(len, trees)]), groups.of_row] = True
+        self._check_shared(trees, has_files)
         entries = merge_groups(joined, groups)
         notes = system_file_notes([part for parts in scans for part in parts])
-        if renamed := sorted({name for row in names for ending, name in row.items() if name != ending}):
+        if renamed := sorted({name for field_of in names for ending, name in field_of.items() if name != ending}):
             names_text = format_list(renamed, _MAX_LISTED_NAMES)
             notes.append(f"fields named after their folders, because extensions are the same: {names_text}")
-        lacking = _incomplete_samples(entries, has, self._labels)
+        incomplete = _incomplete_samples(entries, has_files, self._labels)
         if self._options.complete:
-            skipped += lacking
-        elif lacking:
-            notes.append(self._incomplete_note(lacking, has))
+            skipped += incomplete
+        elif incomplete:
+            notes.append(self._incomplete_note(incomplete, has_files))
         entries = drop_failed_samples(entries, skipped)
         return entries, tuple(sorted(skipped, key=lambda row: (to_bytes(row.path), to_bytes(row.key)))), notes
 
@@ -133,13 +133,13 @@ class MultiFolderSource(FolderSource):
             folders=dict(zip(self._labels, (tree.root for tree in self._trees), strict=True)),
         )
 
-    def _check_shared(self, trees: Sequence[SampleTable], has: NDArray[np.bool_]) -> None:
+    def _check_shared(self, trees: Sequence[SampleTable], has_files: NDArray[np.bool_]) -> None:
         for label, entries in zip(self._labels, trees, strict=True):
             if not len(entries):
                 found = f"no files in {printable(label)}"
                 remedy = f"Check {option_text('include')}, {option_text('exclude')} and {option_text('hidden')}."
                 raise InvalidRequest(self._source, found, expected="files such as cat/0001.jpg in each", remedy=remedy)
-        if not (has.sum(axis=0) > 1).any():
+        if not (has_files.sum(axis=0) > 1).any():
             keys = [printable(entries.keys[0]) for entries in trees]
             first = [f"{printable(label)} has '{key}'" for label, key in zip(self._labels, keys, strict=True)]
             expected = "file names that differ only in their extensions: images/a.jpg and masks/a.png"
@@ -147,13 +147,12 @@ class MultiFolderSource(FolderSource):
             found = f"no key is in two of the folders: {format_list(first, _MAX_LISTED_NAMES)}"
             raise InvalidRequest(self._source, found, expected=expected, remedy=remedy)
 
-    def _incomplete_note(self, lacking: Sequence[Skipped], has: NDArray[np.bool_]) -> str:
-        missing = zip((~has).sum(axis=1).tolist(), self._labels, strict=True)
+    def _incomplete_note(self, incomplete: Sequence[Skipped], has_files: NDArray[np.bool_]) -> str:
+        missing = zip((~has_files).sum(axis=1).tolist(), self._labels, strict=True)
         counts = [f"{count:,} not in {printable(label)}" for count, label in missing if count]
-        named = format_list([printable(row.key) for row in lacking], _MAX_LISTED_NAMES)
-        one_sample = len(lacking) == 1
-        verb, was = ("lacks", "was") if one_sample else ("lack", "were")
-        problem = f"{pluralize(len(lacking), 'sample')} {verb} a file in one folder and {was} packed without it"
+        named = format_list([printable(row.key) for row in incomplete], _MAX_LISTED_NAMES)
+        verb, was = ("lacks", "was") if len(incomplete) == 1 else ("lack", "were")
+        problem = f"{pluralize(len(incomplete), 'sample')} {verb} a file in one folder and {was} packed without it"
         return f"{problem}: {named} ({'; '.join(counts)}; require all files with {flag_text('complete')})"
 
 
@@ -174,10 +173,10 @@ def name_folders(sources: Sequence[str]) -> list[bytes]:
     return labels
 
 
-def _incomplete_samples(entries: SampleTable, has: NDArray[np.bool_], labels: Sequence[bytes]) -> list[Skipped]:
+def _incomplete_samples(entries: SampleTable, has_files: NDArray[np.bool_], labels: Sequence[bytes]) -> list[Skipped]:
     rows = []
-    for sample in (~has.all(axis=0)).nonzero()[0].tolist():
-        without = format_list([printable(labels[folder]) for folder in (~has[:, sample]).nonzero()[0].tolist()])
+    for sample in (~has_files.all(axis=0)).nonzero()[0].tolist():
+        without = format_list([printable(labels[folder]) for folder in (~has_files[:, sample]).nonzero()[0].tolist()])
         path = to_text(entries.path(int(entries.first_rows[sample])))
         rows.append(Skipped(entries.key(sample), path, "incomplete", f"no file with its key in {without}"))
     return rows

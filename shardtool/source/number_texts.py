@@ -9,6 +9,7 @@ import math
 import os
 import struct
 from array import array
+from contextlib import suppress
 from dataclasses import field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -65,7 +66,7 @@ class NumberTexts:
         data: The strings in order, each followed by NUL. Empty if `changed` is above 0.
         changed: The number of strings that would change if stored as numbers.
         rounded: The number of `changed` strings that are numbers, such as 0.123456789.
-        first_changed: The index of the first of the `changed` strings, or -1.
+        first_changed: The index of the first `changed` string, or -1.
         damaged: The indexes of damaged values, whose strings are empty.
     """
 
@@ -102,7 +103,9 @@ def read_number_texts(task: NumberTask) -> list[NumberTexts]:
             if not field.is_tfrecord and not _round_trips(text, field.number):
                 result = results[number]
                 result.changed += 1
-                result.rounded += _is_number(text)
+                with suppress(ValueError):
+                    float(text)  # fails if the text is not a number
+                    result.rounded += 1
                 result.first_changed = index if result.first_changed < 0 else result.first_changed
     for result, values in zip(results, texts, strict=True):
         result.data = b"" if result.changed else b"".join([value + b"\0" for value in values])
@@ -111,7 +114,8 @@ def read_number_texts(task: NumberTask) -> list[NumberTexts]:
 
 def _read_text(shard: ShardFile | CompressedFile, offset: int, length: int, crc: int, field: NumberField) -> bytes:
     data = _read_verified(shard, offset, length, crc, field) if length <= _MAX_TEXT_BYTES else b""
-    text = data if not field.is_tfrecord else float_text(data) if field.number == "float" else int_text(data)
+    number_text = float_text if field.number == "float" else int_text
+    text = number_text(data) if field.is_tfrecord else data
     if text is None or (field.is_tfrecord and length > _MAX_TEXT_BYTES):
         raise CorruptShard(f"{shard.path}, at {offset:,}", f"field {field.field!r} is not an {field.number}")
     return text
@@ -162,11 +166,3 @@ def _round_trips(text: bytes, number: NumberType) -> bool:
         return float_text(encode_number(text, number)) == text
     except (ValueError, OverflowError):
         return False
-
-
-def _is_number(text: bytes) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

@@ -265,7 +265,6 @@ class PlannedSource(Source):
 
 _METADATA_KEY, _VERSION = "shardtool.plan", 1
 _METADATA_FORM = re.compile(r"([0-9]{1,9}) crc32c:([0-9a-f]{8}) (.*)", re.ASCII | re.DOTALL)
-# The memory limit for all columns: a fixed amount, plus an amount per byte of the file.
 _BASE_MEMORY_BYTES, _MEMORY_BYTES_PER_FILE_BYTE = 2**26, 256
 _METADATA_TYPES: dict[str, type] = {
     "name": str, "notes": list, "recorded": dict, "skipped": list, "by_key": bool, "fields": list, "inline": list,

@@ -35,7 +35,7 @@ class PlanRequest(NamedTuple):
     """The source and the options of a run.
 
     Attributes:
-        kind: The kind of the source, as in `SourceArgument`.
+        kind: As in `SourceArgument`.
         stamps: Size and modification time of each manifest or archive.
         root: The folder to which paths are relative, with a final slash.
         folders: For several source folders, maps the first component of each path to its folder.

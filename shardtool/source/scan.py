@@ -161,7 +161,7 @@ def _list_folder(  # noqa: C901 - one loop, for speed
 
 
 def _inspect_special(root: bytes, rules: ScanRules, prefix: bytes, name: bytes, skipped: list[Skipped]) -> str:
-    """Return the kind of a link's target, "file" or "folder", or "" to ignore or skip the path."""
+    """Return "file" or "folder" for a link to pack, else ""."""
     path = root + prefix + name
     is_included = rules.includes_file(prefix, name)
     if not os.path.islink(path):
@@ -175,8 +175,7 @@ def _inspect_special(root: bytes, rules: ScanRules, prefix: bytes, name: bytes, 
     is_folder = os.path.isdir(target)
     if not (rules.includes_folder(prefix, name) if is_folder else is_included):
         return ""
-    problem = _link_problem(root, rules, prefix, path, target)
-    if problem:
+    if problem := _link_problem(root, rules, prefix, path, target):
         key = b"" if is_folder else _key_of_name(rules, prefix, name)
         skipped.append(skipped_row(key, prefix + name, *problem))
         return ""

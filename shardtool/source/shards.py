@@ -183,8 +183,7 @@ def _check_tar_fields(listing: Listing) -> None:
         renamed = {dotted[0].rpartition(".")[2]: dotted[0]}
         remedy = f"Rename them ({option_text('rename_fields', renamed)}), or use {flag_text('portable')}."
         raise InvalidRequest(listing.where, found, expected=expected, remedy=remedy)
-    bad = [name for name in fields if "/" in name]
-    if bad:
+    if bad := [name for name in fields if "/" in name]:
         found = f"fields with a slash, which a tar shard cannot store: {format_list(list(map(repr, bad)))}"
         first_rename = {bad[0].rpartition("/")[2] or "jpg": bad[0]}
         renamed = {"jpg": _TENSORFLOW_IMAGE} if _TENSORFLOW_IMAGE in bad else first_rename

@@ -164,7 +164,7 @@ def row_packing_options(path: str) -> tuple[dict[str, object], bool]:
     """
     head = read_table_head(path)
     rows = head.forms[0][1] if head is not None and head.forms else []
-    row = next(iter(rows), {})
+    row = rows[0] if rows else {}
     names = {name.casefold(): name for name in row}
     if any(name in names for name in PATH_NAMES):
         return {}, True

@@ -89,7 +89,7 @@ class MemoryTable(Table):
         return self._table.select(columns)
 
     def count(self) -> int:
-        """Return the number of rows, even if the table has no columns."""
+        """Return the number of rows."""
         return int(self._table.num_rows)
 
 

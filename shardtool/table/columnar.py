@@ -107,8 +107,7 @@ class ParquetTable(_FileTable):
     def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
         with reading_table(self.location):
             for path, file in self._open_files(pre_buffer=False, buffer_size=_BUFFER_BYTES):
-                missing = [name for name in columns if name not in file.schema_arrow.names]
-                if missing:
+                if missing := [name for name in columns if name not in file.schema_arrow.names]:
                     raise InvalidRequest(path, f"no column {format_list([repr(name) for name in missing])}")
                 yield from file.iter_batches(_BATCH_ROWS, columns=columns, use_threads=False)
         self._check_same()

@@ -65,13 +65,11 @@ def is_text_type(kind: pa.DataType) -> bool:
 
 def check_column_names(name: str, columns: list[str]) -> None:
     """Raise an error if column names are empty or repeated."""
-    unnamed = [str(number) for number, column in enumerate(columns, 1) if not column.strip()]
-    if unnamed:
+    if unnamed := [str(number) for number, column in enumerate(columns, 1) if not column.strip()]:
         found = f"column {format_list(unnamed)} without a name"
         remedy = "If pandas wrote it with its index, use df.to_csv(..., index=False)."
         raise InvalidRequest(name, found, expected="a name for each column", remedy=remedy)
-    repeated = sorted(repr(column) for column, count in Counter(columns).items() if count > 1)
-    if repeated:
+    if repeated := sorted(repr(column) for column, count in Counter(columns).items() if count > 1):
         found = f"several columns with the same name: {format_list(repeated)}"
         raise InvalidRequest(name, found, remedy="Rename them.")
 
@@ -100,8 +98,7 @@ def check_direction(option: str, pairs: Iterable[tuple[str, str]], names: Collec
 
 def check_sidecar_names(location: str, columns: list[str], *, remedy: str) -> None:
     """Raise an error if a column name starts with two underscores."""
-    reserved = [repr(name) for name in columns if name.startswith("__")]
-    if reserved:
+    if reserved := [repr(name) for name in columns if name.startswith("__")]:
         found = f"column {format_list(reserved)}: names that start with two underscores are reserved for the sidecar"
         raise InvalidRequest(location, found, remedy=f"Rename them, or {remedy}.")
 
@@ -117,15 +114,13 @@ def check_field_names(location: str, names: Sequence[str], *, remedy: str = RENA
     """Raise an error if a field name is invalid or repeated."""
     for name in names:
         check_field_name(f"field {name!r}", "not a valid field name", name)
-    repeated = sorted({repr(name) for name in names if names.count(name) > 1})
-    if repeated:
+    if repeated := sorted({repr(name) for name in names if names.count(name) > 1}):
         raise InvalidRequest(location, f"several columns for the field {format_list(repeated)}", remedy=remedy)
 
 
 def check_labels(classes: Sequence[str], fields: Sequence[tuple[str, str]]) -> None:
     """Raise an error if a field in `classes` is not in `fields`. `fields` contains pairs of field and column."""
-    unknown = [name for name in classes if name not in dict(fields)]
-    if unknown:
+    if unknown := [name for name in classes if name not in dict(fields)]:
         remedy = f"Choose its column with {option_text('field', {unknown[0]: 'COLUMN'})}."
         found = f"no field {format_list([*map(repr, unknown)])}"
         raise InvalidRequest(option_text("classes"), found, remedy=remedy)

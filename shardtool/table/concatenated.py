@@ -24,8 +24,8 @@ class ConcatenatedTable(Table):
 
     def __init__(self, files: Sequence[str], open_file: Callable[[str], Table]) -> None:
         names = [paths.base_name(file) for file in files]
-        more = len(names) - _MAX_NAMED_FILES
-        name = ", ".join(names[:_MAX_NAMED_FILES]) + (f" and {more:,} more" if more > 0 else "")
+        unnamed = len(names) - _MAX_NAMED_FILES
+        name = ", ".join(names[:_MAX_NAMED_FILES]) + (f" and {unnamed:,} more" if unnamed > 0 else "")
         super().__init__(name, name)
         self._files, self._open_file = files, open_file
         self._tables = [open_file(file) for file in files]

@@ -57,7 +57,7 @@ class DelimitedTable(Table):
         super().__init__(location, name)
         self._open = opened
         self._separator = form.delimiter or separator
-        self._header, self._quoted = form.header, self._separator != _UNQUOTED_DELIMITER
+        self._has_header, self._quoted = form.header, self._separator != _UNQUOTED_DELIMITER
         self._table: pa.Table | None = None
         with opened() as stream:
             head = stream.read(HEADER_BYTES)
@@ -71,34 +71,35 @@ class DelimitedTable(Table):
             self._table = arrow.compact_table(self._read_typed(frozenset(text) & set(self.schema.names)))
         return self._table.select(columns)
 
-    def _read_typed(self, text: frozenset[str]) -> pa.Table:
-        table = self._read_text(text)
+    def _read_typed(self, text_columns: frozenset[str]) -> pa.Table:
+        table = self._read_text(text_columns)
         floats = [column.name for column in table.schema if pa.types.is_floating(column.type)]
         inexact = [name for name in floats if _has_inexact_integers(table[name])]
-        is_number_type = (pa.types.is_floating, pa.types.is_integer)
-        numbers = [column.name for column in table.schema if any(test(column.type) for test in is_number_type)]
-        number_columns = numbers if numbers and self._has_zeros() else []
+        type_tests = (pa.types.is_floating, pa.types.is_integer)
+        numbers = [column.name for column in table.schema if any(test(column.type) for test in type_tests)]
+        number_columns = numbers if numbers and self._has_leading_zeros() else []
         if not inexact and not number_columns:
             return table
-        texts = self._read_text(text.union(inexact, number_columns))
+        texts = self._read_text(text_columns.union(inexact, number_columns))
         matches = {name: pc.match_substring_regex(texts[name], _LEADING_ZERO) for name in number_columns}
         zero_padded = [name for name in matches if pc.any(matches[name]).as_py()]
         for name in {*inexact, *zero_padded}:
             table = table.set_column(table.column_names.index(name), name, texts[name])
         return table
 
-    def _has_zeros(self) -> bool:
-        pattern, last = re.compile(rb'0(?<=[%b\n\r" +-]0)[0-9]' % re.escape(self._separator.encode())), b"\n"
+    def _has_leading_zeros(self) -> bool:
+        pattern = re.compile(rb'0(?<=[%b\n\r" +-]0)[0-9]' % re.escape(self._separator.encode()))
+        tail = b"\n"
         with self._open() as stream:
             while data := stream.read(READ_BLOCK_BYTES):
-                if pattern.search(last + data):
+                if pattern.search(tail + data):
                     return True
-                last = data[-2:]
+                tail = data[-2:]  # a match may start in the previous block
         return False
 
-    def _read_text(self, text: frozenset[str]) -> pa.Table:
+    def _read_text(self, text_columns: frozenset[str]) -> pa.Table:
         try:
-            table = self._parse(text)
+            table = self._parse(text_columns)
         except pa.ArrowInvalid as error:
             message = str(error)
             if "Empty CSV" in message:
@@ -112,7 +113,7 @@ class DelimitedTable(Table):
             self._check_last_quote(table)
         return table
 
-    def _parse(self, text: Collection[str], invalid_rows: list[InvalidRow | None] | None = None) -> pa.Table:
+    def _parse(self, text_columns: Collection[str], invalid_rows: list[InvalidRow | None] | None = None) -> pa.Table:
         from pyarrow import csv as arrow_csv
 
         def on_invalid_row(row: InvalidRow) -> str:
@@ -125,13 +126,14 @@ class DelimitedTable(Table):
                 # pyarrow reports row numbers only without threads.
                 options = arrow_csv.ReadOptions(use_threads=invalid_rows is None, block_size=block, column_names=names)
                 # pyarrow prints a traceback if an invalid row is not UTF-8, so read Latin-1, which accepts any bytes.
-                read = stream if invalid_rows is None else pa.transcoding_input_stream(stream, "latin-1", "utf-8")
-                return arrow_csv.read_csv(read, read_options=options, parse_options=parse, convert_options=convert)
+                text = stream if invalid_rows is None else pa.transcoding_input_stream(stream, "latin-1", "utf-8")
+                return arrow_csv.read_csv(text, read_options=options, parse_options=parse, convert_options=convert)
 
-        bad_rows, handler = ([], None) if invalid_rows is None else (invalid_rows, on_invalid_row)
-        names = None if self._header else self.schema.names
-        included = None if invalid_rows is None else [*text]
-        types = dict.fromkeys(text, pa.string())
+        bad_rows = [] if invalid_rows is None else invalid_rows
+        handler = None if invalid_rows is None else on_invalid_row
+        names = None if self._has_header else self.schema.names
+        included = None if invalid_rows is None else [*text_columns]
+        types = dict.fromkeys(text_columns, pa.string())
         convert = arrow_csv.ConvertOptions(column_types=types, include_columns=included, check_utf8=False)
         quote = '"' if self._quoted else False
         parse = arrow_csv.ParseOptions(
@@ -161,10 +163,10 @@ class DelimitedTable(Table):
         with suppress(pa.ArrowInvalid):
             self._parse(self.schema.names[:1], invalid_rows)
         rows = [row for row in invalid_rows[:_MAX_LISTED_ROWS] if row is not None]
-        reference = "the header" if self._header else "row 1"
+        reference = "the header" if self._has_header else "row 1"
         if not rows:
             return InvalidRequest(self.location, f"rows with more or fewer values than {reference}")
-        header_rows = int(self._header)
+        header_rows = int(self._has_header)
         found = [f"row {row.number - header_rows} has {row.actual_columns}" for row in rows]
         first = rows[0].text.encode("latin-1", "replace")
         shown = printable((first.splitlines() or [b""])[0][:60])

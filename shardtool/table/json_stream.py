@@ -27,15 +27,16 @@ class JsonStream:
     def __init__(self, location: str, stream: BinaryIO) -> None:
         self._location, self._stream = location, stream
         self._decode = codecs.getincrementaldecoder("utf-8-sig")().decode
-        self._text, self._at, self._start, self._before, self._at_end = "", 0, 0, 0, False
+        self._text, self._position, self._value_start = "", 0, 0
+        self._chars_before, self._has_ended = 0, False
 
     def peek(self) -> str:
         """Skip white space, and return the next character without consuming it. At the end, return ""."""
         while True:
-            self._at = _WHITE_SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
-            if self._at < len(self._text):
-                return self._text[self._at]
-            if not self._fill():
+            self._position = _WHITE_SPACE.match(self._text, self._position).end()  # type: ignore[union-attr]
+            if self._position < len(self._text):
+                return self._text[self._position]
+            if not self._read_more():
                 return ""
 
     def value(self) -> Any:
@@ -43,26 +44,26 @@ class JsonStream:
         self.peek()
         while True:
             try:
-                value, end = _DECODER.raw_decode(self._text, self._at)
+                value, end = _DECODER.raw_decode(self._text, self._position)
             except RecursionError:
                 raise nesting_error(self._location) from None
             except json.JSONDecodeError as error:
                 # The position of the error refers to the current text, so create the error before reading more.
                 problem = self._problem(error.msg, error.pos)
                 is_cut = error.msg.startswith("Unterminated") or error.pos > len(self._text) - _MAX_TOKEN_CHARS
-                if not is_cut or not self._fill():
+                if not is_cut or not self._read_more():
                     raise problem from None
             except ValueError as error:
-                raise self._problem(str(error), self._at) from None
+                raise self._problem(str(error), self._position) from None
             else:
                 is_cut = self._text[end : end + 1] in _NUMBER_CONTINUES and end + _MAX_TOKEN_CHARS > len(self._text)
-                if not is_cut or not self._fill():
-                    self._start, self._at = self._at, end
+                if not is_cut or not self._read_more():
+                    self._value_start, self._position = self._position, end
                     return value
 
     def text(self) -> str:
         """Return the JSON text of the last value."""
-        return self._text[self._start : self._at]
+        return self._text[self._value_start : self._position]
 
     def elements(self) -> Iterator[Any]:
         """Read the next array, and yield each element."""
@@ -84,7 +85,7 @@ class JsonStream:
 
     def _read_name(self) -> str:
         self.peek()
-        position = self._at
+        position = self._position
         if not isinstance(name := self.value(), str):
             raise self._problem("not a name", position)
         self._expect(":")
@@ -101,32 +102,34 @@ class JsonStream:
     def end(self) -> None:
         """Raise an error if another value follows."""
         if self.peek():
-            raise self._problem("more than one value", self._at)
+            raise self._problem("more than one value", self._position)
 
     def _expect(self, marks: str) -> str:
         char = self.peek()
         if not char or char not in marks:
-            raise self._problem(f"'{char}' instead of {' or '.join(marks)}" if char else "it ends too early", self._at)
-        self._at += 1
+            found = f"'{char}' instead of {' or '.join(marks)}" if char else "it ends too early"
+            raise self._problem(found, self._position)
+        self._position += 1
         return char
 
-    def _fill(self) -> bool:
-        if self._at_end:
+    def _read_more(self) -> bool:
+        if self._has_ended:
             return False
-        rest = self._text[self._at :]
+        rest = self._text[self._position :]
         if len(rest) > MAX_ROW_BYTES:
             raise row_size_error(self._location)
         data = self._stream.read(max(_BLOCK_BYTES, len(rest)))
-        self._at_end, self._before = not data, self._before + self._at
+        self._has_ended = not data
+        self._chars_before += self._position
         try:
-            self._text, self._at = rest + self._decode(data, not data), 0
+            self._text, self._position = rest + self._decode(data, not data), 0
         except UnicodeDecodeError:
             raise InvalidRequest(self._location, "not valid UTF-8", expected="JSON in UTF-8") from None
-        return not self._at_end
+        return not self._has_ended
 
     def _problem(self, found: str, position: int) -> InvalidRequest:
         shown = printable(self._text[position : position + 40])
-        problem = f"invalid JSON: {found[:1].lower()}{found[1:80]}, at character {self._before + position + 1:,}"
+        problem = f"invalid JSON: {found[:1].lower()}{found[1:80]}, at character {self._chars_before + position + 1:,}"
         remedy = f"The text there: '{shown}'." if shown else ""
         return InvalidRequest(self._location, problem, expected=ROWS_OR_COCO, remedy=remedy)
 

@@ -42,8 +42,7 @@ def _read_list(name: str, data: bytes, column: str) -> pa.Table:
         lines = data.removesuffix(b"\n").split(b"\n")
         if all(line.endswith(b"\r") for line in lines[:-1]):
             lines = [line.removesuffix(b"\r") for line in lines]
-    bad = [number for number, line in enumerate(lines, 1) if not is_utf8(line)]
-    if bad:
+    if bad := [number for number, line in enumerate(lines, 1) if not is_utf8(line)]:
         raise InvalidRequest(name, f"{format_rows(bad)}: not valid UTF-8", expected="paths in UTF-8")
     if lines == [b""]:
         lines = []
@@ -91,8 +90,7 @@ def _open_path(path: str, named: Collection[str], form: DelimitedFormat) -> Tabl
     if detect.table_ending(path) if is_remote else not os.path.isdir(path):
         with reading_table(path):
             return _open_file(path, form)
-    files = detect.list_parquet_files(path)
-    if not files:
+    if not (files := detect.list_parquet_files(path)):
         raise InvalidRequest(path, "a folder with other files", expected="a folder of Parquet files only")
     return ParquetTable(path, files)
 

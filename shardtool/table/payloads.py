@@ -83,31 +83,32 @@ def _dtype_of(kind: pa.DataType) -> np.dtype[Any] | None:
 def _check_shapes(field: str, name: str, column: pa.Array, refuse: Callable[..., None]) -> None:
     label = f"column {name!r} (field {field})"
     remedy = f"Change the values, or use a JSON field: {option_text('field', {'json': name})}."
-    level, row = column.drop_null(), arrow.true_positions(pc.is_valid(column))
+    level, rows = column.drop_null(), arrow.true_positions(pc.is_valid(column))
     while len(level) and arrow.is_list_type(level.type):
         lengths = arrow.number_values(pc.list_value_length(level))
         other_lengths = np.flatnonzero(lengths != lengths[0])
         if len(other_lengths):
             found = f"{label}: a list of {lengths[other_lengths[0]]:,} although the first has {lengths[0]:,},"
-            refuse(np.unique(row[other_lengths]), found, expected="lists of numbers of equal length", remedy=remedy)
+            refuse(np.unique(rows[other_lengths]), found, expected="lists of numbers of equal length", remedy=remedy)
         level = level.flatten()
         if level.null_count or arrow.is_list_type(level.type):
-            row = np.repeat(row, lengths)
+            rows = np.repeat(rows, lengths)
         if level.null_count:
-            nulls = np.unique(row[arrow.true_positions(pc.is_null(level))])
+            nulls = np.unique(rows[arrow.true_positions(pc.is_null(level))])
             refuse(nulls, f"{label}: a null in a list", expected="a number in every position", remedy=remedy)
 
 
 def _npy_texts(values: pa.Array) -> ArrowStrings:
     # Each list becomes an `.npy` file (NumPy, `numpy.lib.format`, version 1.0) in hexadecimal. Null becomes zeros.
-    dtype, level, shape = _dtype_of(values.type), values.drop_null()[:1], list[int]()
+    dtype, shape = _dtype_of(values.type), list[int]()
+    level = values.drop_null()[:1]  # all values have the same shape
     while arrow.is_list_type(level.type):
         shape.append(int(arrow.number_values(pc.list_value_length(level))[0]) if len(level) else 0)
         level = level.flatten()
     stream = BytesIO()
     np.lib.format.write_array(stream, np.zeros(shape, dtype), allow_pickle=False)
-    size, data_size = len(stream.getvalue()), np.zeros(shape, dtype).nbytes
-    start = ENCODED_PAYLOAD_MARK + stream.getvalue()[: size - data_size].hex().encode()
+    payload, data_size = stream.getvalue(), np.zeros(shape, dtype).nbytes
+    start = ENCODED_PAYLOAD_MARK + payload[: len(payload) - data_size].hex().encode()
 
     def render(table: pa.Table) -> pa.Array:
         rows = arrow.to_one_chunk(table.column(0))
@@ -122,7 +123,7 @@ def _npy_texts(values: pa.Array) -> ArrowStrings:
 
     step = max(1, _STEP_BYTES // (len(start) + 2 * data_size + 1))
     texts = render_column(pa.table({"": values}), render)
-    return replace(texts, step=min(texts.step, step), size=size)
+    return replace(texts, step=min(texts.step, step), size=len(payload))
 
 
 def _numbers_of(level: pa.Array) -> NDArray[Any]:
@@ -151,7 +152,7 @@ def _over_int64_positions(column: pa.ChunkedArray) -> NDArray[np.int64]:
     if not pa.types.is_uint64(column.type):
         return np.zeros(0, np.int64)
     too_large = np.flatnonzero(arrow.number_values(column) > _MAX_INT64)
-    # Ignore nulls, because their values in the NumPy array are undefined.
+    # The values of nulls are undefined.
     return np.setdiff1d(too_large, missing_positions(column), assume_unique=True)
 
 
@@ -241,7 +242,8 @@ def renumber_columns(
         is_requested = class_lists.allows_new or not requested_fields or field in requested_fields
         if column not in classes or not is_requested:
             continue
-        if len(_unknown_class_positions(values := column_of(column), classes[column])):
+        values = column_of(column)
+        if len(_unknown_class_positions(values, classes[column])):
             continue
         values = arrow.to_one_chunk(values) if isinstance(values, pa.ChunkedArray) else values
         is_list, class_names = pa.types.is_nested(values.type), [*map(unquote_to_bytes, classes[column])]

@@ -72,10 +72,10 @@ class ArrowStrings:
         """Return the length of each string in bytes, or `size` if it is set."""
         if self.size is not None:
             return np.full(len(self), self.size, np.int64)
-        lengths, done = np.empty(len(self), np.int64), 0
-        for part in self._iter_chunks(0, len(self)):
-            lengths[done : done + len(part)] = arrow.byte_lengths(part) - 1
-            done += len(part)
+        lengths, start = np.empty(len(self), np.int64), 0
+        for chunk in self._iter_chunks(0, len(self)):
+            lengths[start : start + len(chunk)] = arrow.byte_lengths(chunk) - 1
+            start += len(chunk)
         return lengths
 
     def span(self, first: int, last: int) -> bytes:
@@ -208,9 +208,9 @@ def _render_durations(array: pa.Array) -> pa.Array:
         if count is None:
             texts.append(None)
             continue
-        whole, part = divmod(abs(count), 10**digits)
-        fraction = f".{part:0{digits}}" if part else ""
-        texts.append(f"{'-' if count < 0 else ''}PT{whole}{fraction}S")
+        seconds, rest = divmod(abs(count), 10**digits)
+        fraction = f".{rest:0{digits}}" if rest else ""
+        texts.append(f"{'-' if count < 0 else ''}PT{seconds}{fraction}S")
     return arrow.text_array(texts)
 
 

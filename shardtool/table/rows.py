@@ -98,7 +98,7 @@ class TableRows(NamedTuple):
     ) -> None:
         """Raise `InvalidRequest` if a key occurs more than once.
 
-        `positions` selects the keys to check. By default, check all keys.
+        `positions` selects the keys to check (default: all).
         """
         if repeated := find_repeated(keys if positions is None else keys.take(positions)):
             position_lists = [np.array(at, np.int64) for at in islice(repeated.values(), _MAX_EXAMPLES)]

@@ -117,8 +117,9 @@ def choose_roles(
     meta_columns = {*schema.names} - {key, *payload, *unused_bytes, *filter(tables.is_index_name, schema.names)}
     if options.meta not in (None, "all"):
         meta_columns = {*options.meta.split(",")} if options.meta != "none" else set()
+    key_path = path if path is not None else next((column for _, column in files), None)
     roles = ColumnRoles(
-        key=None if key == (path if path is not None else next((column for _, column in files), None)) else key,
+        key=None if key == key_path else key,
         path=path,
         files=files,
         binary=tuple(sorted(binary, key=lambda pair: to_bytes(pair[0]))),
@@ -168,8 +169,7 @@ def meta_field_advice() -> str:
 
 
 def _add_notes(roles: ColumnRoles, options: CreateOptions) -> None:
-    idle = [option_text(name) for name in PATH_OPTIONS if not roles.paths() and options.is_given(name)]
-    if idle:
+    if idle := [option_text(name) for name in PATH_OPTIONS if not roles.paths() and options.is_given(name)]:
         roles.notes.append(f"{format_list(idle)}: no effect, because no column contains file paths")
     if options.size_column is not None and options.stat and not roles.urls:
         without_stat = choose_text("stat=False", "--no-stat")

@@ -96,11 +96,11 @@ class ManifestSource(Source):
         self._labels: dict[str, pa.Array] = {}
         self._recorded: dict[str, object] = {}
         self._classes: dict[str, list[str]] = {}
-        self._numbers: NDArray[np.int64] | None = None  # row numbers of the selected rows, or None for all rows
+        self._row_numbers: NDArray[np.int64] | None = None  # row numbers of the selected rows, or None for all rows
         needed = {*roles.meta, *roles.texts(), *roles.columns_of("values"), options.size_column}
         self._read_columns(*needed.intersection(self._non_binary))
         self._count = len(next(iter(self._columns.values()))) if self._columns else table.count()
-        self._lengths: list[NDArray[np.int64]] = []
+        self._binary_lengths: list[NDArray[np.int64]] = []
         if options.collect:
             self._collect_rows(options.collect)
 
@@ -111,13 +111,15 @@ class ManifestSource(Source):
         return pa.table(self._columns)
 
     def column(self, listing: Listing | None, name: str, option: str = "") -> pa.ChunkedArray:  # noqa: ARG002 - may be called before listing
-        if (labels := self._numbers_of(name)) is not None:
+        if (labels := self._number_column(name)) is not None:
             return pa.chunked_array([labels])
         if name not in self._non_binary:
             name = dict(self._roles.values).get(name, name)
         if name == FILE_COLUMN and name not in self._non_binary and isinstance(self._table, ConcatenatedTable):
             names = self._table.file_names()
-            return pa.chunked_array([names if self._numbers is None else names.take(arrow.number_array(self._numbers))])
+            if self._row_numbers is not None:
+                names = names.take(arrow.number_array(self._row_numbers))
+            return pa.chunked_array([names])
         if name not in self._non_binary:
             raise tables.missing_name_error("column", option or self._where, name, self._non_binary)
         self._read_columns(name)
@@ -128,9 +130,9 @@ class ManifestSource(Source):
         return labels if listing.kept is None else labels.take(arrow.number_array(listing.kept))
 
     def _rows(self) -> TableRows:
-        return TableRows(self._where, self._columns, self._numbers, self._table.row_counts())
+        return TableRows(self._where, self._columns, self._row_numbers, self._table.row_counts())
 
-    def _numbers_of(self, field: str) -> pa.Array | None:
+    def _number_column(self, field: str) -> pa.Array | None:
         column, existing = dict(self._roles.values).get(field), self._columns.get(field)
         if column is None or (existing is not None and not metadata_columns.is_number_type(existing.type)):
             return None
@@ -160,11 +162,11 @@ class ManifestSource(Source):
         self.notes.append(collected_note(count, len(groups.first), self._table.name))
 
     def keep_rows(self, rows: NDArray[np.int64]) -> None:
-        """Keep only some of the selected rows: those at the positions `rows`."""
+        """Keep only the selected rows at the positions `rows`."""
         for columns in (self._columns, self._labels):
             columns.update({name: column.take(arrow.number_array(rows)) for name, column in columns.items()})
-        self._lengths = [lengths[rows] for lengths in self._lengths]
-        self._numbers = rows if self._numbers is None else self._numbers[rows]
+        self._binary_lengths = [lengths[rows] for lengths in self._binary_lengths]
+        self._row_numbers = rows if self._row_numbers is None else self._row_numbers[rows]
         self._count = len(rows)
 
     def list_samples(self, pool: Pool, observer: Observer) -> Listing:
@@ -199,7 +201,7 @@ class ManifestSource(Source):
         columns = [
             *files,
             *(FieldColumn(URL, sizes, 0, 0) for _ in urls),
-            *(FieldColumn(SPAN, lengths, 0, ALWAYS_CHANGED) for lengths in self._lengths),
+            *(FieldColumn(SPAN, lengths, 0, ALWAYS_CHANGED) for lengths in self._binary_lengths),
             *(FieldColumn(INLINE, text.lengths(), 0, 0) for text in inline.values()),
         ]
         field_names = [name for name, _ in (*roles.files, *roles.urls, *roles.binary)] + [*inline]
@@ -214,7 +216,7 @@ class ManifestSource(Source):
             values=values,
             metadata=metadata_columns.with_number_columns(
                 pa.table({name: self._columns[name] for name in sidecar}) if sidecar else None,
-                {name: self._numbers_of(name) for name, _ in roles.values},
+                {name: self._number_column(name) for name, _ in roles.values},
             ),
         )
         if groups is not None:
@@ -222,7 +224,7 @@ class ManifestSource(Source):
         skipped: tuple[Skipped, ...] = ()
         if groups is not None or problem_numbers.any():
             entries, skipped = self._drop_failed(entries, groups, problems, problem_numbers)
-        if self._lengths:
+        if self._binary_lengths:
             entries = replace(entries, spans=written_spans(entries))
         check_skipped(self.name, skipped, options.on_error, f"exclude their rows with {option_text('where')}")
         pa.default_memory_pool().release_unused()
@@ -243,18 +245,18 @@ class ManifestSource(Source):
             selected, condition = match_partially(table, options.where, options.file_columns, self._table.classes)
             self.keep_rows(selected)
         if not self._count:
-            found = "no rows" if self._numbers is None else "no remaining row"
+            found = "no rows" if self._row_numbers is None else "no remaining row"
             raise InvalidRequest(self._where, found, expected="a row per sample")
         return condition
 
     def write_payloads(self, file: Writable) -> None:
-        self._bytes.write_payloads(file, self._numbers, self._lengths)
+        self._bytes.write_payloads(file, self._row_numbers, self._binary_lengths)
 
     def _read_columns(self, *names: str | None) -> None:
         new = [name for name in names if name is not None and name not in self._columns]
         columns = read_columns(self._table, new, self._roles.texts())
-        if self._numbers is not None:
-            columns = {name: column.take(arrow.number_array(self._numbers)) for name, column in columns.items()}
+        if self._row_numbers is not None:
+            columns = {name: column.take(arrow.number_array(self._row_numbers)) for name, column in columns.items()}
         all_columns = self._columns | columns
         self._columns = {name: all_columns[name] for name in self._table.schema.names if name in all_columns}
 
@@ -322,7 +324,7 @@ class ManifestSource(Source):
             column = self._columns[roles.key]
             problem = f"column {roles.key!r}: a key is not a whole number"
             rows.refuse(keys.inexact_positions(column), problem, expected="text or whole numbers")
-        names, bad = self._key_texts(self._columns, endings, self._numbers)
+        names, bad = self._key_texts(self._columns, endings, self._row_numbers)
         if roles.key is None and endings is None and roles.binary and self._bytes.path_stems() is None:
             self.notes.append(f"using row numbers as keys (change with {option_text('key', 'COLUMN')})")
         source = roles.key or next(iter(roles.paths()), None)
@@ -362,11 +364,10 @@ class ManifestSource(Source):
 
     def _first_texts(self, names: Sequence[str]) -> dict[str, list[str | None]]:
         columns = {name: self._columns[name] for name in names if name in self._columns}
-        unread = [name for name in names if name not in columns]
-        if unread:
+        if unread := [name for name in names if name not in columns]:
             with reading_table(self._where):
                 batch = next(iter(self._table.batches(unread)), None)
-            if batch is not None and self._numbers is None:
+            if batch is not None and self._row_numbers is None:
                 columns |= {name: pa.chunked_array([batch.column(index)]) for index, name in enumerate(unread)}
         texts = {name: column for name, column in columns.items() if tables.is_text_type(column.type)}
         heads = {name: arrow.to_plain(column[: checks.MAX_CHECKED_ROWS]) for name, column in texts.items()}
@@ -375,8 +376,8 @@ class ManifestSource(Source):
         return {name: heads[name].to_pylist() if name in heads else [] for name in names}
 
     def _measure_bytes(self) -> None:
-        rows, self._lengths = self._rows(), self._bytes.measure(self._numbers)
-        for column, lengths in zip(self._roles.columns_of("binary"), self._lengths, strict=True):
+        rows, self._binary_lengths = self._rows(), self._bytes.measure(self._row_numbers)
+        for column, lengths in zip(self._roles.columns_of("binary"), self._binary_lengths, strict=True):
             expected = "bytes in each row (paths in the same column are ignored)"
             files, where = option_text("file"), option_text("where")
             remedy = f"Pack a column of paths with {files}, or exclude such rows with {where}."
@@ -442,7 +443,7 @@ class ManifestSource(Source):
                 remedy = f"Use {option_text('root', folder)}, which contains the first file."
             raise InvalidRequest(self._where, found, expected=expected, remedy=remedy)
         sample_of_row = np.arange(self._count) if groups is None else groups.of_row
-        numbers = np.arange(self._count) if self._numbers is None else self._numbers
+        numbers = np.arange(self._count) if self._row_numbers is None else self._row_numbers
         skipped = []
         rows = self._rows()
         first_failed = (problem_numbers[bad] > 0).argmax(axis=1)
