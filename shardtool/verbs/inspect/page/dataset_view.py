@@ -34,7 +34,7 @@ _MAX_FIELDS = 60
 # Without a dataset file, the example program uses a glob for more than this many shards.
 _MAX_LISTED_SHARDS = 9
 _MAX_EXAMPLE_FIELDS = 4
-_LOG_RADIUS_FROM_COUNT = 4  # the area of a dot for fewer images is proportional to their number
+_LOG_RADIUS_FROM_COUNT = 4  # for fewer images, the area of a dot is proportional
 _MAX_ANCHOR_CHARS = 120
 _DATASET_LABEL = "dataset"
 
@@ -60,7 +60,7 @@ class LabelSet(NamedTuple):
 
     Attributes:
         total: Number of samples with a value, or number of annotations if `unit` is `annotation`.
-        note: Text for the end of the description, such as `, 5 samples without a value`.
+        note: Appended text, such as `, 5 samples without a value`.
     """
 
     name: str
