@@ -313,8 +313,7 @@ def parse_dataset(data: bytes, name: str) -> DatasetFile:
     """
     if not all(mark in data for mark in _DATASET_FILE_MARKS):
         if _is_rewritten(data):
-            rewritten = "a dataset file that another program rewrote, so its checksum cannot be verified"
-            raise CorruptShard(name, rewritten)
+            raise CorruptShard(name, "a dataset file that another program rewrote, so its checksum cannot be verified")
         raise _not_a_dataset_file(name, data)
     body = data[:-_CHECKSUM_BYTES]
     if data[len(body) :] != b'%08x"\n}\n' % crc32c(body) or not body.endswith(_CHECKSUM_LINE.encode()):

@@ -248,9 +248,8 @@ def _from_pattern(text: str) -> StoredDataset:
     is_whole = listed_pattern == pattern.text
     matched = set(matches)
     count = 0 if is_whole or pattern.count is None else pattern.count
-    missing = tuple(
-        islice((name for name in map(pattern.shard, range(count)) if name not in matched), _MAX_LISTED_MISSING)
-    )
+    names = map(pattern.shard, range(count))
+    missing = tuple(islice((name for name in names if name not in matched), _MAX_LISTED_MISSING))
     shards = [join(pattern.folder, name) for name in matches]
     return make_dataset(shards, file, pattern.folder, has_own_file=file is not None, is_whole=is_whole, missing=missing)
 

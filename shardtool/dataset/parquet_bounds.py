@@ -2,8 +2,8 @@
 
 A small file can expand to terabytes, for example if many dictionary indices refer to one long text.
 
-A header is rejected if a number in it has the wrong type, or if a struct repeats a field. pyarrow could interpret such
-a header differently, and read pages that are not checked here.
+Headers with numbers of a wrong type or repeated fields are rejected, because pyarrow could interpret them differently,
+and read pages that are not checked here.
 
 Source: apache/parquet-format, parquet.thrift; apache/thrift, "Thrift Compact protocol encoding".
 """

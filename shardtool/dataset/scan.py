@@ -40,7 +40,7 @@ def interleaved_samples(keys: Sequence[bytes], fields: Sequence[frozenset[int]])
     """Find samples whose members are not adjacent. Return the indexes of the first two groups of each such sample.
 
     A group is a range of adjacent members with the same key. `keys` and `fields` have one item per group. If two groups
-    with the same key have a common field, the key is a duplicate, and the returned list is empty.
+    of a key have a common field, the key is a duplicate, and the result is empty.
     """
     first_indexes: dict[bytes, int] = {}
     interleaved: dict[bytes, tuple[int, int]] = {}
@@ -288,14 +288,13 @@ class _ScanMemory:
         self._has_long_name = False
 
     def check(self, end: int) -> int:
-        """Raise an error if the scan needs too much memory. Return the offset of the next check."""
+        """Raise an error, or return the offset of the next check."""
         scan = self._scan
         self._text_bytes += sum(map(len, scan.keys[self._keys :])) + sum(map(len, scan.names[self._names :]))
         self._text_bytes += sum(len(member.name) + len(member.link) for member in scan.unrecognised[self._members :])
         if scan.counts and (max_count := max(scan.counts[max(0, self._keys - 1) :], default=0)) > MAX_FIELDS:
             problem, expected = f"a sample of {max_count:,} fields", f"at most {MAX_FIELDS:,} fields"
-            offset = scan.starts[scan.counts.index(max_count)]
-            raise CorruptShard(scan.path, problem, offset=offset, expected=expected)
+            raise CorruptShard(scan.path, problem, offset=scan.starts[scan.counts.index(max_count)], expected=expected)
         self._has_long_name |= any(len(name) > _BYTES_PER_NAME for name in scan.names[self._names :])
         if self._has_long_name:
             self._text_bytes += sum([len(scan.names[code]) for code in scan.codes[self._rows :]])

@@ -124,10 +124,8 @@ class ShardIndex:
     @cached_property
     def table(self) -> pa.Table:
         """All columns of the sidecar except the shard's name. Text may be dictionary-encoded."""
-        names = pa.DictionaryArray.from_arrays(
-            number_array(self.codes.astype(np.int32)), bytes_array(self._field_names())
-        )
-        return self._table(names, self.metadata)
+        codes = number_array(self.codes.astype(np.int32))
+        return self._table(pa.DictionaryArray.from_arrays(codes, bytes_array(self._field_names())), self.metadata)
 
     def plain_table(self) -> pa.Table:
         """Return the table without dictionary encoding."""
@@ -155,8 +153,7 @@ class ShardIndex:
         lists = pa.ListArray.from_arrays(list_offsets, fields, type=pa.list_(element))
         keys = string_array(bytes(self.keys), self.key_sizes)
         table_columns = [keys, _to_unsigned(self.starts), _to_unsigned(self.sizes), lists, *metadata.columns]
-        scalar_columns = [*base_schema][:-1]
-        schema = [*scalar_columns, pa.field(FIELDS_COLUMN, lists.type, nullable=False), *metadata.schema]
+        schema = [*[*base_schema][:-1], pa.field(FIELDS_COLUMN, lists.type, nullable=False), *metadata.schema]
         return pa.Table.from_arrays(table_columns, schema=pa.schema(schema))
 
     def keys_of(self, rows: NDArray[np.int64]) -> list[str]:
@@ -187,11 +184,8 @@ class ShardIndex:
         keys, position = bytes(self.keys), -1
         while (position := keys.find(key, position + 1)) >= 0:
             row = int(np.searchsorted(self.key_offsets, position, side="right")) - 1
-            if (
-                row < len(self)
-                and self.key_offsets[row] == position
-                and self.key_offsets[row + 1] == position + len(key)
-            ):
+            is_start = row < len(self) and self.key_offsets[row] == position
+            if is_start and self.key_offsets[row + 1] == position + len(key):
                 return row
         return -1
 
@@ -208,8 +202,7 @@ class ShardIndex:
         fields: Counter[str] = Counter()
         for name, count in zip(self.names, np.bincount(self.codes, minlength=len(self.names)).tolist(), strict=True):
             fields[name] += count
-        used_fields = {name: count for name, count in fields.items() if count}
-        return ShardTally(len(self), first, last, used_fields, int(self.lengths.sum()))
+        return ShardTally(len(self), first, last, dict(+fields), int(self.lengths.sum()))  # `+` drops zeros
 
     def codes_by_name(self) -> tuple[list[bytes], bytes]:
         """Return the sorted field names, and for each field its index among these names (as uint16)."""

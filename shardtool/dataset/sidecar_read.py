@@ -175,8 +175,7 @@ def _parse_index(data: bytes, footer: ParquetFooter, facts: ShardFacts, size: in
     _check_counts(leaves, own_columns, footer.rows, max_samples)
     _check_index_memory(leaves, max_index)
     _check_metadata_memory(sum(part.memory for part in leaves if part.leaf.top in metadata_columns), max_metadata)
-    requested = [*own_columns, *(metadata_columns if metadata else ())]
-    table, schema = _decode_columns(data, leaves, requested)
+    table, schema = _decode_columns(data, leaves, [*own_columns, *(metadata_columns if metadata else ())])
     if schema.names != top_names or len(set(top_names)) < len(schema.names):
         raise ValueError("two columns with the same name")
     _check_types(table.schema)

@@ -51,11 +51,8 @@ def sibling_facts(dataset: StoredDataset) -> list[ShardFacts]:
     """Return the facts in the sidecars of other shards in the dataset's folder."""
     named = {base_name(path) for path in dataset.paths if folder_of(path) == dataset.folder}
     others = [name for name in files.list_folder_names(dataset.folder) if is_shard_name(name) and name not in named]
-    return [
-        fact
-        for fact in files.map_paths(read_shard_facts, [join(dataset.folder, name) for name in others])
-        if fact is not None
-    ]
+    facts = files.map_paths(read_shard_facts, [join(dataset.folder, name) for name in others])
+    return [fact for fact in facts if fact is not None]
 
 
 def require_finished(dataset: StoredDataset) -> None:

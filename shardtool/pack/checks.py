@@ -36,8 +36,7 @@ def check_listed(listed: Listed) -> None:
 
         folder = to_text(entries.root.rstrip(b"/") or entries.root)
         refuse_globs(folder, options.include, options.exclude, hidden=options.hidden)
-    where = source_label(entries.root)
-    raise InvalidRequest(where, "no samples", expected="files such as cat/0001.jpg", remedy=remedy)
+    raise InvalidRequest(source_label(entries.root), "no samples", expected="files such as cat/0001.jpg", remedy=remedy)
 
 
 def check_shard_sizes(output: PlannedOutput) -> None:

@@ -63,8 +63,7 @@ def find_outputs(run: Run, splits: Sequence[str] | None = None) -> FoundOutputs:
     for (split_a, pattern), (split_b, pattern_b) in permutations(patterns.items(), 2):
         if shared := pattern_b.find_overlap(pattern):
             found = f"{shared} matches the patterns of splits {split_a} and {split_b}"
-            expected = "different names, such as out-{split}-{000000..}.tar"
-            raise InvalidRequest(run.names[0], found, expected=expected)
+            raise InvalidRequest(run.names[0], found, expected="different names, such as out-{split}-{000000..}.tar")
     outputs, refusal, repaired_dataset = list[Output](), None, run.repaired_dataset
     for split, pattern in patterns.items():
         folder = open_folder(pattern.folder) if repaired_dataset is None else open_staging_folder(pattern.folder)

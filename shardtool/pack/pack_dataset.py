@@ -181,8 +181,7 @@ def name_shards(
     names = (*list_names("the output", output, OUTPUT_EXAMPLE),)
     if len(names) != 1 or not _is_folder(names[0]):
         if names and "." not in names[0].rpartition("/")[2] and not _RANGE_OR_GLOB.search(names[0]):
-            expected = f"{OUTPUT_EXAMPLE}; or {names[0]}/, a folder"
-            raise InvalidRequest(names[0], "no file extension", expected=expected)
+            raise InvalidRequest(names[0], "no file extension", expected=f"{OUTPUT_EXAMPLE}; or {names[0]}/, a folder")
         return names
     split = "" if options.make_split_options() is None else "-{split}"
     path = os.path.join(names[0], f"{_make_name(source, options)}{split}-{{000000..}}.tar")

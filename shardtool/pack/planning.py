@@ -234,8 +234,7 @@ def _fit_line(x: NDArray[np.float64], y: NDArray[np.float64], points: NDArray[np
         if slope > 0 and base > 0:
             return np.asarray(base + slope * points, np.float64)
         if slope > 0:
-            mean_ratio = float(y.sum()) / float(x.sum())
-            return np.asarray(mean_ratio * points, np.float64)
+            return np.asarray(float(y.sum()) / float(x.sum()) * points, np.float64)
     return np.full(len(points), y.mean(), np.float64)
 
 

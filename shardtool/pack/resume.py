@@ -81,8 +81,7 @@ def get_shard_stamp(planned: ShardPlan, run_stamp: int) -> int:
 def is_source_unchanged(planned: ShardPlan, stamp: int) -> bool:
     """Return whether the samples of a shard have not changed since its stamp."""
     run_stamp = stamp // _SECOND_NS * _SECOND_NS + _hash_source(planned.plan.entries)
-    is_older = planned.plan.changed_ns(planned.shard) < stamp
-    return is_older and stamp == get_shard_stamp(planned, run_stamp)
+    return planned.plan.changed_ns(planned.shard) < stamp and stamp == get_shard_stamp(planned, run_stamp)
 
 
 class JournalLine(NamedTuple):

@@ -47,16 +47,8 @@ _MAX_COMPARED_PARTS = 8
 
 def _encode_plan(plan: Plan, record: RunRecord) -> Iterator[bytes | memoryview]:
     entries, values, spans = plan.entries, plan.entries.values, plan.entries.spans
-    facts = [
-        plan.format,
-        entries.fields,
-        record.document,
-        values.numbers,
-        values.lists,
-        values.classes,
-        [*values.inline],
-    ]
-    yield json.dumps(facts).encode()
+    facts = [plan.format, entries.fields, record.document, values.numbers, values.lists, values.classes]
+    yield json.dumps([*facts, [*values.inline]]).encode()
     yield encode_skipped(plan.skipped)
     columns = [
         entries.first_rows,

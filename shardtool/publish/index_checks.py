@@ -211,9 +211,8 @@ def compare_sidecar(
         return DifferingSidecar("damaged")
     facts, columns = index.facts, frozenset(index.metadata.column_names)
     difference = next(compare_indexes(index, scanned), None)
-    if (facts.name, facts.size) != (scanned_facts.name, scanned_facts.size) or (
-        difference is not None and difference.what != "checksum"
-    ):
+    same_samples = difference is None or difference.what == "checksum"
+    if not same_samples or (facts.name, facts.size) != (scanned_facts.name, scanned_facts.size):
         return DifferingSidecar("of another shard", columns)
     if facts.crc is not None and scanned_facts.crc not in (facts.crc, None):
         found, expected = f"checksum {scanned_facts.crc:08x}", f"{facts.crc:08x}, as in its sidecar"

@@ -141,9 +141,8 @@ def _parse_record(data: bytes, pattern: ShardPattern, part: RunPart | str, where
         numbers = part.shards(record.planned)
         if len(names) != len(numbers) or (pattern.count is not None and record.planned > pattern.count):
             raise ValueError(f"{len(names):,} shards of {record.planned:,} in total")
-    if names != [to_output_name(pattern.shard(number)) for number in numbers] or (
-        file and file.format != pattern.format
-    ):
+    pattern_names = [to_output_name(pattern.shard(number)) for number in numbers]
+    if names != pattern_names or (file and file.format != pattern.format):
         raise ValueError(f"shards that do not match the pattern: {format_list(names, 3)}")
     return record
 

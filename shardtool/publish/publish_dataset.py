@@ -107,8 +107,7 @@ def check_append_is_unchanged(
     if [*append.old.shards[number : number + 1]] != ([] if shard is None else [shard]):
         found = "the dataset already contains these keys with other content"
         action = choose_text(f"use {flag_text('append')}", "run without --resume")
-        remedy = f"Rename the new samples and {action}."
-        raise InvalidRequest(destination.pattern.text, found, remedy=remedy)
+        raise InvalidRequest(destination.pattern.text, found, remedy=f"Rename the new samples and {action}.")
 
 
 def check_fingerprint(source: str, found: str, expected_fingerprint: str) -> None:

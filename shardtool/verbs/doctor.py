@@ -75,8 +75,7 @@ def doctor(place: DatasetLike, options: DoctorOptions, observer: Observer) -> Do
     if others or not path:
         raise InvalidRequest("the location", pluralize(len(others) + 1, "name") if others else "none", expected="one")
     if path == "-" or path.startswith("pipe:"):
-        found = "standard input" if path == "-" else "a command"
-        raise InvalidRequest(path, found, expected="a folder or an address")
+        raise InvalidRequest(path, "standard input" if path == "-" else "a command", expected="a folder or an address")
     kind = "folder" if not address.is_url(path) else "web" if address.is_web(path) else parse_address(path).scheme
     if kind != "web" and (path.endswith(".json") or is_shard_name(paths.base_name(path))):
         path = paths.folder_of(path)

@@ -131,8 +131,7 @@ def _open_removal(folder: OutputFolder, base: str) -> _Removal:
     own_names = {*names, *map(sidecar_name, names), base + DATASET_SUFFIX, file.skipped_file}
     for name in sorted(own_names):
         if os.path.islink(link := folder.full_path(name)):
-            found = "a symbolic link; its target would keep the samples"
-            raise OutputExists(link, found, expected="a regular file")
+            raise OutputExists(link, "a symbolic link; its target would keep the samples", expected="a regular file")
     unlisted = [name for name in existing if pattern.owns(name) and name not in own_names]
     unlisted += [name for name in existing if name.startswith(f".{base}.before-repair")]
     if unlisted:

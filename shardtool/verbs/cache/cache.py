@@ -388,9 +388,11 @@ class Cache:
         return None
 
     def _count_hit(self, original: OriginalFile) -> None:
-        is_prefetched = original.name in self._prefetched
-        self._prefetched.discard(original.name)
-        self._counter.add(**{"copies" if is_prefetched else "hits": 1})
+        if original.name in self._prefetched:
+            self._prefetched.discard(original.name)
+            self._counter.add(copies=1)
+        else:
+            self._counter.add(hits=1)
 
     def _note_failure(self, error: OSError | OutputFailed) -> None:
         self._note("failure", f"{_failure_reason(error)}; uncached shards are read from their original location")

@@ -124,23 +124,24 @@ class CacheSpace(NamedTuple):
         folder, contents = self.folder, layout.CacheContents()
         cache_names = layout.MARK_NAME, layout.LOCK_NAME, *layout.FOLDERS
         contents.foreign += [name for name in layout.names_in_folder(folder) if name not in cache_names]
-        for part, owner_of in ((layout.COPIED, layout.copy_name), (layout.WRITTEN, layout.writer_name)):
+        for subfolder, owner_of in ((layout.COPIED, layout.copy_name), (layout.WRITTEN, layout.writer_name)):
             groups: dict[str, dict[str, os.stat_result]] = defaultdict(dict)
-            for entry in layout.scan_folder(os.path.join(folder, part)):
+            for entry in layout.scan_folder(os.path.join(folder, subfolder)):
                 owner, info = owner_of(entry.name), layout.file_facts(entry)
                 if owner is None or info is None:
-                    contents.foreign.append(f"{part}/{entry.name}")
+                    contents.foreign.append(f"{subfolder}/{entry.name}")
                 else:
                     groups[owner][entry.name] = info
             for owner, files in groups.items():
-                for name in [owner] if part == layout.COPIED else [*filter(layout.WRITTEN_SHARD_NAME.fullmatch, files)]:
-                    sidecar = "" if part == layout.COPIED else sidecar_name(name)
+                is_copy = subfolder == layout.COPIED
+                for name in [owner] if is_copy else [*filter(layout.WRITTEN_SHARD_NAME.fullmatch, files)]:
+                    sidecar = "" if is_copy else sidecar_name(name)
                     if name in files and (not sidecar or sidecar in files):
                         shard = files.pop(name)
                         size = shard.st_size + (files.pop(sidecar).st_size if sidecar else 0)
                         times = shard.st_mtime_ns, shard.st_atime_ns
-                        contents.shards.append(layout.CachedFile(part, name, size, *times, sidecar))
-                layout.add_reservation(os.path.join(folder, part), owner, contents, ignored_path, files)
+                        contents.shards.append(layout.CachedFile(subfolder, name, size, *times, sidecar))
+                layout.add_reservation(os.path.join(folder, subfolder), owner, contents, ignored_path, files)
         total_names = layout.TOTAL_NAME, f".{layout.TOTAL_NAME}{layout.PART_SUFFIX}"
         for name in layout.names_in_folder(os.path.join(folder, layout.COUNTS)):
             if name not in total_names and not layout.COUNTS_FILE_NAME.fullmatch(name):

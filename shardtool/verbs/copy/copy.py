@@ -165,12 +165,13 @@ class _Transfer:
         self.target, self.pending, self._notes = target, pending, notes
         self._options = options
         self._refusal = ""  # why the store refuses server-side copies
-        self._only_adds, pattern = target.only_adds_shards, _shard_pattern(target.source)
+        self._only_adds = target.only_adds_shards
+        pattern = _shard_pattern(target.source)
         names = () if pattern is None else target.folder.names()
         indexes = StaleIndexes(target.folder, pattern, names, appends=self._only_adds)
         old: OldDataset = "keep" if self._only_adds else "replace"
-        files, shard_folder = target.existing_files[0], target.shard_folder
-        self._publication = Publication(target.folder, target.source.name, old, files, indexes, shard_folder)
+        existing, shard_folder = target.existing, target.shard_folder
+        self._publication = Publication(target.folder, target.source.name, old, existing, indexes, shard_folder)
         self._publication.old_list = target.source.old_list
 
     def run(self) -> None:
@@ -239,14 +240,14 @@ class _Transfer:
         shard_sizes = {pair.shard.name: pair.shard.size for pair in source.pairs}
         folders.check_published(target.shard_folder, shard_sizes, remedy)
         folders.check_published(target.folder, {pair.sidecar.name: pair.sidecar.size for pair in source.pairs}, remedy)
-        stale, stale_shards = ([], []) if self._only_adds else target.removed()
+        removed, removed_shards = target.removed()
         self._publication.finish(
             source.data,
             None if self._only_adds else [entry.name for entry in source.file.shards],
             before={source.file.skipped_file: source.skipped} if source.skipped else {},
-            stale=stale,
-            stale_shards=(target.old_shard_folder, stale_shards),
-            leftovers=[source.old_list] if source.old_list in target.existing_files[0] or not self._only_adds else [],
+            stale=[] if self._only_adds else removed,
+            stale_shards=(target.old_shard_folder, [] if self._only_adds else removed_shards),
+            leftovers=[source.old_list] if source.old_list in target.existing or not self._only_adds else [],
         )
 
 

@@ -154,7 +154,7 @@ class CopyTarget(NamedTuple):
 
     Attributes:
         shard_folder: The folder of the shards: `folder` or a subfolder.
-        existing_files: The existing files by name, in `folder` and in `shard_folder`.
+        existing, existing_shards: The existing files by name, in `folder` and in `shard_folder`.
         data: The bytes of the existing dataset file (after an interrupted copy, of the file `old_list`), or None.
         old: The parsed `data`, or None if missing or damaged.
     """
@@ -162,7 +162,8 @@ class CopyTarget(NamedTuple):
     source: CopySource
     folder: folders.OutputFolder
     shard_folder: folders.OutputFolder
-    existing_files: tuple[Mapping[str, EntryInfo], Mapping[str, EntryInfo]]
+    existing: Mapping[str, EntryInfo]
+    existing_shards: Mapping[str, EntryInfo]
     data: bytes | None
     old: DatasetFile | None
     old_shard_folder: folders.OutputFolder
@@ -202,12 +203,12 @@ def open_target(source: CopySource, where: str) -> CopyTarget:
     """
     folder = open_folder(where)
     shard_folder = open_subfolder(folder, to_local_name(source.file.shards_folder))
-    named, shards = source.names
-    existing_files = folder.find_entries(named), shard_folder.find_entries(shards)
-    for output, existing in zip((folder, shard_folder), existing_files, strict=True):
-        check_entries(output.full_path, existing)
+    names, shards = source.names
+    existing, existing_shards = folder.find_entries(names), shard_folder.find_entries(shards)
+    check_entries(folder.full_path, existing)
+    check_entries(shard_folder.full_path, existing_shards)
     data, old = None, None
-    if name := next((name for name in (source.name, source.old_list) if name in existing_files[0]), ""):
+    if name := next((name for name in (source.name, source.old_list) if name in existing), ""):
         data = b""
         with suppress(OSError):
             data = folder.read(name)
@@ -218,7 +219,7 @@ def open_target(source: CopySource, where: str) -> CopyTarget:
         with suppress(errors.CorruptShard):
             old = parse_dataset(data, file)
     old_shard_folder = shard_folder if old is None else open_subfolder(folder, to_local_name(old.shards_folder))
-    return CopyTarget(source, folder, shard_folder, existing_files, data, old, old_shard_folder)
+    return CopyTarget(source, folder, shard_folder, existing, existing_shards, data, old, old_shard_folder)
 
 
 def shards_to_copy(target: CopyTarget, options: CopyOptions, notes: Notes) -> list[ShardCopy]:
@@ -227,8 +228,8 @@ def shards_to_copy(target: CopyTarget, options: CopyOptions, notes: Notes) -> li
     Raises:
         OutputExists: Another dataset or other files would be replaced, and `overwrite` is false.
     """
-    pairs, (folder_files, shard_files) = target.source.pairs, target.existing_files
-    existing = [pair for pair in pairs if pair.shard.name in shard_files or pair.sidecar.name in folder_files]
+    pairs, shard_files = target.source.pairs, target.existing_shards
+    existing = [pair for pair in pairs if pair.shard.name in shard_files or pair.sidecar.name in target.existing]
     if existing:
         sizes = [shard_files[pair.shard.name].size for pair in existing if pair.shard.name in shard_files]
         notes.observer.phase("comparing", sum(sizes))
@@ -270,8 +271,8 @@ def _entry_content(entry: ShardEntry) -> tuple[object, ...]:
 
 
 def _compare_shard(target: CopyTarget, trust: Trust | None, pair: ShardCopy, meter: ByteMeter) -> ShardCopy:
-    sidecar_matches = _matches_original(target.folder, target.existing_files[0], pair.sidecar, meter)
-    info = target.existing_files[1].get(pair.shard.name)
+    sidecar_matches = _matches_original(target.folder, target.existing, pair.sidecar, meter)
+    info = target.existing_shards.get(pair.shard.name)
     if info is None or info.size != pair.shard.size:
         return pair._replace(shard_matches=None if info is None else False, sidecar_matches=sidecar_matches)
     if sidecar_matches and trust and _is_trusted(target, pair.shard, info, trust, meter):
@@ -279,7 +280,7 @@ def _compare_shard(target: CopyTarget, trust: Trust | None, pair: ShardCopy, met
     elif pair.shard.crc is None or (sidecar_matches is not None and not target.shard_folder.has_staging):
         matches = bool(sidecar_matches) and _is_same_object(target.shard_folder, pair.shard, meter)
     else:  # compare the bytes of a local shard, or of an object without a sidecar
-        matches = _matches_original(target.shard_folder, target.existing_files[1], pair.shard, meter)
+        matches = _matches_original(target.shard_folder, target.existing_shards, pair.shard, meter)
     return pair._replace(shard_matches=matches, sidecar_matches=sidecar_matches)
 
 

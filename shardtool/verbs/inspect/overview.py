@@ -248,7 +248,7 @@ class DatasetOverview:
         for code, name in enumerate(shard_index.names):
             rows = order[bounds[code] : bounds[code + 1]]
             if len(rows) and (name in self.fields or free_fields > 0):
-                free_fields -= name not in self.fields
+                free_fields -= 0 if name in self.fields else 1
                 field_crcs = self._checksums(shard, name, offsets[rows], lengths[rows]) if crcs is None else crcs[rows]
                 payloads[name] = FieldPayloads(sample_numbers[rows], offsets[rows], lengths[rows], field_crcs)
         return payloads
@@ -264,8 +264,7 @@ class DatasetOverview:
         try:
             with open_shard(shard.path) as file:
                 for row in np.argsort(offsets).tolist():
-                    data = iter_payload(file, int(offsets[row]), int(lengths[row]), shard.path)
-                    crcs[row] = crc32c(b"".join(data))
+                    crcs[row] = crc32c(b"".join(iter_payload(file, int(offsets[row]), int(lengths[row]), shard.path)))
         except CorruptShard:
             return None
         return crcs
@@ -324,7 +323,8 @@ class DatasetOverview:
         tally = self.fields[name]
         kind, classes = self.kinds.get(name, "bytes"), self.classes.get(name)
         items = (tally.counts.values or {}).items()
-        counts, names = sorted(items, key=lambda item: (-item[1], tally.locations[item[0]]))[:max_values], {}
+        counts = sorted(items, key=lambda item: (-item[1], tally.locations[item[0]]))[:max_values]
+        names = {}
         in_order = sorted((*tally.locations[content_id], content_id) for content_id, _ in counts)
         for number, locations in groupby(in_order, key=lambda location: location[0]):
             path = self.dataset.shards[number].path

@@ -74,8 +74,7 @@ def _describe_tensors(data: bytes) -> tuple[str, ...]:
     size = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + size])
     tensors = [(name, tensor) for name, tensor in header.items() if name != "__metadata__"]
-    lines = [f"{name}: {tensor['dtype']}, shape {tuple(tensor['shape'])}" for name, tensor in tensors]
-    return _shorten(lines)
+    return _shorten([f"{name}: {tensor['dtype']}, shape {tuple(tensor['shape'])}" for name, tensor in tensors])
 
 
 def _shorten(lines: list[str]) -> tuple[str, ...]:
@@ -117,7 +116,8 @@ def _iter_boxes(data: memoryview) -> Iterator[tuple[bytes, memoryview]]:
         size, kind = _MP4_HEADER.unpack_from(data, start)
         header = _MP4_HEADER.size
         if size == 1:
-            (size,), header = struct.unpack_from(">Q", data, start + header), 16
+            (size,) = struct.unpack_from(">Q", data, start + header)
+            header = 16
         size = size or len(data) - start
         if size < header:
             return

@@ -138,8 +138,7 @@ def _read_time(dataset: Dataset, number: int) -> float:
 
 
 def _stream_samples(dataset: Dataset, seed: int) -> Iterator[Sample]:
-    stream = dataset.stream(seed=seed, rank=0, world_size=1)
-    return chain.from_iterable(repeat(stream))
+    return chain.from_iterable(repeat(dataset.stream(seed=seed, rank=0, world_size=1)))
 
 
 def _random_samples(dataset: Dataset, seed: int) -> Iterator[Sample]:

@@ -162,6 +162,13 @@ def _record_kinds(shard: StoredShard, offset: int, size: int) -> dict[str, Numbe
 _MAX_HEAD_BYTES = 64
 
 
+class _Decoded(NamedTuple):
+    content: str
+    value: object = None
+    image: tuple[int, int, str] | None = None
+    problem: str = ""
+
+
 class FieldView(NamedTuple):
     """A decoded field.
 
@@ -233,27 +240,26 @@ def _view_field(sample: StoredSample, field: FieldRow, file: ShardFile | Compres
     problem = ""
     if len(data) == length and field["crc32c"] is not None and crc32c(data) != field["crc32c"]:
         problem = "checksum differs from the index; run `shardtool verify`"
-    content, value, image, decode_problem = _recognize(data, content, kind, is_complete=len(data) == length)
+    content, value, image, decode_problem = _decode(data, content, kind, is_complete=len(data) == length)
     head = data[:_MAX_HEAD_BYTES] if value is None and image is None else b""
     details = describe_payload(name, data) if kind == "bytes" else ()
     label = None
     if name in sample.classes and length <= _MAX_HEAD_BYTES and len(data) == length:
-        label, number = label_name(data, kind, sample.classes[name])
-        content, value, label = ("number", number, label) if isinstance(number, int) else (content, value, None)
+        class_name, number = label_name(data, kind, sample.classes[name])
+        if isinstance(number, int):
+            content, value, label = "number", number, class_name
     return FieldView(name, content, offset, length, value, image, head, problem or decode_problem, label, details)
 
 
-def _recognize(
-    data: bytes, content: str, kind: str, *, is_complete: bool
-) -> tuple[str, object, tuple[int, int, str] | None, str]:
+def _decode(data: bytes, content: str, kind: str, *, is_complete: bool) -> _Decoded:
     if kind != "bytes":
         value = parse_value(data, kind)
-        return ("bytes", None, None, f"not a valid {kind}") if value is None else ("number", value, None, "")
+        return _Decoded("bytes", problem=f"not a valid {kind}") if value is None else _Decoded("number", value)
     if content == "image" and is_complete:
         info = image_info(data)
-        return ("bytes", None, None, info) if isinstance(info, str) else ("image", None, info, "")
+        return _Decoded("bytes", problem=info) if isinstance(info, str) else _Decoded("image", image=info)
     if content in ("audio", "video", "pickle", "array", "image"):
-        return "bytes", None, None, ""
+        return _Decoded("bytes")
     problem = "not valid JSON" if content == "json" and is_complete else ""
     if content == "json" and is_complete:
         try:
@@ -261,12 +267,12 @@ def _recognize(
         except RecursionError:
             document, problem = None, f"JSON nested more than {MAX_JSON_NESTING} levels deep, shown as text"
         if document is not None or data.strip() == b"null":
-            return "json", document, None, ""
+            return _Decoded("json", document)
     text = decode_text(data, is_complete=is_complete)
     number = parse_value(data) if content == "number" and len(data) <= _MAX_HEAD_BYTES else None
     if isinstance(number, (int, float)):
-        return "number", number, None, ""
-    return ("bytes", None, None, problem) if text is None else ("text", text, None, problem)
+        return _Decoded("number", number)
+    return _Decoded("bytes" if text is None else "text", text, problem=problem)
 
 
 def decode_text(data: bytes, *, is_complete: bool) -> str | None:
@@ -328,8 +334,7 @@ def field_bytes(sample: StoredSample, field: str) -> Iterator[bytes]:
     names = [item["name"] for item in sample.fields]
     if field not in names:
         found = f"{printable(sample.key)} has no field {field!r}"
-        expected = f"one of {format_list(sorted(map(printable, names)), 9)}"
-        raise InvalidRequest(cli_name("raw"), found, expected=expected)
+        raise InvalidRequest(cli_name("raw"), found, expected=f"one of {format_list(sorted(map(printable, names)), 9)}")
     with open_shard(sample.shard.path) as file:
         yield from _field_blocks(sample, sample.fields[names.index(field)], file)
 

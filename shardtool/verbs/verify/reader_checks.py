@@ -117,6 +117,5 @@ def _check_huggingface_folder(folder: str, last: int) -> Findings:
             findings.unchecked.append(f"{huggingface.README_FILE}: whether its data_files are the shards")
             return findings
     if wrong := huggingface.describe_misreading(map(to_output_name, names)):
-        found = f"load_dataset(folder) {wrong}"
-        findings.add(last, [Finding("target-folder", "huggingface", found, "the shards")])
+        findings.add(last, [Finding("target-folder", "huggingface", f"load_dataset(folder) {wrong}", "the shards")])
     return findings

@@ -234,9 +234,8 @@ class Repair:
         # A damaged dataset file may list only some shards, but the new file must list all.
         paths = self.subject.dataset.paths
         pattern, listed = parse_pattern([*paths]), {*map(base_name, paths)}
-        return [
-            name for name in self.folder.names() if pattern.owns(name) and is_shard_name(name) and name not in listed
-        ]
+        names = filter(is_shard_name, self.folder.names())
+        return [name for name in names if pattern.owns(name) and name not in listed]
 
     def _recreate_shards(self, file: DatasetFile) -> None:
         from shardtool.pack.pack_dataset import pack_dataset

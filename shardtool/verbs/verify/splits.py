@@ -66,7 +66,7 @@ def _open_or_error(given: Any) -> StoredDataset | CorruptShard:
 
 
 def _find_splits(opened: Sequence[StoredDataset | CorruptShard]) -> dict[tuple[int, int], bool]:
-    """Return pairs of splits (indexes in `opened`), and whether the same run wrote both."""
+    """Return pairs of splits, and whether one run wrote both."""
     pairs = {}
     for (index, first), (other_index, second) in combinations(enumerate(opened), 2):
         if isinstance(first, CorruptShard) or isinstance(second, CorruptShard):

@@ -134,9 +134,9 @@ def _rectangles(
 ) -> list[tuple[float, float, float, float]]:
     """Return left, top, right and bottom of each box, or an empty list if most boxes do not fit into the image.
 
-    The results are fractions of the width and height of the image. The numbers in `boxes` are pixels if any is
-    greater than 1, or else fractions. Boxes are [left, top, width, height], as in COCO, or [left, top, right, bottom],
-    whichever makes more boxes fit into the image. `is_corners` selects [left, top, right, bottom].
+    Results are fractions of width and height. The numbers in `boxes` are pixels if any is greater than 1, or else
+    fractions. Boxes are [left, top, width, height], as in COCO, or [left, top, right, bottom], whichever makes more
+    boxes fit. `is_corners` selects the latter.
     """
     if boxes and max(map(max, boxes)) <= 1:
         image = 1, 1

@@ -162,7 +162,8 @@ def _histogram(values: NDArray[np.float64]) -> tuple[list[tuple[str, float]], bo
         edges[0], edges[-1] = low, high
         edges = np.maximum.accumulate(np.clip(edges, low, high))
     counts, _ = np.histogram(values, edges)
-    names = [f"{number_text(start)} to {number_text(end - is_whole)}" for start, end in pairwise(edges.tolist())]
+    gap = 1 if is_whole else 0
+    names = [f"{number_text(start)} to {number_text(end - gap)}" for start, end in pairwise(edges.tolist())]
     if is_whole and width == 1:
         names = [number_text(start) for start in edges[:-1].tolist()]
     return [*zip(names, counts.astype(float).tolist(), strict=True)], is_log

@@ -8,8 +8,8 @@ from __future__ import annotations
 from bisect import bisect
 from contextlib import suppress
 from itertools import groupby
-from operator import itemgetter
-from typing import TYPE_CHECKING
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow.types as pt
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from shardtool.verbs.inspect.summary import Summary
 
     Collector = Callable[[DatasetOverview, StoredShard, ShardIndex, Mapping[str, FieldPayloads]], None]
-    # stratum (label value or shard), random number, shard number, row, and sample
-    _Candidate = tuple[str, float, int, int, StoredSample]
 
 
 _MAX_DUPLICATE_PAIRS = 3
@@ -145,7 +143,15 @@ def _whole_numbers(shard_index: ShardIndex, name: str) -> NDArray[np.float64]:
     return np.full(len(shard_index), np.nan)
 
 
-_CANDIDATE_ORDER = itemgetter(0, 1, 2, 3)
+class _Candidate(NamedTuple):
+    stratum: str  # label value or shard
+    priority: float
+    shard_number: int
+    row: int
+    sample: StoredSample
+
+
+_CANDIDATE_ORDER = attrgetter("stratum", "priority", "shard_number", "row")
 _MAX_STRATA = 2000
 
 
@@ -199,10 +205,9 @@ def choose_samples(
     overview.inspect_samples(images=False)
     summary = summarize(overview, _MAX_STRATA)
     if default_count is not None and spread != {""}:
-        default_count = max(default_count, len({candidate[0] for candidate in pool}))
-    chosen = sorted(
-        (candidate[-1] for candidate in pool[:default_count]), key=lambda sample: (sample.shard.number, sample.number)
-    )
+        default_count = max(default_count, len({candidate.stratum for candidate in pool}))
+    samples = [candidate.sample for candidate in pool[:default_count]]
+    chosen = sorted(samples, key=lambda sample: (sample.shard.number, sample.number))
     return ChosenSamples(overview, summary, spread.pop() if len(spread) == 1 else "", chosen, unusual)
 
 
@@ -237,23 +242,23 @@ def _candidates(
     best = order[np.lexsort((priority[order], rank))][:max_samples]
     if 0 < max_samples <= len(pool):  # drop most candidates before any sample is read
         priorities_by_stratum = {
-            stratum: [candidate[1] for candidate in members]
-            for stratum, members in groupby(sorted(pool, key=_CANDIDATE_ORDER), itemgetter(0))
+            stratum: [candidate.priority for candidate in members]
+            for stratum, members in groupby(sorted(pool, key=_CANDIDATE_ORDER), attrgetter("stratum"))
         }
-        last_rank = len(priorities_by_stratum[pool[-1][0]]) - 1, pool[-1][1]
+        last_rank = len(priorities_by_stratum[pool[-1].stratum]) - 1, pool[-1].priority
         ranks = (bisect(priorities_by_stratum.get(strata[codes[row]], ()), priority[row]) for row in best.tolist())
         best = best[
             [(position, priority[row]) <= last_rank for position, row in zip(ranks, best.tolist(), strict=True)]
         ]
     return [
-        (strata[codes[sample.number]], float(priority[sample.number]), shard.number, sample.number, sample)
+        _Candidate(strata[codes[sample.number]], float(priority[sample.number]), shard.number, sample.number, sample)
         for sample in stored_samples(shard, shard_index, best)
     ]
 
 
 def _first_candidates(pool: list[_Candidate], max_samples: int) -> list[_Candidate]:
     # Sort by rank within the stratum, then by random number. Later shards cannot improve a rank, so drop the others.
-    strata = groupby(sorted(pool, key=_CANDIDATE_ORDER), key=itemgetter(0))
+    strata = groupby(sorted(pool, key=_CANDIDATE_ORDER), key=attrgetter("stratum"))
     ranked = [(rank, candidate) for _, members in strata for rank, candidate in enumerate(members)]
-    ranked.sort(key=lambda ranked_candidate: (ranked_candidate[0], ranked_candidate[1][1], ranked_candidate[1][0]))
+    ranked.sort(key=lambda pair: (pair[0], pair[1].priority, pair[1].stratum))
     return [candidate for _, candidate in ranked[:max_samples]]

@@ -74,7 +74,8 @@ def wav_peaks(data: bytes, bars: int) -> list[float]:
         chunks[data[at : at + 4]] = at + 8, min(size, len(data) - at - 8)
         at += 8 + size + size % 2
     start, size = chunks.get(b"data", (0, 0))
-    header = data[(head := chunks.get(b"fmt ", (len(data), 0))[0]) : head + 26]
+    header_start, _ = chunks.get(b"fmt ", (len(data), 0))
+    header = data[header_start : header_start + 26]
     coding, bits = int.from_bytes(header[:2], "little"), int.from_bytes(header[14:16], "little")
     coding = int.from_bytes(header[24:26], "little") if coding == _EXTENSIBLE else coding
     kind = {1: {8: "u1", 16: "<i2", 24: "V3", 32: "<i4"}, 3: {32: "<f4", 64: "<f8"}}.get(coding, {}).get(bits)

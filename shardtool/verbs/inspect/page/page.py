@@ -253,7 +253,7 @@ _IMAGE_BYTES = 3_000_000  # limit for all thumbnails; base64 expands them to 4 M
 _TEXT_BYTES = 600_000
 _OUTLINES = 10_000  # maximum outlines on the page, at about 150 bytes each
 _MEDIA_BYTES = 6_000_000
-_MAX_MIN_EDGE_PIXELS = (384, 96)
+_MAX_EDGE_PIXELS, _MIN_EDGE_PIXELS = 384, 96
 _PIXELS_PER_BYTE = 8.0
 _MAX_SAMPLES_WITHOUT_UNUSUAL = 20
 
@@ -315,7 +315,7 @@ def write_page(
 
 def _sample_budget(samples: int) -> SampleBudget:
     image_bytes = _IMAGE_BYTES // max(samples, 1)
-    edge = int(min(max((image_bytes * _PIXELS_PER_BYTE) ** 0.5, _MAX_MIN_EDGE_PIXELS[1]), _MAX_MIN_EDGE_PIXELS[0]))
+    edge = int(min(max((image_bytes * _PIXELS_PER_BYTE) ** 0.5, _MIN_EDGE_PIXELS), _MAX_EDGE_PIXELS))
     text_bytes = min(max(_TEXT_BYTES // max(samples, 1), 240), 6000)
     outlines = min(max(_OUTLINES // max(samples, 1), 10), 200)
     return SampleBudget(edge, image_bytes, text_bytes, outlines=outlines, media=MediaBudget(_MEDIA_BYTES, samples))

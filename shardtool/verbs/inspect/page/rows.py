@@ -38,7 +38,8 @@ class _Values(NamedTuple):
     lengths: pa.Array | None = None
 
     def slice(self, rows: int) -> _Values:
-        return _Values(self.kind, *(part if part is None else part.slice(0, rows) for part in self[1:]))
+        lengths = None if self.lengths is None else self.lengths.slice(0, rows)
+        return _Values(self.kind, self.values.slice(0, rows), lengths)
 
 
 def class_names_of(classes: Mapping[str, list[str]], column: str) -> list[str]:
@@ -87,7 +88,8 @@ class RowTable:
                 ids[payloads.rows], is_missing[payloads.rows] = payloads.content_ids(), False
                 columns[name] = _Values("label", pa.array(ids[:count], mask=is_missing[:count]))
         keys = _Values("text", table.column("__key__").combine_chunks())
-        size = sum(part.nbytes for column in (keys, *columns.values()) for part in column[1:] if part is not None)
+        arrays = [array for column in (keys, *columns.values()) for array in (column.values, column.lengths)]
+        size = sum(array.nbytes for array in arrays if array is not None)
         fitting = count if size <= self._bytes_left else count * self._bytes_left // size
         self._bytes_left -= size
         if fitting < len(shard_index):  # do not add later shards, because rows must not skip samples
@@ -121,13 +123,13 @@ class RowTable:
                 sample.row, _ = added.setdefault((path, number), (self.row_count + len(added), sample))
         labels = [sample.labels for _, sample in added.values()]
         chosen = [sample.chosen for _, sample in added.values()]
-        columns = {
-            name: _Values("text", pa.array([values.get(name) for values in labels], pa.string()))
-            if name in overview.fields
-            else _convert(_column_of([sample.metadata.get(name) for sample in chosen]), class_names)
-            for name in self.columns
-            for class_names in [class_names_of(overview.classes, name)]
-        }
+        columns = {}
+        for name in self.columns:
+            if name in overview.fields:
+                columns[name] = _Values("text", pa.array([texts.get(name) for texts in labels], pa.string()))
+            else:
+                values = _column_of([sample.metadata.get(name) for sample in chosen])
+                columns[name] = _convert(values, class_names_of(overview.classes, name))
         keys = pa.array([sample.key for sample in chosen], pa.string())
         sizes = pa.array([sample.size for sample in chosen], pa.uint64())
         self._append([sample.shard.file_name for sample in chosen], keys, sizes, columns)

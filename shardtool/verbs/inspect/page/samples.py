@@ -92,6 +92,7 @@ _MAX_TEXT_BYTES = 4096
 _MAX_IMAGES = 3  # per sample, like `_MAX_FIELDS` and `_MAX_CLIPS`
 _MAX_FIELDS = 40
 _MAX_CLIPS = 2
+_CAPTION_RANKS = {"chat": 2, "text": 1}
 _MAX_NAME_CHARS = 120
 _NUMBER_LIST = re.compile(r'\[[^\[\]{}"]*\]')
 _TURN_BYTES = 20
@@ -161,7 +162,7 @@ class ShownSample:
         long_texts = [excerpt for excerpt in self.texts if excerpt.kind != "bytes" and len(excerpt.text) > 1]
         return max(
             long_texts or self.texts[:1],
-            key=lambda excerpt: (("chat", "text").count(excerpt.kind), excerpt.kind == "chat", len(excerpt.text)),
+            key=lambda excerpt: (_CAPTION_RANKS.get(excerpt.kind, 0), len(excerpt.text)),
             default=None,
         )
 
