@@ -142,7 +142,7 @@ class DatasetFile:
         selected = [indexes[name] for name in names]
         if selected == [*range(len(self.shards))]:
             return self
-        append_numbers = [bisect_right(self.appends, number) for number in selected]  # 0 for the first run
+        append_numbers = [bisect_right(self.appends, number) for number in selected]
         chosen = replace(
             self,
             pattern=abbreviate_names(names),

@@ -246,7 +246,7 @@ def _is_companion_file(name: str) -> bool:
 
 
 def _find_shard_paths(name: str) -> tuple[str, ...] | None:
-    """Return () if there is no dataset, or None if the dataset is damaged."""
+    """Return () without a dataset, or None if it is damaged."""
     try:
         return find_dataset(name, allow_missing=True).paths
     except InvalidRequest:

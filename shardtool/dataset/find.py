@@ -371,9 +371,9 @@ def check_not_damaged(dataset: StoredDataset) -> None:
 def _choose_dataset_file(
     folder: str, existing: set[str], default_names: Iterable[str], select: Callable[[Iterable[str]], list[str]]
 ) -> tuple[str | None, list[str], str]:
-    """Return the path, selected shards and pattern of the dataset file.
+    """Return the path, selected shards and pattern of a dataset file.
 
-    Prefer a dataset file that lists all existing shards. Otherwise, use one with a default name that lists some of
+    Prefer a file that lists all existing shards. Otherwise, use one with a default name that lists some of
     these shards, or that contains no readable shard names.
     """
     default_names, candidates = [*default_names], list[tuple[str, list[str], str]]()

@@ -74,7 +74,7 @@ def salvage_members(
 def _lost_tar_range(shard: OpenShard, start: int, error: CorruptShard) -> LostRange:
     start = start if shard.size < 0 else min(start, shard.size)
     error_offset = start if error.offset is None else max(start, error.offset)
-    search_start = start + 1 if error_offset == start else error_offset  # skip the damaged header
+    search_start = start + 1 if error_offset == start else error_offset
     try:
         block = bytes(shard.read(error_offset, tar_write.TAR_BLOCK_BYTES))
         end = tar_read.next_header(shard.read, error_offset, search_start, shard.size)

@@ -372,7 +372,7 @@ def _read_footer_bytes(path: str) -> bytes:
     data = read_tail(path, _FOOTER_READ_BYTES)
     if data[-4:] != PARQUET_MAGIC or len(data) < _FOOTER_READ_BYTES:
         return data
-    size = int.from_bytes(data[-8:-4], "little") + 12  # with its length and both magic numbers
+    size = int.from_bytes(data[-8:-4], "little") + 12  # with both magic numbers
     return read_tail(path, size) if size > _FOOTER_READ_BYTES else data
 
 

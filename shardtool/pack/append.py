@@ -101,7 +101,7 @@ def _drop_label_columns(listed: Listed) -> Listed:
 
 
 def _find_same_append(destination: Destination, old: DatasetFile, record: RunRecord) -> int | None:
-    """Return the first shard of the append that this run resumes."""
+    """Return the first shard of a resumed append."""
     if destination.if_exists != "append-resume" or not old.appends:
         return None
     return old.appends[-1] if old.run.appended[-1] == record.as_append_to(old.run) else None

@@ -339,7 +339,7 @@ class Packing:
     def _describe_written_shard(
         self, result: ShardResult, planned: resume.ShardPlan
     ) -> tuple[shard_index.ShardIndex, sidecar_schema.ShardFacts, bytes, dict[str, str]]:
-        """Return the index, facts, sidecar and column types of a new shard."""
+        """Return index, facts, sidecar and column types."""
         plan, samples, transformed = self._current_plan, planned.samples, result.transformed
         columns, consumed = plan.metadata(planned.shard), plan.count(planned.shard)
         transform_facts = None
@@ -349,7 +349,7 @@ class Packing:
         else:
             sources = np.frombuffer(transformed.sources, np.int64)
             content, consumed = transformed.content, transformed.consumed
-            skipped = ()  # `content` lacks these samples
+            skipped = ()
             if plan.entries.source_paths:
                 counts = np.frombuffer(samples.content.counts, np.uint16).astype(np.int64)
                 lists = sidecar_write.string_list_column(paths[:-1].split(b"\0"), counts)

@@ -283,7 +283,7 @@ class _Removal:
     def _pack(
         self, plan: Plan, publication: Publication, pool: Pool, notes: Notes
     ) -> dict[str, tuple[ShardEntry, ShardTally, ShardTally]]:
-        """Return the new entry, the old tally and the new tally of each shard."""
+        """Return each shard's new entry, old tally and new tally."""
         from shardtool.dataset import sidecar_write
         from shardtool.plan.shard_task import build_shard_samples
         from shardtool.write.pack_shard import pack_shard
