@@ -50,8 +50,10 @@ def make_sample_table(entries: SampleTable, shards: Sequence[str]) -> pa.Table:
 
     The table has the metadata columns, `key`, and `size` (total bytes). For samples in shards, the table also has
     `shard` (a file name) and `fields` (the number of fields). If `shards` is empty, the samples are in a folder: `size`
-    counts only files, and the table also has `path` (of the first file) and `folder` (the key up to its last slash).
+    counts only files, and the table also has `path` (first file or "") and `folder` (the key up to its last slash).
     """
+    import pyarrow.compute as pc
+
     keys, sizes, is_file = entries.keys, entries.rows.size, entries.rows.kind != INLINE
     properties: dict[str, pa.Array] = {"key": arrow.split_at_nuls(keys.span(0, len(keys)), pa.large_string())}
     if shards:
@@ -60,9 +62,12 @@ def make_sample_table(entries: SampleTable, shards: Sequence[str]) -> pa.Table:
     else:
         sizes, files = np.where(is_file, sizes, 0), np.append(np.flatnonzero(is_file), len(is_file))
         first = files[np.searchsorted(files, entries.first_rows[:-1])]
+        has_file = first < entries.first_rows[1:]
+        first[~has_file] = 0
         paths = PackedStrings.of(path for chunk in chunk_slices(len(first)) for path in entries.paths(first[chunk]))
         folders = PackedStrings.of(name.rpartition(b"/")[0] for _, chunk in keys.chunks() for name in chunk)
-        properties["path"] = arrow.split_at_nuls(paths.data, pa.large_string())
+        path_texts = arrow.split_at_nuls(paths.data, pa.large_string())
+        properties["path"] = pc.if_else(arrow.boolean_array(has_file), path_texts, arrow.text_scalar(""))
         properties["folder"] = arrow.split_at_nuls(folders.data, pa.large_string())
     properties["size"] = arrow.number_array(np.diff(np.append(0, np.cumsum(sizes))[entries.first_rows]))
     if shards:

@@ -404,3 +404,14 @@ def test_the_command(source: Path, tmp_path: Path) -> None:
     recorded = json.loads((tmp_path / "o" / "out.json").read_text())["shardtool"]["made"]["options"]
     assert recorded["join"] == "labels.csv"
     assert recorded["rename_fields"] == ["JPEG=jpg", "json=meta.json"]
+
+
+@pytest.mark.parametrize(("captions", "order"), [(["x", "y"], ["a", "b"]), (["x", None], ["b", "a"])])
+def test_a_sample_has_no_path_if_a_column_replaces_its_only_file(
+    captions: list[str | None], order: list[str], tmp_path: Path
+) -> None:
+    """The path is neither an error nor the path of the next sample."""
+    source = write_tree(tmp_path / "in", {"a.txt": b"1", "b.txt": b"2"})
+    table = pd.DataFrame({"key": ["a", "b"], "caption": captions})
+    _create(source, tmp_path / "out", join=table, field={"txt": "caption"}, sort_by="path", descending=True)
+    assert [*_metadata(tmp_path / "out")] == order
