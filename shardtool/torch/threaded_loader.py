@@ -336,7 +336,7 @@ def _numbers_as_tensor(values: list[Any], *, pin: bool) -> object:
     if not all(issubclass(kind, _NUMBER_TYPES) for kind in kinds) or (bool in kinds and len(kinds) > 1):
         return values
     try:
-        numbers = torch.from_numpy(np.array(values))
+        numbers = torch.from_numpy(np.array(values, np.int64 if kinds == {int} else None))
     except (OverflowError, TypeError):
         return values
     return numbers.pin_memory() if pin else numbers

@@ -223,7 +223,7 @@ def test_what_values_become() -> None:
     assert _filled((np.zeros(2), 3), (np.ones(2), 4))[0].tolist() == [[0, 0], [1, 1]]
     assert _filled(torch.ones(2, dtype=torch.bfloat16), torch.ones(2, dtype=torch.bfloat16)).dtype == torch.bfloat16
     assert _filled({"x": None}, {"x": b"y"}) == {"x": [None, b"y"]}
-    assert _filled(2**70, 1) == [2**70, 1]
+    assert [_filled(large, 1) for large in (2**63, 2**70)] == [[2**63, 1], [2**70, 1]]
     assert _filled({"x": True}, {"x": 2}) == {"x": [True, 2]}
 
 
