@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from shardtool.entries.sample_table import SampleTable
     from shardtool.source.table_head import Match
 
-# Inspect this many keys, in runs of adjacent keys, because adjacent files often belong to one sample.
+# Inspect runs of adjacent keys, because adjacent files often belong to one sample.
 SAMPLED_KEYS, _RUN_LENGTH = 512, 16
 _TESTED_KEYS = 64
 _MIN_PARTNER_SHARE = 0.8

@@ -107,8 +107,8 @@ class RecordedRun(NamedTuple):
     """The recorded run, without the options that cannot be repeated.
 
     Attributes:
-        table: The path of the `--join` table, or its recorded name if the table was not found. Empty if the run
-            used no table, or if the user named the table.
+        table: The path of the `--join` table, or its recorded name if the table was not found. Empty without a
+            table, or if the user named the table.
         made_fields: If the `--join` table was not found, the fields that may come from the table.
         selecting_options: Options whose selection of samples cannot be repeated.
         without_table: The run to use if the table cannot be joined.

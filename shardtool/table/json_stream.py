@@ -15,7 +15,7 @@ from shardtool.table.columns import MAX_ROW_BYTES, nesting_error, row_size_error
 
 _BLOCK_BYTES = 2**20
 _WHITE_SPACE = re.compile(r"[ \t\r\n]*")
-_MAX_TOKEN_CHARS = 16  # if decoding stops this close to the end of the buffer, read more: a token may be cut off
+_MAX_TOKEN_CHARS = 16  # a token this close to the end of the buffer may be cut off
 _NUMBER_CONTINUES = ("", ".", "e", "E")
 _DECODER = json.JSONDecoder()
 ROWS_OR_COCO = "an array of objects, one per row, or COCO annotations"

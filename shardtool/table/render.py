@@ -51,8 +51,7 @@ class ArrowStrings:
         render: Function that creates the strings for a slice or for positions. Each string is followed by NUL.
         step: Maximum number of strings per call of `render`.
         positions: The positions of the selected strings, or None for all strings.
-        size: Size of each payload in bytes, if the strings encode payloads of one size (see
-            `decode_inline_payload`). Otherwise None.
+        size: Bytes of each payload, if the strings encode payloads of one size (see `decode_inline_payload`), or None.
     """
 
     count: int
