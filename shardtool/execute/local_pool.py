@@ -188,13 +188,12 @@ class LocalPool(Pool):
     def _feed(
         self, worker: _Worker, function: Callable[..., object], queue: Iterator[tuple[int, object]], *, reports: bool
     ) -> None:
-        for number, task in queue:
+        for number, task in islice(queue, 1):  # no task if the queue is empty
             worker.number, worker.task_text, worker.last_heard = number, describe_task(function, task), time.monotonic()
             try:
                 send(worker.tasks, (function, number, task, reports))
             except BrokenPipeError:
                 raise self._death_error(worker) from None
-            return
 
     def _death_error(self, worker: _Worker) -> WorkerDied:
         status = worker.wait()
@@ -209,23 +208,23 @@ class LocalPool(Pool):
 
     def _launch_worker(self, *, fork: bool) -> _Worker:
         (task_end, tasks), (results, result_end), (life_end, lifeline) = os.pipe(), os.pipe(), os.pipe()
-        ends = task_end, result_end, life_end
-        process = None if fork else _spawn_worker(ends)
+        worker_ends = task_end, result_end, life_end
+        process = None if fork else _spawn_worker(worker_ends)
         pid = os.fork() if process is None else process.pid
         if pid == 0:
             try:
                 for fd in (tasks, results, lifeline, *(fd for worker in self._workers for fd in worker.pipes)):
                     os.close(fd)
-                run_worker(*ends)
+                run_worker(*worker_ends)
             except BaseException:  # noqa: BLE001 - the child must never run the parent's code
                 os._exit(1)
             os._exit(0)
-        for fd in ends:
+        for fd in worker_ends:
             os.close(fd)
         return _Worker(pid, tasks, results, lifeline, process)
 
 
-def _spawn_worker(ends: tuple[int, int, int]) -> subprocess.Popen[bytes]:
+def _spawn_worker(worker_ends: tuple[int, int, int]) -> subprocess.Popen[bytes]:
     import subprocess
 
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -233,13 +232,13 @@ def _spawn_worker(ends: tuple[int, int, int]) -> subprocess.Popen[bytes]:
     path = sys.path if root in sys.path else [root, *sys.path]
     command = (
         f"import sys; sys.path[:] = {path!r}; from shardtool import messages; from shardtool.execute import worker; "
-        f"messages.set_cli_names(command_line={messages.uses_cli_names()}); worker.run_worker{ends}"
+        f"messages.set_cli_names(command_line={messages.uses_cli_names()}); worker.run_worker{worker_ends}"
     )
     # block SIGINT, also in the worker: Ctrl-C while Python starts would print a traceback
     masked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         return subprocess.Popen(  # noqa: S603
-            [sys.executable, "-c", command], stdin=subprocess.DEVNULL, pass_fds=ends, env=spawn_environment()
+            [sys.executable, "-c", command], stdin=subprocess.DEVNULL, pass_fds=worker_ends, env=spawn_environment()
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, masked)

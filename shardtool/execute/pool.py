@@ -97,14 +97,14 @@ def make_reporter(
 
     If `cumulative` is true, the callback reports totals, else the counts since the last report.
     """
-    last, done = time.monotonic(), [0, 0]
+    reported_at, counts = time.monotonic(), [0, 0]
 
-    def report(*more: int) -> None:
-        nonlocal last, done
-        done = [count + added for count, added in zip_longest(done, more, fillvalue=0)]
-        if any(done) and time.monotonic() - last > pause_s:
-            send_report(done)
-            last = time.monotonic()
-            done = done if cumulative else [0, 0]
+    def report(*added_counts: int) -> None:
+        nonlocal reported_at, counts
+        counts = [count + added for count, added in zip_longest(counts, added_counts, fillvalue=0)]
+        if any(counts) and time.monotonic() - reported_at > pause_s:
+            send_report(counts)
+            reported_at = time.monotonic()
+            counts = counts if cumulative else [0, 0]
 
     return report

@@ -316,20 +316,20 @@ class RayPool(Pool):
     def map(
         self, function: Callable[..., Result], tasks: Iterable[object], progress: Progress | None = None
     ) -> Iterator[tuple[int, Result]]:
-        queue, done = enumerate(tasks), SimpleQueue[tuple[int, "Future[ray_task.TaskResult]"]]()
+        queue, finished = enumerate(tasks), SimpleQueue[tuple[int, "Future[ray_task.TaskResult]"]]()
         reports = None if progress is None else _TaskReports(self._count_actor(), progress)
 
         def feed() -> None:
             for number, task in islice(queue, self._free_slots()):
                 ref = self._remote_task.remote(self._environment, function, number, task, reports and reports.actor)
                 self._running[number] = ref, describe_task(function, task)
-                ref.future().add_done_callback(lambda future, number=number: done.put((number, future)))
+                ref.future().add_done_callback(lambda future, number=number: finished.put((number, future)))
 
         feed()
-        self._on_lost = done.put
+        self._on_lost = finished.put
         while self._running:
             try:
-                number, future = done.get(timeout=_REPORT_INTERVAL_S)
+                number, future = finished.get(timeout=_REPORT_INTERVAL_S)
             except Empty:
                 if reports is not None:
                     reports.poll(self._running)

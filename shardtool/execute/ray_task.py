@@ -86,8 +86,9 @@ def _function_sources(function: str) -> dict[str, str]:
     name = function.partition(":")[0]
     if not (file := getattr(sys.modules[name], "__file__", None)):
         return {}
-    root = os.path.abspath(file)
-    for _ in range(1 + name.count(".") + hasattr(sys.modules[name], "__path__")):
+    is_package = hasattr(sys.modules[name], "__path__")
+    root = os.path.dirname(os.path.abspath(file)) if is_package else os.path.abspath(file)
+    for _ in name.split("."):
         root = os.path.dirname(root)
     sources, python = {}, sysconfig.get_path("stdlib")
     for module_name, module in [*sys.modules.items()]:
@@ -150,8 +151,8 @@ def run_task(
         if counts is None:
             return TaskResult(function(task))
 
-        def send_counts(done: list[int]) -> None:
-            counts.add.remote(number, *done[:2])
+        def send_counts(totals: list[int]) -> None:
+            counts.add.remote(number, *totals[:2])  # samples and bytes
 
         return TaskResult(function(task, make_reporter(send_counts, _REPORT_INTERVAL_S, cumulative=True)))
     except Exception as error:  # noqa: BLE001 - every error must reach the parent
@@ -162,16 +163,16 @@ class TaskCounts:
     """A Ray actor that keeps the progress of each task's latest attempt."""
 
     def __init__(self) -> None:
-        self._done: dict[int, tuple[int, int]] = {}
+        self._counts: dict[int, tuple[int, int]] = {}
 
     def add(self, number: int, samples: int, size: int) -> None:
         """Store the progress of an attempt."""
-        self._done[number] = samples, size
+        self._counts[number] = samples, size
 
     def take(self) -> dict[int, tuple[int, int]]:
         """Return the progress stored since the last call, by task number."""
-        done, self._done = self._done, {}
-        return done
+        counts, self._counts = self._counts, {}
+        return counts
 
 
 def describe_path(path: str | bytes) -> str:

@@ -48,15 +48,15 @@ def receive(fd: int) -> Any:
 
 def _read_exactly(fd: int, size: int) -> bytearray:
     data = bytearray(size)
-    view, done = memoryview(data), 0
-    while done < size:
+    view, received = memoryview(data), 0
+    while received < size:
         try:
-            count = os.readv(fd, (view[done:],))
+            count = os.readv(fd, (view[received:],))
         except ConnectionError:
             count = 0
         if not count:
             raise PipeClosed
-        done += count
+        received += count
     return data
 
 

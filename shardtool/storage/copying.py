@@ -54,8 +54,8 @@ def copy_verified(
     The last block is written only after the checksum matches, because a store shows an object once the last byte has
     arrived. With `keep_mtime`, a local copy of a local file keeps the modification time.
     """
-    keeps = keep_mtime and not is_url(original.path)
-    mtime_ns = os.stat(original.path).st_mtime_ns if keeps else time.time_ns()
+    has_mtime = keep_mtime and not is_url(original.path)
+    mtime_ns = os.stat(original.path).st_mtime_ns if has_mtime else time.time_ns()
 
     def fill(file: Sink) -> None:
         size = crc = 0

@@ -63,29 +63,28 @@ class LocalFile(AbstractContextManager["LocalFile"]):
     def read(self, offset: int, length: int) -> bytes:
         """Return `length` bytes at `offset`, or fewer at the end of the file."""
         data = os.pread(self._fd, length, offset)
-        while len(data) < length and (more := os.pread(self._fd, length - len(data), offset + len(data))):
-            data += more  # a network file system may return fewer bytes than requested
+        while len(data) < length and (rest := os.pread(self._fd, length - len(data), offset + len(data))):
+            data += rest  # a network file system may return fewer bytes than requested
         return data
 
     def read_into(self, into: memoryview, offset: int) -> int:
-        total = len(into)
-        done = os.preadv(self._fd, (into,), offset)
-        while done < total and (count := os.preadv(self._fd, (into[done:],), offset + done)):
-            done += count
-        return done
+        size = os.preadv(self._fd, (into,), offset)
+        while size < len(into) and (count := os.preadv(self._fd, (into[size:],), offset + size)):
+            size += count
+        return size
 
     def read_parts(self, parts: list[memoryview], offset: int, total: int) -> int:
         """Read `total` bytes at `offset` into `parts`, at most `MAX_IOVEC` buffers. Return the number of bytes read."""
-        done = os.preadv(self._fd, parts, offset)
-        if done == total or not done:
-            return done
+        size = os.preadv(self._fd, parts, offset)
+        if size == total or not size:
+            return size
         # a network file system may return fewer bytes than requested, and a system call returns at most 2 GiB
-        before = 0
+        part_start = 0
         for part in parts:
-            missing = part[max(0, done - before) :]
-            before += len(part)
-            done += self.read_into(missing, offset + done)
-        return done
+            missing = part[max(0, size - part_start) :]
+            part_start += len(part)
+            size += self.read_into(missing, offset + size)
+        return size
 
     def blocks(self, into: memoryview) -> Iterator[memoryview]:
         """Yield the rest of a regular file in blocks. All blocks use the buffer `into`, so copy what you keep."""
@@ -255,8 +254,8 @@ def read_file(path: bytes, into: memoryview, flags: int, folder: int | None = No
     fd = _open(path, flags, dir_fd=folder)
     try:
         count = _readv(fd, (into,))
-        while count < len(into) and (more := _readv(fd, (into[count:],))):
-            count += more
+        while count < len(into) and (more_bytes := _readv(fd, (into[count:],))):
+            count += more_bytes
         return count, _fstat(fd)
     finally:
         _close(fd)

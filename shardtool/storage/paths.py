@@ -77,17 +77,19 @@ def similar_path(path: str) -> str:
 
     if is_url(path) or os.path.exists(path):
         return ""
-    tail, missing = "", path.rstrip("/")
+    missing = path.rstrip("/")  # the first missing part of the path
+    tail = ""
     while missing and not os.path.lexists(parent := os.path.dirname(missing) or "."):
-        missing, tail = parent, os.path.join(os.path.basename(missing), tail)
+        tail = os.path.join(os.path.basename(missing), tail)
+        missing = parent
     try:
         with os.scandir(os.path.dirname(missing) or ".") as entries:
             names = [entry.name for entry in islice(entries, _MAX_COMPARED_NAMES)]
     except OSError:
         return ""
-    wanted = os.path.basename(missing)
-    names = [name for name in names if wanted.startswith(".") or not name.startswith(".")]
-    for name in get_close_matches(wanted, names):
+    missing_name = os.path.basename(missing)
+    names = [name for name in names if missing_name.startswith(".") or not name.startswith(".")]
+    for name in get_close_matches(missing_name, names):
         similar = os.path.join(os.path.dirname(missing), name, tail).rstrip("/")
         if os.path.exists(similar):
             return f"Did you mean {similar}?"

@@ -51,11 +51,10 @@ class ForkLock:
 
 _MAX_TOTAL_BYTES = 2**33
 _FREE_SPACE_DIVISOR = 4
-_ALIGNMENT_BYTES = 8
 _ENTRY = struct.Struct("<qq")
-_END = struct.Struct("<q")
+_NUMBER = struct.Struct("<q")
 _MAX_BLOCKS = 2**20
-_HEADER_BYTES = _END.size + _MAX_BLOCKS * _ENTRY.size
+_HEADER_BYTES = _NUMBER.size + _MAX_BLOCKS * _ENTRY.size
 
 
 class _FileOrigin(NamedTuple):
@@ -87,12 +86,12 @@ class SharedBlocks:
 
     def __init__(self) -> None:
         self._max_bytes = 0
-        self._start(_create_unnamed_file())
+        self._use_file(_create_unnamed_file())
         if self._origin is not None:
-            free = os.fstatvfs(self._fd)
-            self._max_bytes = min(_MAX_TOTAL_BYTES, free.f_bavail * free.f_frsize // _FREE_SPACE_DIVISOR)
+            info = os.fstatvfs(self._fd)
+            self._max_bytes = min(_MAX_TOTAL_BYTES, info.f_bavail * info.f_frsize // _FREE_SPACE_DIVISOR)
 
-    def _start(self, fd: int | None) -> None:
+    def _use_file(self, fd: int | None) -> None:
         self._fd = -1 if fd is None else fd
         self._lock = threading.Lock()
         self._mappings: list[mmap.mmap] = []
@@ -107,7 +106,7 @@ class SharedBlocks:
         if self._is_open():
             os.close(self._fd)
         mappings = self._mappings
-        self._start(fd)
+        self._use_file(fd)
         self._mappings = mappings
 
     def __getstate__(self) -> tuple[int, _FileOrigin | None]:
@@ -115,7 +114,7 @@ class SharedBlocks:
 
     def __setstate__(self, state: tuple[int, _FileOrigin | None]) -> None:
         self._max_bytes, origin = state
-        self._start(None if origin is None else origin.open())
+        self._use_file(None if origin is None else origin.open())
 
     def __del__(self) -> None:
         if os is not None and self._is_open():  # at exit, Python sets module variables to None
@@ -147,8 +146,9 @@ class SharedBlocks:
                 return None
             for offset, data in parts:
                 write_all(self._fd, data, start + offset)
-            os.pwrite(self._fd, _END.pack(size), self._entry_offset(number) + _ALIGNMENT_BYTES)
-            os.pwrite(self._fd, _END.pack(start), self._entry_offset(number))
+            # write the offset last, because it makes the block visible
+            os.pwrite(self._fd, _NUMBER.pack(size), self._entry_offset(number) + _NUMBER.size)
+            os.pwrite(self._fd, _NUMBER.pack(start), self._entry_offset(number))
         except OSError:
             self._max_bytes = 0
             return None
@@ -170,17 +170,17 @@ class SharedBlocks:
             return False
 
     def _entry_offset(self, number: int) -> int:
-        return _END.size + number * _ENTRY.size
+        return _NUMBER.size + number * _ENTRY.size
 
     def _reserve(self, size: int) -> int | None:
         fd = self._fd
         with self.locked():
-            (start,) = _END.unpack(os.pread(fd, _END.size, 0) or bytes(_END.size))
+            (start,) = _NUMBER.unpack(os.pread(fd, _NUMBER.size, 0) or bytes(_NUMBER.size))
             start = -(-max(int(start), _HEADER_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
             end = start + size
             if end > _HEADER_BYTES + self._max_bytes:
                 return None
-            os.pwrite(fd, _END.pack(end), 0)
+            os.pwrite(fd, _NUMBER.pack(end), 0)
             if end > os.fstat(fd).st_size:
                 # Double the file, so mmap is called rarely. The unused half is sparse.
                 os.ftruncate(fd, 2 * end)

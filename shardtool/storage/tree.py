@@ -85,10 +85,10 @@ class FolderTree:
             try:
                 _write_file(parent, name, blocks())
             except FileExistsError:
-                match = if_exists in ("keep", "finish") and _compare_file(parent, name, blocks())
-                if match == "whole":
+                existing = _compare_file(parent, name, blocks()) if if_exists in ("keep", "finish") else ""
+                if existing == "whole":
                     return False
-                if if_exists != "finish" or not match:
+                if if_exists != "finish" or not existing:
                     raise
                 file_system.unlink_file(name, parent)
                 _write_file(parent, name, blocks())
@@ -170,6 +170,7 @@ def _write_file(parent: int, name: bytes, blocks: Iterable[bytes | memoryview]) 
 
 
 def _compare_file(parent: int, name: bytes, blocks: Iterable[bytes | memoryview]) -> Literal["whole", "start", ""]:
+    """Return how much of `blocks` a file contains, or "" for other content."""
     with suppress(OSError), LocalFile(os.open(name, READ_PLAIN, dir_fd=parent)) as file:
         offset, size = 0, file.stat().st_size
         for block in blocks:

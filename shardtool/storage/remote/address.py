@@ -136,12 +136,11 @@ def _unknown_scheme(text: str, scheme: str) -> InvalidRequest:
     from difflib import get_close_matches
 
     matches = [SCHEME_ALIASES[scheme]] if scheme in SCHEME_ALIASES else get_close_matches(scheme, SCHEMES, 1, 0.5)
-    fsspec = "fsspec reads more schemes: `pip install fsspec`." if not fsspec_schemes() else ""
-    remedy = INSTALL_COMMANDS.get(scheme, fsspec)
-    if matches:
-        remedy = f"Did you mean {matches[0]}://?"
-    more = f", or for reading a scheme of fsspec: {', '.join(sorted(fsspec_schemes()))}" if fsspec_schemes() else ""
-    expected = f"a path, or {'://, '.join(SCHEMES)}://{more}"
+    readable_schemes = ", ".join(sorted(fsspec_schemes()))
+    fsspec_advice = "" if readable_schemes else "fsspec reads more schemes: `pip install fsspec`."
+    remedy = f"Did you mean {matches[0]}://?" if matches else INSTALL_COMMANDS.get(scheme, fsspec_advice)
+    readable = f", or for reading a scheme of fsspec: {readable_schemes}" if readable_schemes else ""
+    expected = f"a path, or {'://, '.join(SCHEMES)}://{readable}"
     return InvalidRequest(text, f"the scheme {scheme}://", expected=expected, remedy=remedy)
 
 

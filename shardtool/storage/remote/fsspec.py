@@ -44,8 +44,8 @@ def list_fsspec(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
 
     def list_files(file_system: Any) -> tuple[str, Any]:
         root = str(file_system._strip_protocol(path)).strip("/")  # noqa: SLF001 - listed names have this prefix
-        detail = {"detail": True, **({"refresh": True} if is_huggingface(path) else {})}
-        return root, file_system.find(path, **detail).values() if below else file_system.ls(path, **detail)
+        options = {"detail": True, **({"refresh": True} if is_huggingface(path) else {})}
+        return root, file_system.find(path, **options).values() if below else file_system.ls(path, **options)
 
     try:
         root, entries = call_fsspec(address, list_files)

@@ -93,9 +93,9 @@ class PacedSocket(io.RawIOBase):
                 self._first_wait_s = None
                 return count
             finally:
-                self._count(count, time.monotonic() - start_s)
+                self._check_speed(count, time.monotonic() - start_s)
 
-    def _count(self, count: int, waited_s: float) -> None:
+    def _check_speed(self, count: int, waited_s: float) -> None:
         self._bytes += count
         self._waited_s += waited_s
         self._silent_s = 0.0 if count else self._silent_s + waited_s
@@ -111,10 +111,10 @@ class PacedSocket(io.RawIOBase):
             raise retry.TransientError(found, stalled_s=self._silent_s)
         if self._waited_s >= speed_window_s:
             if self._bytes < min_bytes_per_s * self._waited_s:
-                raise retry.TransientError(self._too_slow(min_bytes_per_s), stalled_s=self._waited_s)
+                raise retry.TransientError(self._too_slow_text(min_bytes_per_s), stalled_s=self._waited_s)
             self._bytes, self._waited_s = 0, 0.0
 
-    def _too_slow(self, min_bytes_per_s: float) -> str:
+    def _too_slow_text(self, min_bytes_per_s: float) -> str:
         observed = f"{self._peer} transferred {self._bytes:,} bytes in {self._waited_s:,.0f} s"
         return f"too slow: {observed}; expected at least {min_bytes_per_s:,.0f} bytes per second"
 
@@ -469,7 +469,8 @@ def object_md5(address: str, headers: Mapping[str, str]) -> str | None:
 
 def google_hashes(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the checksums in Google's response headers, as a dict from algorithm to base64 value."""
-    return dict(part.strip().partition("=")[::2] for part in headers.get("x-goog-hash", "").split(","))
+    pairs = (part.strip().partition("=") for part in headers.get("x-goog-hash", "").split(","))
+    return {algorithm: value for algorithm, _, value in pairs}
 
 
 def _read_reason(response: urllib3.BaseHTTPResponse) -> bytes:

@@ -196,11 +196,11 @@ def hold_lock(folder: str, base: str, *, shared: bool = False) -> Iterator[None]
         return
     exclusive = join_address(folder, f".{base}{_SUFFIX}")
     holder = LockHolder.for_this_process()
-    own = f"{exclusive}.{holder.token}" if shared else exclusive
+    address = f"{exclusive}.{holder.token}" if shared else exclusive
     _own_tokens.add(holder.token)
     try:
         with write_errors(folder):
-            lease = Lease(own, holder, _acquire(own, holder))
+            lease = Lease(address, holder, _create_or_take_over(address, holder))
     except BaseException:
         _own_tokens.discard(holder.token)
         raise
@@ -225,7 +225,8 @@ def check_held(folder: str) -> None:
         lease.check()
 
 
-def _acquire(address: str, holder: LockHolder) -> str:
+def _create_or_take_over(address: str, holder: LockHolder) -> str:
+    """Return the version of this process's lock."""
     for _ in range(_MAX_TRIES):
         try:
             version = _write_lock(address, holder, "")
@@ -234,7 +235,7 @@ def _acquire(address: str, holder: LockHolder) -> str:
         else:
             check_conditional_writes(address, holder.encode(1))
             return version
-        if existing is None:
+        if existing is None:  # it was just released
             continue
         if not existing.is_free or not existing.version:
             raise _locked_error(address, existing)
@@ -335,4 +336,4 @@ def _process_start(pid: int) -> str:
             state, *fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return ""
-    return "" if state in (b"Z", b"X") else fields[18].decode()
+    return "" if state in (b"Z", b"X") else fields[18].decode()  # `starttime` in proc(5)

@@ -114,20 +114,20 @@ class ReadAheadStream(io.RawIOBase):
         self._read_pieces, self._piece = read_pieces, memoryview(b"")
         self._queue: queue.SimpleQueue[bytes | BaseException] = queue.SimpleQueue()
         self._free_slots = threading.Semaphore(_MAX_QUEUED_PIECES)
-        self._stopped, self._ended = False, False
+        self._stopped = self._ended = False
         self._thread: threading.Thread | None = None
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, into: Buffer, /) -> int:
-        view, done = memoryview(into).cast("B"), 0
-        while done < len(view) and (self._piece or self._next_piece()):
-            chunk = self._piece[: len(view) - done]
-            view[done : done + len(chunk)] = chunk
+        view, size = memoryview(into).cast("B"), 0
+        while size < len(view) and (self._piece or self._receive_piece()):
+            chunk = self._piece[: len(view) - size]
+            view[size : size + len(chunk)] = chunk
             self._piece = self._piece[len(chunk) :]
-            done += len(chunk)
-        return done
+            size += len(chunk)
+        return size
 
     def close(self) -> None:
         self._stopped = True
@@ -136,7 +136,8 @@ class ReadAheadStream(io.RawIOBase):
             self._thread.join(_CLOSE_TIMEOUT_S)
         super().close()
 
-    def _next_piece(self) -> bool:
+    def _receive_piece(self) -> bool:
+        """Return False at the end."""
         if self._ended:
             return False
         if self._thread is None:  # a daemon thread does not prevent the process from exiting

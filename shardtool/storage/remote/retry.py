@@ -86,12 +86,12 @@ class RequestCancelled(Exception):
 @contextmanager
 def cancel_on(stop: threading.Event) -> Iterator[None]:
     """When `stop` is set, cancel the requests that this thread sends in the `with` block."""
-    before = getattr(_thread_state, "stop", None)
+    outer_stop = getattr(_thread_state, "stop", None)
     _thread_state.stop = stop
     try:
         yield
     finally:
-        _thread_state.stop = before
+        _thread_state.stop = outer_stop
 
 
 @contextmanager
@@ -195,8 +195,9 @@ class RetryState:
         self._failures += 1
         if error.has_response or error.wait_s is not None:
             _servers_that_responded.add(self._server)
-        responded, max_total_s, spent_s = _has_responded(self._server), retry_for(), time.monotonic() - self._start_s
-        policy = _current_policy()
+        policy, max_total_s = _current_policy(), retry_for()
+        responded = _has_responded(self._server)
+        spent_s = time.monotonic() - self._start_s
         remaining_s = (max_total_s if responded else min(max_total_s, policy.first_response_s)) - spent_s
         has_max_tries = not responded or (self._counts_waits_only and not error.has_response)
         if remaining_s <= 0 or (has_max_tries and self._failures >= policy.tries):

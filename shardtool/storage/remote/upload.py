@@ -140,7 +140,8 @@ class Upload(AbstractContextManager["Upload"]):
             connection.endheaders()
         except OSError:
             raise retry.TransientError("the connection was lost") from None
-        self._socket, peer = PacedSocket(connection.sock, peer_name(connection)), peer_name(connection)
+        peer = peer_name(connection)
+        self._socket = PacedSocket(connection.sock, peer)
         if (response := _early_refusal(PacedSocket(connection.sock, peer, _CONTINUE_TIMEOUT_S))) is not None:
             _check_response(self._address, response)
             raise retry.TransientError("the store responded before it had the whole object")
@@ -177,6 +178,7 @@ class Upload(AbstractContextManager["Upload"]):
 
 
 def _new_connection(url: str) -> tuple[HTTPConnection, str, Mapping[str, str]]:
+    """Return a closed connection, the target for its request line, and headers for its proxy."""
     pool: Any = connections_for(url).connection_from_url(url)
     connection: HTTPConnection = pool._new_conn()  # noqa: SLF001 - uses the pool's settings
     server, proxy = urlsplit(url), pool.proxy
