@@ -188,7 +188,7 @@ class LocalPool(Pool):
     def _feed(
         self, worker: _Worker, function: Callable[..., object], queue: Iterator[tuple[int, object]], *, reports: bool
     ) -> None:
-        for number, task in islice(queue, 1):  # no task if the queue is empty
+        for number, task in islice(queue, 1):
             worker.number, worker.task_text, worker.last_heard = number, describe_task(function, task), time.monotonic()
             try:
                 send(worker.tasks, (function, number, task, reports))

@@ -202,7 +202,7 @@ class BundleReader:
 
     Args:
         sizes: Number of tokens, or aspect ratio index, of each sample, indexed by sample number, int64 [samples].
-        rule: Function that divides a window into bundles; see the module docstring.
+        rule: See the module docstring.
         limit: Maximum number of tokens or samples in a bundle.
         make: Function that makes a block or batch from a bundle and its samples.
     """
@@ -297,7 +297,7 @@ class BundleReader:
         unique_members, inverse = np.unique(members, return_inverse=True)
         if len(unique_members) == len(members):
             return self._make_bundles(numbers, iter(self._reader.read(members, on_demand=True)))
-        samples = [*self._reader.read(unique_members)]  # read a split sample once
+        samples = [*self._reader.read(unique_members)]
         return self._make_bundles(numbers, (samples[at] for at in inverse.tolist()))
 
     def with_skip_callback(
@@ -355,7 +355,7 @@ def sample_sizes(
     """Return the size of each sample, indexed by sample number. Samples that are not in `samples` have size 0.
 
     `shard_sizes` returns the size of each sample in a shard, or a negative number if a value is missing. If one of the
-    samples lacks the value, raise InvalidRequest. `value` describes the value in the error.
+    samples lacks the value, raise InvalidRequest.
     """
     parts = []
     for dataset_reader, dataset_samples in each_dataset(reader, samples):

@@ -163,7 +163,7 @@ class Decode:
         if self.only is not None and name not in self.only:
             return None
         own_decoders, parts = dict(self.own), name.split(".")
-        for start in range(len(parts)):  # the longest extension first
+        for start in range(len(parts)):
             ending = ".".join(parts[start:])
             if ending in own_decoders:
                 decoder = own_decoders[ending]

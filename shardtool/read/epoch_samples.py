@@ -1,8 +1,7 @@
 """The samples of an epoch: all samples of a catalog, some of them, or a weighted mix of several datasets.
 
-In a mix with the weights 3, 1 and 1, the first 64 positions contain 38, 13 and 13 samples of the three datasets. The
-first number is 3/5 of 64, rounded. The second is half of the remaining 26. The order of the datasets is then shuffled
-within each block of 64 positions.
+In a mix with the weights 3, 1 and 1, the first 64 positions contain 38 samples of the first dataset (3/5 of 64,
+rounded) and 13 of each other dataset. The order of the datasets is shuffled within each block of 64 positions.
 """
 
 from __future__ import annotations

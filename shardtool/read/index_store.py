@@ -128,7 +128,7 @@ class IndexStore(LruCache[int, ShardIndex]):
 
     @cached_property
     def _first_keys(self) -> list[str]:
-        """First key of each shard, or [] if key ranges are unknown or overlap."""
+        """First keys, or [] if key ranges are unknown or overlap."""
         ranges = self.catalog.key_ranges
         are_known = ("", "") not in ranges and all(first <= last for first, last in ranges)
         are_disjoint = all(last < next_first for (_, last), (next_first, _) in pairwise(ranges))

@@ -202,7 +202,7 @@ class OpenFiles(LruCache[str, OpenShardFile]):
     def renew(self, shard: StoredShard, file: OpenShardFile) -> bool:
         """Delete a damaged copy from the cache, and return whether to open the shard again.
 
-        A shard is copied again only once. If both copies are damaged, the original probably is, too.
+        A shard is copied again only once, because the original may be damaged.
         """
         with self._lock:
             if not file.copied or not isinstance(self._cache, CopyingCache):

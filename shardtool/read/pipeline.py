@@ -183,8 +183,8 @@ class Pipeline:
     """A sequence of stages.
 
     Attributes:
-        types: Field types in the dataset file, for a `Decode` that is added later.
-        on_error: Default `on_error` of a `Decode` that is added later.
+        types: Field types in the dataset file, for later `Decode` stages.
+        on_error: Default `on_error` of these stages.
     """
 
     stages: tuple[Stage | Batch, ...] = ()

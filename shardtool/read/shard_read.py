@@ -338,7 +338,7 @@ def _begins_block(offsets: Numbers, lengths: Numbers) -> NDArray[np.bool_]:
     gaps = offsets[1:] - offsets[:-1] - lengths[:-1]
     begins[1:] = (gaps < 0) | (gaps > _MAX_GAP_BYTES) | is_large[1:] | is_large[:-1]
     starts = offsets[np.flatnonzero(begins)][np.cumsum(begins) - 1]
-    parts = (offsets - starts) // _MAX_BLOCK_BYTES  # divide large blocks
+    parts = (offsets - starts) // _MAX_BLOCK_BYTES
     begins[1:] |= parts[1:] != parts[:-1]
     return begins
 

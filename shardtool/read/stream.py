@@ -208,7 +208,7 @@ class Stream(SampleSource[SampleT]):
         self._is_started = True
 
         def replace_skipped(error: ShardError) -> Sample | None:
-            return self._last_position(current).replace_skipped(error)
+            return self.last_position(current).replace_skipped(error)
 
         return cast("Iterator[SampleT]", self.stages.run(self._samples(current), replace_skipped, current.rng))
 
@@ -230,10 +230,8 @@ class Stream(SampleSource[SampleT]):
         rank = f", {name} {share.rank} of {share.world_size}" if share.world_size > 1 else ""
         return f"<Stream: {pluralize(self._samples_of_rank, 'sample')}, {order}{rank}{self.stages}>"
 
-    def last_position(self) -> StreamPosition:
-        return self._last_position(self._pass)
-
-    def _last_position(self, current: EpochPass) -> StreamPosition:
+    def last_position(self, current: EpochPass | None = None) -> StreamPosition:
+        current = current or self._pass
         if current.last_position is None or current.last_position.position != current.positions[current.yielded - 1]:
             current.last_position = StreamPosition(self, current)
         return current.last_position
@@ -259,7 +257,7 @@ class Stream(SampleSource[SampleT]):
                         yield sample
                     else:
                         self._skip_or_raise(sample, int(numbers[current.yielded - 1]), current)
-                        if (replacement := self._last_position(current).next_replacement(sample)) is not None:
+                        if (replacement := self.last_position(current).next_replacement(sample)) is not None:
                             yield replacement
                 del samples, future  # release the samples before waiting for the next ones
                 if len(positions):

@@ -167,7 +167,7 @@ class Streamable(SampleSource[SampleT]):
         rule = bundles.fitted if by == "first-fit" else bundles.concatenated
         reader = reader.with_fields(frozenset({token_field.name}))
         make = packing.BlockMaker(tokens, token_field, pad)
-        name, dtype_text = token_field.name, token_field.dtype.str  # part of the fingerprint
+        name, dtype_text = token_field.name, token_field.dtype.str
         return BundledDataset(bundles.BundleReader(reader, samples, sizes, rule, tokens, make, name, dtype_text, pad))
 
     @overload  # type: ignore[override] # accepts more than a stream's

@@ -83,7 +83,7 @@ class RemoteFolder:
     def write(
         self, name: str, fill: Callable[[Sink], Result], size: int | None, _mtime_ns: int, /
     ) -> tuple[Result, DurableFile]:
-        """Let `fill` write an object of `size` bytes. If the upload fails, `fill` is called again.
+        """Let `fill` write an object of `size` bytes, again after each failed upload.
 
         If `size` is None or `fill` writes fewer bytes, upload a local file that `fill` writes.
         """

@@ -2,8 +2,7 @@
 
 All blocks are in one unnamed temporary file in TMPDIR (docs/decisions/015-shared-indexes.md).
 
-The file starts with a header: the offset of the free space, then the offset and size of each block. Other processes see
-a block once its offset is written.
+The file starts with a header: the offset of the free space, then the offset and size of each block.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ class DirectTransfer:
 
     def send(self, batch: Any) -> TakeBatch:
         """Copy the tensors of a batch, and apply `change`."""
-        return [change_tensors(batch, self._copy)].pop  # `pop` keeps no reference to the batch
+        return [change_tensors(batch, self._copy)].pop  # `pop` keeps no reference
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
         changed = self._change(tensor.to(self._device))

@@ -183,8 +183,6 @@ class WorkerState:
     """The progress of one worker in a pass.
 
     Attributes:
-        start: State of the stream at the start of the pass.
-        end: Position at which the pass ends.
         position: Position after the last sample that this worker has read.
         left_out: Number of samples that were skipped and not replaced.
     """

@@ -94,7 +94,7 @@ class Loader(StreamOptions):
 
     def __iter__(self) -> Iterator[Any]:
         stream = copy(self._stream)
-        self._pass = this_pass = object()  # an older iterator then no longer records its state
+        self._pass = this_pass = object()  # older iterators no longer record states
         if self._next_epoch is not None:
             self._state = {**self._state, "epoch": self._next_epoch, "position": 0}
         stream.load_state_dict(self._state)
@@ -132,7 +132,7 @@ class Loader(StreamOptions):
                 del batch
                 if result[0] is not None:
                     self._record_state(this_pass, state_after)
-                    yield result.pop()  # keep no reference, so the caller can release the batch
+                    yield result.pop()  # keep no reference
         finally:
             stop.set()
             for future in pending:

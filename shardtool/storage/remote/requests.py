@@ -93,7 +93,7 @@ def imap_requests(
 def ordered_results(
     threads: ThreadPoolExecutor, call: Callable[[Item], Result], items: Iterable[Item], at_once: int
 ) -> Iterator[Result]:
-    """Yield `call(item)` for each item, in order, with at most `at_once` parallel calls in `threads`."""
+    """Do the same as `imap_requests`, in `threads`."""
     remaining = iter(items)
     futures: deque[Future[Result]] = deque(threads.submit(call, item) for item in islice(remaining, at_once))
     try:

@@ -15,6 +15,7 @@ from urllib.parse import quote, unquote
 
 from shardtool.errors import AccessRefused, InvalidRequest
 from shardtool.messages import option_text
+from shardtool.storage.remote import store_options
 from shardtool.storage.remote.address import (
     SOURCE_MARKER,
     SOURCE_PREFIX,
@@ -25,14 +26,6 @@ from shardtool.storage.remote.address import (
 )
 from shardtool.storage.remote.failures import obstore_errors
 from shardtool.storage.remote.network import NETWORK_VARIABLES, extra_certificates
-from shardtool.storage.remote.store_options import (
-    ANONYMOUS_VARIABLE,
-    ENDPOINT_VARIABLE,
-    STORE_OPTION_VARIABLES,
-    VARIABLES,
-    client_config,
-    options_of,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -45,7 +38,7 @@ _AWS_CREDENTIAL_VARIABLES = (
 )  # fmt: skip
 
 
-_ENDPOINT_VARIABLES = (ENDPOINT_VARIABLE, "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+_ENDPOINT_VARIABLES = (store_options.ENDPOINT_VARIABLE, "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 _REGION_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION")
 _KEY_PAIR_VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 _IDENTITY_VARIABLES = (*_AWS_CREDENTIAL_VARIABLES, *_KEY_PAIR_VARIABLES[1:], "AWS_PROFILE")
@@ -58,27 +51,27 @@ _SOURCE_VARIABLES = (
 _STORE_VARIABLES = (
     *_ENDPOINT_VARIABLES, *_IDENTITY_VARIABLES, *_REGION_VARIABLES,
     "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY", "GOOGLE_APPLICATION_CREDENTIALS",
-    *_SKIP_SIGNATURE_VARIABLES.values(), ANONYMOUS_VARIABLE, "AZURE_STORAGE_ENDPOINT",
+    *_SKIP_SIGNATURE_VARIABLES.values(), store_options.ANONYMOUS_VARIABLE, "AZURE_STORAGE_ENDPOINT",
     "AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN", "AWS_CONFIG_FILE",
-    "AWS_SHARED_CREDENTIALS_FILE", *STORE_OPTION_VARIABLES, *NETWORK_VARIABLES,
+    "AWS_SHARED_CREDENTIALS_FILE", *store_options.STORE_OPTION_VARIABLES, *NETWORK_VARIABLES,
 )  # fmt: skip
 
 
 def use_endpoint(url: str) -> None:
     """Use the server at `url` for all stores, also in child processes."""
     check_endpoint(url, url)
-    os.environ[ENDPOINT_VARIABLE] = url
+    os.environ[store_options.ENDPOINT_VARIABLE] = url
 
 
 def use_anonymous(enabled: bool = True) -> None:  # noqa: FBT001, FBT002 - the value of a command-line flag
     """Send requests without signature or credentials, also in child processes."""
     if enabled:
-        os.environ[ANONYMOUS_VARIABLE] = "true"
+        os.environ[store_options.ANONYMOUS_VARIABLE] = "true"
 
 
 def is_anonymous(scheme: str, environment: Mapping[str, str] = os.environ) -> bool:
     """Return whether requests to the stores of a scheme are unsigned."""
-    variables = ANONYMOUS_VARIABLE, _SKIP_SIGNATURE_VARIABLES[scheme]
+    variables = store_options.ANONYMOUS_VARIABLE, _SKIP_SIGNATURE_VARIABLES[scheme]
     return any(environment.get(name, "").lower() in ("1", "true") for name in variables)
 
 
@@ -107,14 +100,14 @@ def source_address_for(address: str, endpoint: str | None) -> str:
 
 def _source_environment(server: str) -> dict[str, str]:
     values = {name: value for name in _SOURCE_VARIABLES if (value := os.environ.get(SOURCE_PREFIX + name))}
-    return _environment_with({**values, ENDPOINT_VARIABLE: server})
+    return _environment_with({**values, store_options.ENDPOINT_VARIABLE: server})
 
 
 def _environment_with(values: Mapping[str, str]) -> dict[str, str]:
-    s3 = (*_IDENTITY_VARIABLES, ANONYMOUS_VARIABLE)
-    gs = (*_CREDENTIAL_KINDS["gs"], "GOOGLE_SKIP_SIGNATURE", ANONYMOUS_VARIABLE)
-    az = (*AZURE_KEY_VARIABLES, *AZURE_TOKEN_VARIABLES, "AZURE_SKIP_SIGNATURE", ANONYMOUS_VARIABLE)
-    # a value hides the inherited variables of its group, and related variables
+    s3 = (*_IDENTITY_VARIABLES, store_options.ANONYMOUS_VARIABLE)
+    gs = (*_CREDENTIAL_KINDS["gs"], "GOOGLE_SKIP_SIGNATURE", store_options.ANONYMOUS_VARIABLE)
+    az = (*AZURE_KEY_VARIABLES, *AZURE_TOKEN_VARIABLES, "AZURE_SKIP_SIGNATURE", store_options.ANONYMOUS_VARIABLE)
+    # a value hides inherited values of its group
     groups = [(_ENDPOINT_VARIABLES, ()), (_REGION_VARIABLES, ()), (s3, _REGION_VARIABLES), (gs, ()), (az, ())]
     hidden = {name for names, related in groups if values.keys() & {*names} for name in (*names, *related)}
     inherited = {name: os.environ[name] for name in _STORE_VARIABLES if name in os.environ and name not in hidden}
@@ -126,7 +119,7 @@ def environment_for(address: str) -> Mapping[str, str]:
     parts = parse_address(address)
     if parts.marker.startswith(SOURCE_MARKER):
         return _source_environment(unquote(parts.marker.removeprefix(SOURCE_MARKER)))
-    options = options_of(parts.marker, address)
+    options = store_options.options_of(parts.marker, address)
     return os.environ if options is None else _environment_with(options)
 
 
@@ -163,7 +156,7 @@ def credentials_kind(address: str) -> str:
     """Describe the credentials for an address, and where they were found."""
     parts, (store, unsigned_url) = parse_address(address), store_for(address)
     environment = environment_for(address)
-    options = options_of(parts.marker, address) or {}
+    options = store_options.options_of(parts.marker, address) or {}
     if unsigned_url is not None:
         return "none: requests are not signed"
     if keys := getattr(store.credential_provider, "credentials", None):
@@ -183,7 +176,7 @@ def _make_store(
     scheme: str, bucket: str, environment: tuple[tuple[str, str], ...], *, has_own_settings: bool = False
 ) -> tuple[Any, str | None]:
     env = dict(environment)
-    endpoint = env.get(ENDPOINT_VARIABLE, "")
+    endpoint = env.get(store_options.ENDPOINT_VARIABLE, "")
     try:
         from obstore import store
     except ImportError:
@@ -192,7 +185,7 @@ def _make_store(
     if certificates := extra_certificates():
         client["root_certificate"] = certificates
     options: dict[str, Any] = {"client_options": client, "retry_config": {"max_retries": 0}}
-    options["config"] = client_config(scheme)
+    options["config"] = store_options.client_config(scheme)
     anonymous = is_anonymous(scheme, env)
     if anonymous or has_own_settings:
         options["config"]["skip_signature"] = anonymous
@@ -200,7 +193,11 @@ def _make_store(
         if scheme == "s3":
             return _make_s3_store(bucket, env, options, anonymous=anonymous, has_own_settings=has_own_settings)
         if has_own_settings:
-            settings = {name: env.get(variable) for name, variable in VARIABLES[scheme].items() if name in _OWN_CONFIG}
+            settings = {
+                name: env.get(variable)
+                for name, variable in store_options.VARIABLES[scheme].items()
+                if name in _OWN_CONFIG
+            }
             options["config"] |= {name: value for name, value in settings.items() if value}
         if scheme == "gs":
             if endpoint:
@@ -280,7 +277,7 @@ def _aws_session(bucket: str, environment: Mapping[str, str]) -> Any:
     if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true" and not has_credentials:
         raise AccessRefused(
             f"s3://{bucket}", "no credentials", expected="AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile",
-            remedy=f"For a public bucket, set {ANONYMOUS_VARIABLE}=true.",
+            remedy=f"For a public bucket, set {store_options.ANONYMOUS_VARIABLE}=true.",
         )  # fmt: skip
     return None
 
@@ -331,7 +328,7 @@ def not_installed_error(library: str) -> InvalidRequest:
 
 
 AZURE_ACCOUNT_VARIABLES = ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT")
-_AZURE_ENDPOINT_VARIABLES = (ENDPOINT_VARIABLE, "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
+_AZURE_ENDPOINT_VARIABLES = (store_options.ENDPOINT_VARIABLE, "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
 
 
 def azure_server(environment: Mapping[str, str]) -> str:

@@ -178,7 +178,7 @@ class Upload(AbstractContextManager["Upload"]):
 
 
 def _new_connection(url: str) -> tuple[HTTPConnection, str, Mapping[str, str]]:
-    """Return a closed connection, the target for its request line, and headers for its proxy."""
+    """Return a connection, its request target, and its proxy headers."""
     pool: Any = connections_for(url).connection_from_url(url)
     connection: HTTPConnection = pool._new_conn()  # noqa: SLF001 - uses the pool's settings
     server, proxy = urlsplit(url), pool.proxy
