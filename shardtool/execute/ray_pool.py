@@ -185,7 +185,7 @@ class RayPool(Pool):
         staging.set_attempt(token_hex(ray_task.ATTEMPT_TOKEN_BYTES))
 
     def _connect(self, address: str | None, cores: int, observer: Observer) -> None:
-        """Connect to a cluster. If no cluster runs and none was requested, start one on this machine."""
+        """Connect to a cluster, or start one on this machine if none runs and none was requested."""
         if not self._owns_connection:
             if address not in (None, "auto"):
                 found, remedy = "this process is already connected to a cluster", "Omit the address."

@@ -1,7 +1,6 @@
 """Order and read bundles of samples. A bundle becomes one packed block, or one batch of similar samples.
 
-Each bundle takes one position of the epoch. Ranks, workers and saved stream positions therefore count bundles, not
-samples.
+Ranks, workers and saved stream positions count bundles, not samples.
 
 A window is a range of consecutive samples of the epoch. A rule is a function that divides a window into bundles. The
 rule gets the size or aspect ratio index of each sample, and can split samples into pieces. It returns four int64
@@ -204,7 +203,7 @@ class BundleReader:
         sizes: Number of tokens, or aspect ratio index, of each sample, indexed by sample number, int64 [samples].
         rule: See the module docstring.
         limit: Maximum number of tokens or samples in a bundle.
-        make: Function that makes a block or batch from a bundle and its samples.
+        make: Function that makes a block or batch.
     """
 
     number_limit = _MAX_BUNDLES_IN_EPOCH * _MAX_BUNDLES_IN_EPOCH // 2

@@ -55,7 +55,7 @@ def choose_parts(
     """Choose `parts`, `window` and `ranks` of `OrderOptions`.
 
     Usually, each rank reads its own parts. The returned `ranks` is 0 if `parts` is given, if the source consists of
-    bundles, or if a mix has a cache. The order then does not depend on the number of ranks.
+    bundles, or if a mix has a cache.
     """
     types_with_parts_per_rank = (CatalogSamples,) if copies else (CatalogSamples, MixedSamples)
     if parts is not None or not isinstance(source, types_with_parts_per_rank):

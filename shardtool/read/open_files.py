@@ -86,7 +86,7 @@ class OpenShardFile:
             return
         if self.fd >= 0:
             os.close(self.fd)
-        if self._lease is not None and self._pid == os.getpid():  # after a fork, only the parent releases the lease
+        if self._lease is not None and self._pid == os.getpid():  # only the parent releases the lease
             self._lease.close()
 
     def release_lease(self) -> None:

@@ -77,8 +77,7 @@ def similar_path(path: str) -> str:
 
     if is_url(path) or os.path.exists(path):
         return ""
-    missing = path.rstrip("/")  # the first missing part
-    tail = ""
+    missing, tail = path.rstrip("/"), ""
     while missing and not os.path.lexists(parent := os.path.dirname(missing) or "."):
         tail = os.path.join(os.path.basename(missing), tail)
         missing = parent

@@ -1,8 +1,8 @@
 """The options of `Loader` and `StreamDataset`, and the state that workers and their parent share.
 
 Workers read ahead, so the position of a worker is later than the position of the training loop. The state of a stream
-is therefore computed from two values: the start of the pass (the current iteration) in each worker's state, and the
-number of batches that the training loop has received.
+is therefore computed from the start of the pass (the current iteration) and the number of batches that the training
+loop has received.
 """
 
 from __future__ import annotations
@@ -309,7 +309,7 @@ class SharedPassStart:
     def __init__(self, blocks: SharedBlocks) -> None:
         self._blocks = blocks
         self._epoch_and_position = torch.zeros(2, dtype=torch.int64).share_memory_()
-        self._group = torch.zeros(3, dtype=torch.int64).share_memory_()  # see `record_worker_start`
+        self._group = torch.zeros(3, dtype=torch.int64).share_memory_()
         self._workers = torch.zeros(_MAX_WORKERS, dtype=torch.uint8).share_memory_()
         self.drop_last = torch.zeros(1).share_memory_()
 

@@ -193,11 +193,8 @@ def _make_store(
         if scheme == "s3":
             return _make_s3_store(bucket, env, options, anonymous=anonymous, has_own_settings=has_own_settings)
         if has_own_settings:
-            settings = {
-                name: env.get(variable)
-                for name, variable in store_options.VARIABLES[scheme].items()
-                if name in _OWN_CONFIG
-            }
+            variables = store_options.VARIABLES[scheme]
+            settings = {name: env.get(variables[name]) for name in _OWN_CONFIG if name in variables}
             options["config"] |= {name: value for name, value in settings.items() if value}
         if scheme == "gs":
             if endpoint:

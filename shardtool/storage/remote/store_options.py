@@ -4,7 +4,7 @@ Options of objects, such as a storage class, are not supported for Google: they 
 signs only URLs.
 
 Each process keeps the options of calls in a dict. An address refers to its options with a marker, as in
-`s3://options=KEY@bucket/key`. Messages and results show addresses without markers.
+`s3://options=KEY@bucket/key`. Messages and results omit markers.
 """
 
 from __future__ import annotations
