@@ -336,4 +336,4 @@ def _process_start(pid: int) -> str:
             state, *fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return ""
-    return "" if state in (b"Z", b"X") else fields[18].decode()  # `starttime` in proc(5)
+    return "" if state in (b"Z", b"X") else fields[18].decode()  # starttime in proc(5)
