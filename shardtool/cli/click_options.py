@@ -1,4 +1,4 @@
-"""Build click options from option declarations, and options objects from command-line values."""
+"""Build click options from option declarations. Build options objects from command-line values."""
 
 from __future__ import annotations
 

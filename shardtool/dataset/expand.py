@@ -44,7 +44,8 @@ _RANGE_PATTERN = re.compile(r"[^{}<>,*?%\[\]]*\{\d{1,18}\.\.\d{0,18}\}[^{}<>,*?%
 def expand_datasets(dataset: DatasetLike) -> list[DatasetLike]:
     """Return a list of arguments for `find_dataset`, one per dataset, even for datasets that do not exist.
 
-    The shards in a list form one dataset, without the shards that another list item, such as a folder, contains.
+    If `dataset` is a list, its shards are one dataset. This dataset excludes shards that another item, such as a
+    folder, contains.
     """
     if dataset and isinstance(dataset, (str, os.PathLike)):
         datasets = _expand_name(os.fspath(dataset))

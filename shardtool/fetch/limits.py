@@ -58,7 +58,7 @@ class HostTimes:
         self._remaining[number // (AHEAD_FACTOR * self._options.connections)][host] -= 1
 
     def estimate(self) -> tuple[float, str, int, int, float]:
-        """Return the attributes of `FetchProgress` from `remaining_s` to `seconds_per_file`. Thread-safe."""
+        """Return the last five attributes of `FetchProgress`. Thread-safe."""
         seconds_per_file, seconds = self._seconds_per_file(), defaultdict[str, float](float)
         for counts in self._remaining:
             busy = {host: count * seconds_per_file[host] for host, count in counts.items() if count}

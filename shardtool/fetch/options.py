@@ -28,7 +28,7 @@ class FetchOptions:
         per_host: Maximum concurrent requests per host. Each worker gets its share of this number.
         timeout_s: Maximum seconds to wait for a connection or for data.
         max_time_s: Maximum seconds for a file, including retries.
-        robots: Whether to skip files whose use an X-Robots-Tag header forbids.
+        robots: Whether to skip a file if its X-Robots-Tag header forbids its use.
         images: Whether files must start with the signature of an image.
         memory: Maximum bytes of downloaded files in memory.
         max_failed: Maximum share of a shard's samples whose downloads may fail.

@@ -121,7 +121,7 @@ def _shuffled_samples(options: OrderOptions, starts: Numbers, ends: Numbers, pos
         row_key = derive_state("row", options.seed, options.epoch)
         keys = random_at(row_key, (row * options.ranks + rank).astype(np.uint64))
         permuted_part = permute_positions(part_of_rank, options.parts // options.ranks, keys) * options.ranks + rank
-        # do not permute the last row, because a rank may have fewer parts there
+        # In the last row, a rank may have fewer parts than in other rows, so this row is not permuted.
         part = np.where(row < min_part_size, permuted_part, part)
     part_start = part * min_part_size + np.minimum(part, longer_parts)
     part_size = min_part_size + (part < longer_parts)

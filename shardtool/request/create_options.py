@@ -256,7 +256,7 @@ class ReshardOptions(SelectingOptions):
         per_class: Keep at most N samples per class, chosen by a hash of key and `seed`.
         of: Column with the classes for `per_class`.
         method: Read samples individually (gather) or in two sequential passes (scatter).
-        memory: Limit the total memory of all workers during scatter, at least 16MB.
+        memory: Maximum memory of all workers together during scatter. The minimum is 16MB.
         temp_dir: Folder for scatter's temporary file.
     """
 

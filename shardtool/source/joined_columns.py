@@ -22,7 +22,7 @@ _UNUSUAL_IN_FIELDS = re.compile(r"[^a-z0-9_]+")
 
 
 def describe_join(listing: Listing, options: SelectingOptions) -> JoinedTable | None:
-    """Return where the joined columns are stored, and an option to store others as fields, or None without a join."""
+    """Describe where the joined columns are stored. Return None if no table was joined."""
     metadata = listing.entries.metadata
     if not listing.joined or metadata is None:
         return None

@@ -90,7 +90,7 @@ class CenterCrop(_Crop):
 
     Attributes:
         shorter: Length of the shorter side after scaling. With None, only images smaller than `size` are scaled.
-        place: Name of a field to add with the position of the crop.
+        place: Name of an additional field that contains the position of the crop.
     """
 
     size: int
@@ -126,7 +126,7 @@ class RandomResizedCrop(_Crop):
         scale: Minimum and maximum area, as a share of the image.
         ratio: Minimum and maximum of width / height.
         flip: Probability of mirroring left to right.
-        place: Name of a field to add with the position of the crop.
+        place: Name of an additional field that contains the position of the crop.
 
     Source: C. Szegedy et al., "Going Deeper with Convolutions", section 6; torchvision's `RandomResizedCrop`.
     """

@@ -93,7 +93,7 @@ class ImageOptions:
         resize_mode: `shorter` scales until the image covers `resize`. `longer` scales until the image fits inside.
             `exact` may change the aspect ratio. `crop` scales like `shorter`, then crops the centre. `pad` scales like
             `longer`, then adds borders. Borders are transparent if the written mode has alpha, otherwise black. If a
-            palette lacks this colour, borders have its first colour.
+            palette lacks black, borders have the first colour of the palette.
         only_larger: Never enlarge. An image that fits in `resize` is not changed, even by `pad`. With `exact` or
             `crop`, a side that is shorter than its target keeps its length.
         encode: Output format. For `jpg`, CMYK JPEGs are re-encoded as RGB.

@@ -105,7 +105,7 @@ def merge_stat_results(
 ) -> tuple[list[FieldColumn], list[Problem], NDArray[np.int64]]:
     """Merge the results of workers. Return a `FieldColumn` for each column of paths, and the problems.
 
-    The third result is int64[samples, columns]: the number of each file's problem, counted from 1, or 0 for no problem.
+    The third result is int64[samples, columns]: for each file, 1 + the index of its problem, or 0 for no problem.
     """
     kinds = np.frombuffer(b"".join([part.kinds for part in parts]), np.uint8).reshape(-1, columns)
     arrays = [np.frombuffer(part.states, np.int64).reshape(-1, columns, 4) for part in parts]

@@ -172,7 +172,7 @@ def known_options() -> dict[str, dict[str, Any]]:
 
 
 def options_in(addresses: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return the part of `known_options` that the markers of these addresses refer to."""
+    """Return the options of the given addresses, by the keys in their markers."""
     keys = {parse_address(address).marker.removeprefix(OPTIONS_MARKER) for address in addresses if is_url(address)}
     return {key: _options_by_key[key] for key in keys if key in _options_by_key}
 

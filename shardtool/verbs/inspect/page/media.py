@@ -127,6 +127,6 @@ class MediaBudget:
 
 
 def trim_audio(data: bytes) -> bytes:
-    """Make the start of an audio file playable. In a WAV, correct the length of the data chunk."""
+    """Return `data`, the start of an audio file, as a playable file: in a WAV, correct the length of the data chunk."""
     chunk = data.find(b"data", 12, len(data) - 4) if data[:4] == b"RIFF" else -1
     return data if chunk < 0 else data[: chunk + 4] + (len(data) - chunk - 8).to_bytes(4, "little") + data[chunk + 8 :]
