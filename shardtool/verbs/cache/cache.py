@@ -75,8 +75,8 @@ class CacheWriterOptions(NamedTuple):
 class CacheWriter(SampleWriter):
     """Writes samples into a cache. Create a writer with `Cache.writer`, and use it in a `with` block, in one thread.
 
-    A shard becomes visible when it is full or the block ends. If the cache is full and too many shards are in use, the
-    writer waits. An exception or a killed process leaves no partial shard. Keys must be unique within a shard.
+    A shard is added to the cache when it is full or the block ends. If too few shards can be evicted, the writer waits
+    for space. An exception or a killed process leaves no partial shard. Keys must be unique within a shard.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class CacheWriter(SampleWriter):
     def _add(self, sample: EncodedSample, row: Mapping[str, object]) -> None:
         try:
             super()._add(sample, row)
-        except InvalidRequest as error:  # the previous shard's metadata is incompatible; keep the writer usable
+        except InvalidRequest as error:  # metadata types in the previous shard conflict; keep the writer usable
             raise SampleRefused(error) from None
         self.samples += 1
 
@@ -259,7 +259,8 @@ class Cache:
     def open(self, shard: StoredShard) -> LeasedShard:
         """Return the copy of a shard, or the original shard if the cache cannot be used.
 
-        The first process that opens a shard copies it, and others wait. The copy is kept until the result is closed.
+        The first process that opens a shard copies it; other processes wait. The copy is kept until the result is
+        closed.
 
         Raises:
             InvalidRequest: The shard is larger than the cache.
@@ -275,7 +276,7 @@ class Cache:
         return LeasedShard(lock.path, lock)
 
     def expect(self, shard: StoredShard) -> None:
-        """Copy a shard in advance, without evicting others. Ignore failures, because `open` reports them."""
+        """Copy a shard in advance, without evicting other shards. Ignore failures, because `open` reports them."""
         with suppress(NotCopiedWarning, CorruptShard, OutputFailed, OSError):
             original = self._original(shard)
             if (lock := lease_copy(self._space, original)) is not None:

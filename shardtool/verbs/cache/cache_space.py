@@ -34,7 +34,7 @@ def lock_reservation(folder: Folder, name: str) -> FileLock | None:
 
 
 class Backoff:
-    """Pauses of increasing length, until a total time has passed."""
+    """Waits with increasing pauses, until a total time has passed."""
 
     def __init__(self, max_wait_s: float | None = None) -> None:
         self._max_wait_s = MAX_WAIT_S if max_wait_s is None else max_wait_s
@@ -72,7 +72,7 @@ class CacheSpace(NamedTuple):
             yield
 
     def is_cache(self) -> bool:
-        """Return whether the folder is a cache, or raise `InvalidRequest` if the cache cannot be used."""
+        """Return whether the folder is a cache. Raise `InvalidRequest` for a file, or a cache of another version."""
         folder = self.folder
         if os.path.exists(folder) and not os.path.isdir(folder):
             raise InvalidRequest(folder, "a file", expected="a folder, or a path that does not exist")
@@ -180,7 +180,7 @@ class CacheSpace(NamedTuple):
         """Reserve `size` bytes, and return the number of evicted shards. The folder's lock must be held.
 
         If there is too little space, evict no shard, record the request in the reservation, and return None. Raise
-        `OSError` if waiting cannot help: all shards together are too small, and no bytes are reserved.
+        `OSError` if waiting cannot help: no bytes are reserved, and evicting all shards would free too little space.
         """
         reservation.write(layout.encode_reservation(0, size))
         contents = self.scan(ignored_path=reservation.path)
@@ -199,7 +199,8 @@ class CacheSpace(NamedTuple):
     def evict(self, shards: Iterable[layout.CachedFile], size: int) -> int | None:
         """Evict shards to free `size` bytes, and return the number of evicted shards. The folder's lock must be held.
 
-        If too many shards are in use, evict none and return None. If a shard cannot be deleted, raise `OSError`.
+        If the shards that can be evicted are too small, evict none and return None. If a shard cannot be deleted, raise
+        `OSError`.
         """
         victims: list[tuple[layout.CachedFile, FileLock]] = []
         try:

@@ -52,8 +52,8 @@ COUNTS_FILE_NAME = re.compile(r"\d{1,10}-[0-9a-f]{8}")
 def original_file(shard: StoredShard) -> OriginalFile:
     """Return a shard's path, size and checksum, and the name of its copy.
 
-    The copy's name contains a hash of the shard's name, size and checksum. Without a valid sidecar with a
-    checksum, the hash uses the path, the size and the modification time (for a URL, the object version).
+    The copy's name contains a hash of the shard's name, size and checksum. If no valid sidecar
+    records a checksum, the hash uses the path, the size and the modification time (for a URL, the object version).
     """
     try:
         facts = parse_facts(load_sidecar(shard.sidecar), shard.sidecar)
@@ -139,7 +139,7 @@ class CacheContents:
 
 
 def encode_reservation(reserved: int, requested: int) -> bytes:
-    """Return the content of a reservation."""
+    """Return the content of a reservation file."""
     return b"%020d %020d %010d\n" % (reserved, requested, os.getpid())
 
 

@@ -42,7 +42,7 @@ class LeasedShard(AbstractContextManager["LeasedShard"]):
 
 
 class NotCopiedWarning(Exception):
-    """A shard cannot be copied now. The arguments are the kind of a note (such as "stuck") and its text."""
+    """A shard cannot be copied now. The arguments are the kind (such as "stuck") and the text of a note."""
 
 
 def _stalled_error(original: OriginalFile) -> NotCopiedWarning:
@@ -130,7 +130,7 @@ _MAX_RECLAIMED_DIVISOR = 2  # evict at most half of the cached bytes for waiting
 class CacheShards(Sequence[str]):
     """The paths of finished shards in a cache, leased until `close` or garbage collection.
 
-    An unpickled copy leases the shards that still exist.
+    Unpickling leases the shards that still exist.
     """
 
     def __init__(self, locks: list[FileLock], paths: list[str]) -> None:
@@ -191,7 +191,7 @@ def lease_written_shards(space: CacheSpace, max_bytes: int | None) -> CacheShard
         written = [shard for shard in contents.shards if shard.folder == WRITTEN and shard not in reclaimed]
         written.sort(key=lambda shard: (shard.added_ns, shard.name))
         locks = _lease_paths([os.path.join(space.folder, shard.path) for shard in written])
-        # Record a use of each shard, even if it is released below, because `_shards_to_reclaim` keeps unused shards.
+        # Record a use of all shards, including shards released below: `_shards_to_reclaim` evicts only used shards.
         for lock in locks:
             lock.record_use(time.time_ns())
         size = sum(lock.info.st_size for lock in locks)

@@ -117,7 +117,7 @@ def cache_clear(folder: str | os.PathLike[str]) -> CacheChange:
     """Delete the shards of a cache, except shards in use.
 
     Raises:
-        InvalidRequest: As for `cache_status`.
+        InvalidRequest: See `cache_status`.
         OutputFailed: A shard cannot be deleted.
     """
     space = _open_space(folder)
