@@ -51,7 +51,7 @@ class ShardCopy(NamedTuple):
 
     @property
     def differing(self) -> list[str]:
-        """The names of files at the destination that do not match."""
+        """The names of files at the destination that differ from the source."""
         return [original.name for original, matches in self.parts if matches is False]
 
     @property

@@ -22,7 +22,7 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 _POLL_S = 0.2
 _MEASURE_S, _MIN_GAIN = 1.0, 1.2
-_MAX_SILENT_S = 10  # maximum time between blocks of a thread; S3 closes connections that are idle for 20 s
+_MAX_SILENT_S = 10  # maximum time between two blocks that a thread copies; S3 closes connections that are idle for 20 s
 
 
 class ByteMeter:
@@ -39,7 +39,7 @@ class ByteMeter:
     def __init__(self, limit: int | None, report: Callable[[int], object] = lambda _: None) -> None:
         self._lock, self._bytes, self.stopped = threading.Lock(), 0, threading.Event()
         self._report = report
-        # After the time `_free_at`, more bytes can be copied without exceeding the limit.
+        # Until the time `_free_at`, more bytes would exceed the limit.
         self._limit, self._free_at = limit, 0.0
 
     def add(self, size: int) -> None:
