@@ -154,7 +154,7 @@ def dataset_and_source(
     )
     splits = np.array([dataset.split for dataset in datasets], np.object_)[split]
     theirs = ComparedSide(listed.entries, splits, listed.entries.values.classes, recorded_source.source)
-    if kept is not stored:  # appended shards are not compared, so exclude source samples that only they contain
+    if kept is not stored:  # exclude source samples that are only in appended shards, which are not compared
         in_stored, in_kept = (find_positions(theirs.entries.keys, side.entries.keys) >= 0 for side in (stored, kept))
         theirs = theirs.take(np.flatnonzero(in_kept | ~in_stored))
     return (kept, theirs), excluded
@@ -184,7 +184,7 @@ class SideComparison:
         ours, theirs = _key_ids(a.entries.keys, b.entries.keys)
         self._rows_a, self._rows_b, self._removed, self._added = match_ids(ours, theirs)
         self._names = sorted({*a.entries.fields, *b.entries.fields}, key=to_bytes)
-        # The id of a sample's field is `sample * width + field`. The last field number stands for all metadata.
+        # The id of a sample's field is `sample * width + field`. The last field number is used for all metadata.
         self._width = len(self._names) + 1
 
     def result(self) -> DiffResult:
@@ -251,7 +251,7 @@ class SideComparison:
         sides = (a, rows_a), (b, rows_b)
         inline = [inline_checksums(side.entries, rows, as_numbers=as_numbers) for side, rows in sides]
         sizes, sums = zip(*inline, strict=True)
-        # Ignore files from URLs, because their content may have changed.
+        # Do not compare files from URLs, because they are not fetched again.
         fetched = b.entries.rows.kind[rows_b] == URL
         differ = np.asarray((sizes[0] != sizes[1]) & ~fetched)
         if fetched.any():

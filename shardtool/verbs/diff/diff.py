@@ -39,7 +39,7 @@ def diff(a: DatasetLike, b: object, options: DiffOptions, observer: Observer) ->
         CorruptShard: A dataset file, a sidecar or a shard is damaged.
     """
     started, notes = time.time(), Notes(observer)
-    with start_pool(options) as pool:  # fork the workers before importing large modules
+    with start_pool(options) as pool:  # fork workers before heavy imports, while forking is fast
         from shardtool.verbs.diff.compare import Exclusions, SideComparison, dataset_and_source, dataset_sides
 
         datasets = [open_dataset(given) for given in expand_datasets(a)]
