@@ -37,7 +37,7 @@ class DuplicateGroups(NamedTuple):
     """Groups of samples with the same content, sorted by the key of their first sample.
 
     Attributes:
-        surplus: Number of samples without the first of each group.
+        surplus: Number of samples in groups, except the first sample of each group.
         size: Total bytes of the `surplus` samples.
         leaks: Number of groups whose samples are in more than one split.
         unlike: Number of groups whose samples differ in labels or other fields.
@@ -78,7 +78,7 @@ def find_duplicates(
 
     Args:
         dataset: Datasets, in any form that `verify` accepts.
-        storage_options: As for `open`.
+        storage_options: See `open`.
 
     Raises:
         InvalidRequest: A dataset does not exist.

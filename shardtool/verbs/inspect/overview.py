@@ -44,7 +44,7 @@ MAX_READ_SAMPLES = 4_000_000
 _MAX_FIELDS = 1000
 MAX_LABEL_BYTES = 64
 _MAX_UNPACKED_BYTES = 2**26
-_MAX_LABEL_READS = 20_000  # reads of labels without checksums, because labels are counted by checksum
+_MAX_LABEL_READS = 20_000  # read at most this many labels to compute missing checksums
 _INDEX_COLUMNS = ("__key__", "__offset__", "__size__", FIELDS_COLUMN)
 NON_LABEL_COLUMNS = ("split", "mode", "width", "height")
 

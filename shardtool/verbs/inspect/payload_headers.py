@@ -110,7 +110,7 @@ def _read_mp4(data: memoryview) -> _Video | None:
 
 
 def _iter_boxes(data: memoryview) -> Iterator[tuple[bytes, memoryview]]:
-    # A box of size 0 extends to the end.
+    # A box of size 0 extends to the end of `data`.
     start = 0
     while start + _MP4_HEADER.size <= len(data):
         size, kind = _MP4_HEADER.unpack_from(data, start)
@@ -141,7 +141,7 @@ def _read_matroska(data: memoryview) -> _Video | None:
 
 
 def _iter_elements(data: memoryview) -> Iterator[tuple[int, memoryview]]:
-    # An element of unknown size extends to the end.
+    # An element of unknown size extends to the end of `data`.
     start = 0
     while start < len(data):
         kind, start, _ = _read_vint(data, start, keep_marker=True)

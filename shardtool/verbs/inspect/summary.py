@@ -32,7 +32,7 @@ Value = TypeVar("Value")
 
 
 _MAX_EXACT_VALUES = 2**17  # up to this many values, the median is exact
-_BUCKET_BITS = 10  # beyond that, values are rounded to this many bits, so the median's error is below 0.2 %
+_BUCKET_BITS = 10  # for more values, each is rounded to this many bits, so the median's error is below 0.2 %
 _BUCKETS_PER_OCTAVE = 64
 _MAX_DISTINCT_VALUES = 10_000
 _MAX_VALUE_CHARS = 200
@@ -207,7 +207,7 @@ class ColumnTally:
         self.type = _join_types(self.type, kind)
 
     def add(self, values: pa.ChunkedArray) -> None:
-        """Add the values of one shard. Their type must not be nested."""
+        """Add one shard's values of a type that is not nested."""
         values = values.combine_chunks()
         kind = values.type
         self.filled += len(values) - values.null_count
@@ -226,7 +226,7 @@ class ColumnTally:
             self.counts.add_array(values)
 
     def add_nested(self, values: pa.ChunkedArray) -> None:
-        """Add the values of one shard. Their type must be nested."""
+        """Add one shard's values of a nested type."""
         import pyarrow.compute as pc
 
         kind, count = values.type, len(values) - values.null_count

@@ -36,7 +36,7 @@ _Point = tuple[float, float]
 class Outline(NamedTuple):
     """A box or polygon to draw over an image. All coordinates are in pixels of a drawing of size `drawing_size`.
 
-    `path` is an SVG path. `x` and `y` are its upper left corner.
+    `path` is an SVG path. `x` and `y` are the upper left corner of its bounding box.
     """
 
     path: str
@@ -123,7 +123,7 @@ def _box_of(item: Mapping[str, object]) -> object:
 def _numbers(value: object) -> list[float]:
     if not isinstance(value, list) or len(value) != _BOX_NUMBERS:
         return []
-    # also excludes NaN
+    # false for NaN, too
     if not all(isinstance(number, (int, float)) and abs(number) < 2**40 for number in value):
         return []
     return [float(number) for number in value]
@@ -136,7 +136,7 @@ def _rectangles(
 
     Results are fractions of width and height. The numbers in `boxes` are pixels if any is greater than 1, or else
     fractions. Boxes are [left, top, width, height], as in COCO, or [left, top, right, bottom], whichever makes more
-    boxes fit. `is_corners` selects the latter.
+    boxes fit. `is_corners` selects [left, top, right, bottom].
     """
     if boxes and max(map(max, boxes)) <= 1:
         image = 1, 1

@@ -155,7 +155,7 @@ def _histogram(values: NDArray[np.float64]) -> tuple[list[tuple[str, float]], bo
     is_log = low > 0 and high > _LOG_RATIO * float(np.median(values))
     width = (high - low) // _MAX_BARS + 1
     is_whole = not is_log and high - low < _MAX_WHOLE_RANGE and bool((values == np.floor(values)).all())
-    if is_whole:  # each bar covers the same number of integers
+    if is_whole:
         edges = low + width * np.arange((high - low) // width + 2)
     else:
         edges = np.geomspace(low, high, _MAX_BARS + 1) if is_log else np.linspace(low, high, _MAX_BARS + 1)

@@ -159,7 +159,7 @@ _MAX_STRATA = 2000
 class ChosenSamples:
     """The chosen samples of a dataset, and its statistics.
 
-    Samples are spread over the values of the label `spread`, or over shards if it is "".
+    Samples are spread over the values of the label `spread`, or over shards if `spread` is "".
     """
 
     overview: DatasetOverview
@@ -257,7 +257,7 @@ def _candidates(
 
 
 def _first_candidates(pool: list[_Candidate], max_samples: int) -> list[_Candidate]:
-    # Sort by rank within the stratum, then by random number. Later shards cannot improve a rank, so drop the others.
+    # Sort by rank within the stratum, then by random number. Later shards cannot improve ranks, so keep only `max_samples`.
     strata = groupby(sorted(pool, key=_CANDIDATE_ORDER), key=attrgetter("stratum"))
     ranked = [(rank, candidate) for _, members in strata for rank, candidate in enumerate(members)]
     ranked.sort(key=lambda pair: (pair[0], pair[1].priority, pair[1].stratum))

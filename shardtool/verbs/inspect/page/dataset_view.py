@@ -34,7 +34,7 @@ _MAX_FIELDS = 60
 # Without a dataset file, the example program uses a glob for more than this many shards.
 _MAX_LISTED_SHARDS = 9
 _MAX_EXAMPLE_FIELDS = 4
-_LOG_RADIUS_FROM_COUNT = 4  # for fewer images, the area of a dot is proportional
+_LOG_RADIUS_FROM_COUNT = 4  # below this count, a dot's area is proportional to the count
 _MAX_ANCHOR_CHARS = 120
 _DATASET_LABEL = "dataset"
 

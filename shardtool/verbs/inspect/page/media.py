@@ -1,4 +1,4 @@
-"""Embed audio and video in the HTML page. Each gets the MIME type that its bytes show, so it cannot run as a script."""
+"""Embed audio and video in the HTML page. MIME types are derived from the bytes, so no clip can run as a script."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class MediaClip(NamedTuple):
 
 
 def wav_peaks(data: bytes, bars: int) -> list[float]:
-    """Return the largest amplitude in each of `bars` parts of a WAV file, or an empty list if it is compressed.
+    """Return the largest amplitude in each of `bars` parts of an uncompressed WAV file, or [] for other files.
 
     Source: RFC 2361, and Microsoft's WAVEFORMATEXTENSIBLE.
     """
@@ -113,7 +113,7 @@ class MediaBudget:
         self._per_sample = (total - self._available) / max(samples, 1)
 
     def start_sample(self) -> None:
-        """Add the next sample's share of the bytes."""
+        """Make the next sample's share of the bytes available."""
         self._available += self._per_sample
 
     def take(self, kind: str, length: int) -> int:

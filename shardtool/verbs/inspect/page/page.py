@@ -1,7 +1,7 @@
 """Write a self-contained HTML page about a dataset (`inspect --html`).
 
-The dataset's content is untrusted. The templates escape it and show control characters. The content security policy
-allows only the page's own script and style sheet, by hash. The page is readable without JavaScript.
+The dataset's content is untrusted. The templates escape it and make control characters visible. The content security
+policy allows only the page's own script and style sheet, by hash. The page is readable without JavaScript.
 """
 
 from __future__ import annotations

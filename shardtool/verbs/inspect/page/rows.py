@@ -1,4 +1,4 @@
-"""Embed the metadata of samples in the HTML page, where users can filter and sort by it."""
+"""Embed sample metadata in the HTML page, so users can filter and sort the samples."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shardtool.verbs.inspect.page.samples import ShownSample
 
 MAX_ROWS = 100_000
-MAX_ROW_BYTES = 10_000_000  # size in Arrow; the JSON of the rows has about the same size
+MAX_ROW_BYTES = 10_000_000  # size of the rows in Arrow; their JSON has about the same size
 _MAX_VALUE_CHARS = 200
 _MAX_LIST_VALUES = 20
 _MAX_EXACT_INTEGER = 2**53  # larger integers are inexact in JavaScript
@@ -52,7 +52,7 @@ class RowTable:
     """Collects the rows of a dataset while its indexes are read.
 
     Attributes:
-        first: Number of rows from `add`, which adds the dataset's first samples until a limit is reached.
+        first: Number of rows that `add` added: the dataset's first samples, until a limit is reached.
     """
 
     def __init__(self, name: str, max_rows: int = MAX_ROWS, max_bytes: int = MAX_ROW_BYTES) -> None:

@@ -158,7 +158,7 @@ class ShownSample:
 
     @property
     def caption(self) -> TextExcerpt | None:
-        """A conversation, or else the longest text, or None."""
+        """The longest conversation. If there is none, the longest text, or None."""
         long_texts = [excerpt for excerpt in self.texts if excerpt.kind != "bytes" and len(excerpt.text) > 1]
         return max(
             long_texts or self.texts[:1],
