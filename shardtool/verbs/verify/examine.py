@@ -194,7 +194,7 @@ def _image_problem(data: bytes) -> str | None:
         # If the image is too large to check, `decode_image` raises this error without a cause.
         if error.code == "image-too-large" and error.__cause__ is None:
             return None
-        return "" if error.code == "image-depth" else error.message  # an unusual depth is valid
+        return "" if error.code == "image-depth" else error.message
     return ""
 
 

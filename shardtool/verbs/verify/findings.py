@@ -221,7 +221,7 @@ class Report(Displayed):
     Attributes:
         findings: Problems in the order of the shards, up to `MAX_LISTED_PER_FILE` for each code and file.
         read: Number and total size of the shards that `sample` selected, or None without `sample`.
-        datasets: One report per dataset if several were verified. The other attributes then cover all datasets.
+        datasets: If several datasets were verified, one report for each; other attributes cover all datasets.
         uncompared: Fields that were not compared with `source`.
     """
 

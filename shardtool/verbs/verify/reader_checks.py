@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shardtool.verbs.verify.verified_dataset import VerifiedDataset
 
 
-# `_check_names` ignores these rules: `_find_missing_fields` checks missing fields, and the others are not errors.
+# These rules describe no errors, except `missing-field`, which `_find_missing_fields` checks.
 _NOTE_ONLY_RULES = ("space-in-key", "meta-field", "text-label", "missing-field")
 _DALI_NAME_RULES = ("dot-in-key", "pax-name")
 _UNCOMPRESSED_ONLY = ("wids", "dali", "energon")

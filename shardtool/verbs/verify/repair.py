@@ -1,7 +1,7 @@
-"""`verify --repair`: rebuild files whose correct content is certain.
+"""`verify --repair`: rebuild missing and damaged files from verified data.
 
-- A missing, damaged or stale sidecar is rebuilt if its shard has the checksum in the dataset file.
-- A missing or damaged dataset file is rebuilt if every shard has the checksum in its sidecar.
+- A missing, damaged or stale sidecar is rebuilt if its shard matches the checksum in the dataset file.
+- A missing or damaged dataset file is rebuilt if every shard matches the checksum in its sidecar.
 - Shards are rebuilt only from the source: `create` runs again with the recorded options and the user's `--map` and
   `--root`. New shards replace old shards only if they match the dataset file exactly.
 

@@ -57,7 +57,7 @@ class SourceComparison:
         self.subject, self.observer = subject, observer
         recorded = recorded_run(subject.file, options, table_folders(options.source, [subject.folder]))
         outputs = [parse_pattern([join(subject.folder, case.name) for case in subject.cases])]
-        # Exclude all shards of the dataset from the source, including shards that the user did not pass.
+        # Exclude the dataset's shards from the source, including shards that the user did not pass.
         if subject.file is not None and (pattern := recorded_range(subject.file)) is not None:
             outputs.append(replace(pattern, folder=outputs[0].folder))
         self._source_errors = partial(verify_options_in_errors, options.source, options.join, f"{self._source_advice}.")

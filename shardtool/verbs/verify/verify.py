@@ -77,7 +77,7 @@ def verify(dataset: DatasetLike, options: VerifyOptions, observer: Observer) -> 
 
 @accepts_options(VerifyOptions)
 def repair(dataset: DatasetLike, options: VerifyOptions, observer: Observer) -> Report:
-    """Check one or several datasets like `verify`, and rebuild missing or wrong files from verified data.
+    """Check one or several datasets like `verify`, and rebuild missing or invalid files from verified data.
 
     Shards can only be rebuilt if `source` is given.
     """
@@ -234,6 +234,6 @@ def sampled_shards(cases: Sequence[ShardCheck], options: VerifyOptions) -> list[
     start = share * (options.seed or 0) % 1
     starts = [Fraction(before, ends[-1]) for before in [0, *ends[:-1]]]
     chosen = [number for number, shard_start in zip(ordered, starts, strict=True) if (shard_start - start) % 1 < share]
-    if not chosen:  # the chosen share is so small that no shard starts in it
+    if not chosen:  # the range is within one shard
         chosen = [ordered[sum(shard_start <= start for shard_start in starts) - 1]]
     return sorted(chosen)
