@@ -27,12 +27,14 @@ def create(source: object, output: OutputNames, options: CreateOptions, observer
         source: A folder, a list of folders, a zip or tar archive, or a manifest (a table with one row per sample or
             file). In folders and archives, files with the same key form one sample. Pass a manifest as a path, `-`
             (standard input), or a table in memory (pandas, pyarrow, or any object with the Arrow C stream interface).
-        output: A shard pattern such as `out-{000000..}.tar`, or a list of shard names. `{split}` is the split name.
+        output: A shard pattern such as `out-{000000..}.tar`, or a list of shard names. `{split}` is replaced by the
+            split name.
 
     Raises:
         InvalidRequest: The request is invalid. Nothing was written.
         OutputExists: The output exists, or another run is writing it. Nothing was changed.
-        SampleFailed: A sample cannot be read, or it changed during the run. `resume=True` reuses finished shards.
+        SampleFailed: A sample cannot be read, or it changed during the run. Another run with `resume=True` reuses
+            finished shards.
         OutputFailed: The output cannot be written.
         WorkerDied: A worker process was killed.
 

@@ -64,7 +64,7 @@ def doctor(place: DatasetLike, options: DoctorOptions, observer: Observer) -> Do
     """Check which operations a location allows.
 
     Args:
-        place: A folder, a prefix of a store, or a file on the web. For a dataset file or shard in a folder or store,
+        place: A folder, a prefix in a store, or a file on the web. For a dataset file or shard in a folder or store,
             its folder is checked.
 
     Raises:
@@ -281,7 +281,7 @@ def _check_folder(path: str, steps: _Steps) -> None:
         existing = paths.folder_of(existing.rstrip("/"))
     folder, name = Folder(existing or "."), _probe_name()
     description = "exists" if existing == path else f"does not exist yet, but {folder.path} exists"
-    if existing not in (path, parent):  # show the parent, too, because the path may be misspelled
+    if existing not in (path, parent):  # show the parent because the path may be misspelled
         description = f"does not exist yet, nor does {parent}; both would be created in {folder.path}"
     steps.require("folder", partial(files.list_folder, folder.path), lambda _: description)
     steps.check("space", folder.free_bytes, lambda free_bytes: f"{format_size(free_bytes)} free")

@@ -363,7 +363,7 @@ def _check_space(folder: Folder, entries: SampleTable, names: PackedStrings) -> 
     try:
         check_space(folder, size, "extracted")
     except OutputFailed:
-        # Subtract the sizes of existing files, which are slow to read.
+        # Reading the sizes of existing files is slow, so subtract them only now.
         sizes, top = entries.rows.size.tolist(), os.fsencode(folder.path)
         for start, chunk in names.chunks():
             for index, name in enumerate(chunk, start):

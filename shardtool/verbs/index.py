@@ -25,7 +25,7 @@ def index(dataset: DatasetLike, options: IndexOptions, observer: Observer) -> In
         InvalidRequest: The shards do not exist or are compressed.
         CorruptShard: A shard is damaged.
         OutputExists: Another run is writing, other shards have the same sidecar names, or an existing sidecar or
-            dataset file is wrong and `overwrite` is false.
+            dataset file does not match the shards and `overwrite` is false.
         OutputFailed: The output cannot be written.
     """
     return index_shards(dataset, options, observer)
