@@ -55,8 +55,8 @@ class ShardWriter(Writer):
         pattern: Shard names, such as `out-%06d.tar`.
         maxsize: Maximum bytes of a shard. A larger sample gets its own shard.
         post: Function called with the path of each published shard. The function may move the shard.
-        fixed: Other arguments of webdataset's `TarWriter`. Each must have its default, or the value that shardtool
-            writes to tar headers.
+        fixed: Other arguments of webdataset's `TarWriter`. Only webdataset's defaults and the values that
+            shardtool writes to tar headers are accepted.
 
     Raises:
         InvalidRequest: An argument is not supported.

@@ -1,6 +1,6 @@
 """Use a dataset as a data source of Ray Data and Ray Train.
 
-Ray's object store contains one reader of the dataset. Each shard's task refers to this reader.
+All tasks share one reader of the dataset in Ray's object store.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def datasource(dataset: Dataset, *, fields: Collection[str] | None = None) -> An
     """Return a dataset as a source for `ray.data.read_datasource`, with one task per shard.
 
     Each shard becomes one or several blocks of about 128 MB or less, in shard order. The columns are `__key__`, the
-    fields, and, for a dataset opened with `metadata=True`, the sidecar columns. Fields are stored bytes
-    (`large_binary`) or, for TFRecord numbers, int64 and float32. A missing field is null.
+    fields, and, for a dataset opened with `metadata=True`, the sidecar columns. Fields contain the stored
+    bytes (`large_binary`) or TFRecord numbers (int64 or float32). A missing field is null.
 
     Args:
         dataset: A dataset or view from `shardtool.open`, with paths that all nodes can read.
