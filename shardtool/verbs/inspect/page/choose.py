@@ -257,7 +257,8 @@ def _candidates(
 
 
 def _first_candidates(pool: list[_Candidate], max_samples: int) -> list[_Candidate]:
-    # Sort by rank within the stratum, then by random number. Later shards cannot improve ranks, so keep only `max_samples`.
+    # Sort by rank within the stratum, then by random number. Later shards cannot improve ranks, so keep only
+    # `max_samples`.
     strata = groupby(sorted(pool, key=_CANDIDATE_ORDER), key=attrgetter("stratum"))
     ranked = [(rank, candidate) for _, members in strata for rank, candidate in enumerate(members)]
     ranked.sort(key=lambda pair: (pair[0], pair[1].priority, pair[1].stratum))
