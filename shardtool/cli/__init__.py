@@ -189,7 +189,7 @@ def _run(arguments: list[str], signals: SignalHandler) -> int:
         signals.end()
         signum = error.signum if isinstance(error, Interrupted) else signals.first
         failure = _describe_error(error, arguments) if signum is None else _describe_interrupt(signum, arguments)
-    # Print after the `except` block, because the block keeps the frames of the failed code in memory.
+    # Print after the `except` block has released the memory of the failed code.
     return _print_error(failure, arguments)
 
 

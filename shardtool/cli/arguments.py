@@ -39,8 +39,8 @@ def split_sources(names: tuple[str, ...]) -> tuple[str | list[str], list[str]]:
     """Split `SOURCE... OUTPUT` into sources and output.
 
     A shell may have replaced the output pattern by the names of existing shards. Therefore, all shard names at the end
-    belong to the output. If the first argument is also a shard name, such as a tar to read, only the consecutively
-    numbered names at the end belong to the output.
+    belong to the output. If the source is a shard, such as a tar, only the consecutively numbered names at the end
+    belong to the output.
     """
     output_start = len(names) - 1
     first, last = names[0], names[output_start]

@@ -48,7 +48,10 @@ class CommaChoice(click.Choice):  # type: ignore[type-arg,unused-ignore]  # gene
 
 
 def drop_overridden(options_type: type[Any], context: click.Context) -> None:
-    """Drop job-file values that the command line overrides. From options such as `fetch`, drop only overridden keys."""
+    """Drop job-file values that the command line overrides.
+
+    In options with several keys, such as `fetch`, drop only the overridden keys.
+    """
     params, specs = context.params, option_specs(options_type)
     file_values = context.default_map or {}
     typed = {name for name in params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}

@@ -36,7 +36,7 @@ def _use_config(path: str) -> None:
 
     context = click.get_current_context()
     context.default_map = read_config(path, context)
-    if isinstance(context.obj, list):  # add the job file's flags to the typed words, for error output
+    if isinstance(context.obj, list):  # flags such as `--json` also select the format of errors
         context.obj += [word for name, word in _ERROR_OPTIONS.items() if context.default_map.get(name)]
 
 
@@ -48,7 +48,7 @@ class PrintOptions(BaseOptions):
         as_json: Print the result as one JSON document on stdout.
         quiet: Print only errors and requested output.
         config: Read options and arguments from this TOML file. Command-line options override it.
-        save_config: Write the options and arguments to this TOML file once they are valid.
+        save_config: After checking the options and arguments, write them to this TOML file.
     """
 
     as_json: bool = option(False, section="output", cli_names="json")
@@ -64,7 +64,7 @@ class RunOptions(PrintOptions):
     Attributes:
         progress: Show a progress bar on a terminal (auto), or a line every ten seconds (plain).
         log: Write a line per event to stderr, as text or json, instead of showing progress.
-        verbose: Print details, such as a line for every shard and all differences.
+        verbose: Print details, for example a line per shard, or all differences.
         endpoint: Server for s3:// (MinIO, Ceph, R2 ...), gs:// or az://.
         anonymous: Read public buckets without credentials.
         store_option: Set a store option: storage-class=STANDARD_IA, request-payer=requester.
@@ -134,7 +134,7 @@ class InspectViewOptions(InspectOptions):
     """Options of `inspect` on the command line.
 
     Attributes:
-        show: Sample to show, by key or by number from 0.
+        show: Key of the sample to show, or its number (from 0).
         head: Show the first N samples, one line each.
         keys: Print all keys, one per line.
         extract: Write the fields of samples to this folder, as files KEY.FIELD.

@@ -310,7 +310,7 @@ def copy(names: tuple[str, ...], make_options: Callable[[], CopyOptions], run_op
 
     DATASET is a dataset file, or a folder, pattern or glob of dataset files; it can be at s3://, gs://, az:// or
     https://. DEST is a folder, or a prefix at s3://, gs:// or az://. Shards, sidecars, the list of skipped samples and
-    valid indexes of other tools are copied first, then the dataset file. All files keep their names.
+    valid indexes for other tools are copied first, then the dataset file. All files keep their names.
 
     Existing files with the same content are not copied again. To continue an interrupted copy, or to copy only the new
     shards of a dataset, run the same command again. If DEST contains a different dataset of the same name, --overwrite
@@ -342,8 +342,8 @@ def extract(names: tuple[str, ...], make_options: Callable[[], ExtractOptions], 
     folder or shards, written by any tool, local or remote. The last line of the output shows the `create` command that
     packs DIR into the same samples.
 
-    Each payload is verified before it is written. Nothing is written outside DIR. Existing files are replaced only
-    with --overwrite; files with the right bytes are kept. To continue an interrupted run, run the same command again.
+    Each payload is verified before it is written. Nothing is written outside DIR. Existing files with other content
+    are replaced only with --overwrite. To continue an interrupted run, run the same command again.
     DIR/.manifest.parquet lists the key and path of each file; DIR/.metadata.parquet has the metadata of each sample,
     for --join.
 
@@ -663,7 +663,7 @@ def help_(context: click.Context, names: tuple[str, ...]) -> None:
     if names[0] not in verbs and not suggest_verb(names[0], verbs):
         raise InvalidRequest(" ".join(names), "not in the help and the documentation", remedy="See `shardtool --help`.")
     command = cast("click.Command", parent.command.resolve_command(parent, [names[0]])[1])
-    if len(names) > 2:  # noqa: PLR2004 - a verb, a topic
+    if len(names) > 2:  # noqa: PLR2004 - a verb and a topic
         raise InvalidRequest("help", pluralize(len(names), "argument"), expected="one VERB and one of its topics")
     with click.Context(command, info_name=names[0], parent=parent) as verb_context:
         print_text(

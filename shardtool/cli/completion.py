@@ -92,7 +92,7 @@ def completion_script(shell: str) -> str:
 
 
 def complete_option(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
-    """Return completions of an option's or argument's value."""
+    """Return completions for the value of an option or argument."""
     if isinstance(param.type, click.Path):
         return _complete_paths(param, incomplete)
     if isinstance(param.type, click.Choice):

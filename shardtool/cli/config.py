@@ -43,7 +43,7 @@ _WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")
 
 
 def read_config(path: str, ctx: click.Context) -> dict[str, Any]:
-    """Read a job file. Return its values by click parameter, as if the user had typed them."""
+    """Read a job file. Return the value of each click parameter, as if the user had typed it."""
     options, is_path_argument = _options_by_key(ctx.command), _arguments_by_key(ctx.command)
     params, arguments = dict[str, Any](), dict[str, list[str]]()
     for key, value in _read_toml(path).items():

@@ -110,9 +110,9 @@ def _retry_totals() -> dict[str, float]:
 
 
 class EventLog:
-    """The log of `--log`, with one line per event on stderr.
+    """Writes the log for `--log`: one line per event, on stderr.
 
-    `samples` and `size` are totals of the written shards. `result` is the document that `--json` would print.
+    `samples` and `size` are totals, without kept shards. `result` is the document that `--json` would print.
     """
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ class EventLog:
         self.result: dict[str, object] = {}
 
     def write(self, event: str, **facts: object) -> None:
-        """Write the line of an event, unless stderr is closed."""
+        """Write a line for an event, unless stderr is closed."""
         now = time.time()
         at = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now))}.{int(now % 1 * 1000):03}Z"
         if self._style == "json":

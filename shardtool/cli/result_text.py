@@ -1,4 +1,4 @@
-"""Format results of verbs as text, except the summary of `inspect`, and `verify` reports for CI systems."""
+"""Format results of verbs (except the summary of `inspect`) as text, and reports of `verify` for CI systems."""
 
 from __future__ import annotations
 

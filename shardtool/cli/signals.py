@@ -44,7 +44,7 @@ class SignalHandler:
         sys.unraisablehook = self._on_unraisable
 
     def end(self) -> None:
-        """Stop raising exceptions. Call this when the verb has finished."""
+        """Stop raising exceptions, because the verb has finished."""
         self._ended = True
         signal.setitimer(signal.ITIMER_REAL, 0)
 

@@ -101,7 +101,7 @@ class PlainProgress:
 
 
 class FetchEstimate:
-    """Failure rate, speed and remaining time of downloads.
+    """Estimates failure rate, speed and remaining time of downloads.
 
     `reports` contains the latest report of each worker, with its arrival time.
     """
@@ -136,7 +136,7 @@ class FetchEstimate:
         unstarted_shards = max(self._remaining_shards - len(running), 1)
         seconds_per_shard = unstarted_samples * seconds_per_sample / unstarted_shards
         shards_of_each, more_shards = divmod(unstarted_shards, len(remaining_s))
-        for _ in range(more_shards):  # each goes to the first free worker
+        for _ in range(more_shards):  # each shard goes to the first free worker
             remaining_s = sorted([remaining_s[0] + seconds_per_shard, *remaining_s[1:]])
         left = f", {remaining_s[-1] + shards_of_each * seconds_per_shard:,.0f} s left"
         slow = max(running, key=lambda report: report.remaining_s, default=None)
@@ -207,7 +207,7 @@ class Terminal(Observer):
             self.note(event.text)
 
     def _report_retry(self, event: RequestRetry) -> None:
-        # While files are downloaded, do not report a long wait, because it delays only one host.
+        # While files are downloaded, do not report a long wait for one host, because other downloads continue.
         is_long_wait = event.wait_s >= _REPORTED_WAIT_S and self._fetch_estimate is None
         if self._verbose:
             self.log(f"retry: {event}")
