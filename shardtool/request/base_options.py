@@ -36,7 +36,7 @@ _SINGLE_TEXT_TYPES = {str, os.PathLike[str], type(None)}
 class BaseOptions:
     """Base class of all options classes. Values are checked as far as possible without reading the source.
 
-    An option with `expand`, such as `fetch`, only sets the values of other options.
+    Options such as `fetch` only set the values of other options.
 
     Attributes:
         observer: Receives progress and notes, unless the verb gets another observer.
@@ -77,7 +77,7 @@ class BaseOptions:
         return default is None or self._plain(name, value) != self._plain(name, default)
 
     def first_given(self, *names: str) -> str:
-        """Return the name of the first of these options that differs from its default, or ""."""
+        """Return the first name in `names` whose option differs from its default, or ""."""
         return next((name for name in names if name in option_specs(type(self)) and self.is_given(name)), "")
 
     def _is_met(self, condition: Given[Any]) -> bool:
@@ -148,7 +148,7 @@ class BaseOptions:
             raise InvalidRequest(option_text(name), repr(value), expected=f"one string, such as {shown!r}")
         choices = option_choices(type(self), name)
         for text in value if is_list else (value,):
-            if isinstance(text, str) and _INVALID_TEXT.search(text):  # dataset files cannot record such strings
+            if isinstance(text, str) and _INVALID_TEXT.search(text):  # dataset files cannot store these surrogates
                 raise InvalidRequest(option_text(name), repr(text), expected="valid Unicode text")
             if choices and text not in choices and not (text is None and type(None) in allowed):
                 remedy = suggest_choice(text, choices) if isinstance(text, str) else ""

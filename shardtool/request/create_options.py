@@ -82,7 +82,7 @@ class CreateOptions(SelectingOptions):
         user_agent: User-Agent header to send.
         require: Skip files that are not of this type.
         max_failed: Stop the run if more than this share of a shard's samples fail.
-        retry_failed: With `resume`, download shards with skipped samples again.
+        retry_failed: With `resume`, recreate shards that have failed samples.
         meta: Columns to store in the json field and the sidecars: all, none, or some (a,b,c).
         root: Base folder for relative paths.
         allow_outside: Allow paths outside `root`.

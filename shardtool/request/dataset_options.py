@@ -152,7 +152,7 @@ class InspectOptions(BaseOptions):
         full: Read the index of every shard. By default, skip some shards if there are more than four million
             samples.
         looks: Read the payloads of N samples to examine images and labels.
-        seed: Seed that selects the samples of `looks`.
+        seed: Seed that selects the samples to examine.
     """
 
     full: bool = option(False, section="pages", rare=True)

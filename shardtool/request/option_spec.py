@@ -108,8 +108,8 @@ class OptionSpec(NamedTuple):
         former_name: Former command-line name: accepted, but not shown.
         common: Whether `-h` lists the option, with the first sentence of its text.
         rare: Show the option only in the help of its topic.
-        parent: The option whose value contains this option on the command line, such as `fetch` for
-            `--fetch timeout=VALUE`. A format for the value can follow: `fields -{}` means `--fields -VALUE`.
+        parent: The command-line option that sets this option, such as `fetch` in `--fetch timeout=VALUE`. It can
+            include a format for the value: `fields -{}` means `--fields -VALUE`.
         expand: Converts the value to values of other options.
         metavar: Placeholder for the value in the help, or "" for the default of the type.
         default_text: Text to show as the default in the help.
@@ -201,7 +201,7 @@ def _documented_attributes(options_type: type) -> dict[str, str]:
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 def options_class(options_type: type[OptionsT]) -> type[OptionsT]:
-    """Make a dataclass of options, add inherited options to its docstring, and register command-line names."""
+    """Convert a class to a dataclass, add inherited options to its docstring, and register command-line names."""
     options_type = dataclass(frozen=True, slots=True, kw_only=True, repr=False)(options_type)
     texts = dict[str, str]()
     for base in reversed(options_type.__mro__):
@@ -258,7 +258,7 @@ def option_choices(options_type: type, name: str) -> tuple[str, ...]:
 def has_option_type(value: object, options_type: type, name: str) -> bool:
     """Return whether a value from JSON has the type of an option.
 
-    If the option has fixed choices, any string is accepted.
+    Strings are not checked against the option's choices.
     """
     allowed = option_types(options_type)[name]
     origins = {get_origin(kind) for kind in allowed}

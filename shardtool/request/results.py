@@ -43,7 +43,7 @@ class PlannedShard:
 
 @dataclass(frozen=True, slots=True)
 class ResumeChanges:
-    """The changes that a resumed run makes to the existing dataset, or to all splits together.
+    """How many shards and samples a resumed run keeps, adds or removes, summed over all splits.
 
     In a dry run, `shards_kept` is based on sidecars only.
     """
@@ -92,7 +92,7 @@ class JoinedTable:
 
     Attributes:
         columns: Metadata columns that the table adds to the sidecars.
-        fields: For each field that the option `field` creates, the table column.
+        fields: Maps each field that `field` creates to the table column.
         advice: A `field` option that would create fields from the remaining columns, or "".
     """
 
@@ -111,13 +111,13 @@ class CreateResult(Result):
         kept: Number of shards that an earlier run had finished.
         skipped: Number of skipped files and samples, listed in `out.skipped`.
         fingerprint: The content fingerprint. It does not depend on order, shards or splits.
-        dropped: Number of samples that the function of `map` dropped.
+        dropped: Number of samples that the `map` function dropped.
         features: For TFRecord, the dict to pass to `tf.io.parse_single_example`. Its values are Python source, such as
             `tf.io.FixedLenFeature(...)`.
         urls: Pattern of shards to pass to `webdataset.WebDataset`. Empty for TFRecord, splits, parts and dry runs, and
             if webdataset cannot open the shards.
         appended: The appended shards. All other attributes describe the whole dataset.
-        changes: What `resume` changed. None without `resume` or existing shards, and with `append`.
+        changes: What `resume` changed. None with `append`, without `resume`, or without existing shards.
         part: The part of a parallel run, such as `3/64`, or "". Counts cover only this part.
         merged: Whether all parts are finished and the dataset file exists.
         planned: The shards that a dry run planned, for all splits.
@@ -171,10 +171,10 @@ class CopiedDataset:
 
     Attributes:
         copied: Number of shards that were copied, or whose sidecar was copied.
-        kept: Number of shards that already existed with the right bytes.
+        kept: Number of existing shards that were not copied again.
         removed: Number of shards of the replaced dataset that were deleted.
         copied_size: Bytes of the copied shards and sidecars.
-        indexes: Number of copied index files of other tools.
+        indexes: Number of copied index files for other tools.
     """
 
     source: str
@@ -217,7 +217,7 @@ class ExtractResult(Result):
     Attributes:
         manifest: Path of the table with the key and path of each file. `create` accepts this table as a source.
         metadata: Path of the table with the metadata of each sample, for `join`, or "".
-        kept: Number of files that already existed with the right bytes.
+        kept: Number of existing files that were not written again.
         create: Options with which `create` packs the files into the same samples.
     """
 
@@ -236,11 +236,11 @@ class ExtractResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class RemovalSummary:
-    """Samples removed from one dataset.
+    """What `remove` changed in one dataset.
 
     Attributes:
         samples: Number of remaining samples.
-        empty: Names of the rewritten shards without remaining samples.
+        empty: Names of the rewritten shards that are now empty.
         size: Total bytes of the rewritten shards.
         freed: How many bytes smaller the shards became.
         fingerprint: The content fingerprint, or "" if unknown or in a dry run.
@@ -289,7 +289,7 @@ class ExportResult(Result):
     """The result of `export`.
 
     Attributes:
-        files: Names of the index files: first of each shard (`out-000000.idx`), then of the folder (`sizes.json`).
+        files: Names of the index files: files for one shard (`out-000000.idx`), then for the folder (`sizes.json`).
         kept: Number of existing files that were not replaced: unchanged files, and files that users may have edited.
     """
 

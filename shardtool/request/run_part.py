@@ -1,4 +1,4 @@
-"""Split the writing of a dataset into parts for N parallel runs."""
+"""Divide the shards of a dataset among N parallel runs."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from shardtool.dataclass import dataclass
 from shardtool.messages import PARENT_FORMS, cli_words, option_text, quote_for_shell, uses_cli_names
 from shardtool.values import Dots, __version__
 
-_RECORDED_NAMES = {  # options with another name in dataset files and plan files
+_RECORDED_NAMES = {  # options whose names differ in dataset files and plan files
     "field": "values",
     "file": "files",
     "bytes": "binary",
@@ -114,7 +114,7 @@ class RunRecord:
         return tuple(map(RunRecord, runs)) if isinstance(runs, list) else ()
 
     def as_append_to(self, first: RunRecord) -> RunRecord:
-        """Return this record for `first.appended`: without `splits`, and without `split` if `first` has the same."""
+        """Return this record for `first.appended`: without `splits`, and without `split` if it equals `first.split`."""
         skipped = {"splits", "split"} if self.split == first.split else {"splits"}
         return RunRecord({name: value for name, value in self.document.items() if name not in skipped})
 

@@ -41,7 +41,7 @@ def _expand_fields(_kind: type, value: object) -> dict[str, object]:
 
 @options_class
 class SelectingOptions(OutputOptions):
-    """Options of `create` and `reshard` that select samples and fields and convert between metadata and fields.
+    """Options of `create` and `reshard` that select and transform samples, fields and metadata.
 
     For folders and datasets, the options are applied in this order: `columns_from`, then `select_fields`, `drop_fields`
     and `rename_fields`, then `join`, `keys_from`, `where`, `field`, `sample`, `sort_by`, `head` and `rename_keys`. For
@@ -65,10 +65,10 @@ class SelectingOptions(OutputOptions):
             old_key keeps the previous keys.
         join: Table whose columns become metadata: CSV, Parquet, COCO JSON and others.
         on: Column with keys or file paths in the `join` table.
-        collect: Collect the rows of a key into lists, in these columns (a,b) or in all. The other columns must have
-            one value per key. Lists keep the order of rows.
+        collect: If several rows have one key, collect these columns (a,b), or all, into lists. The other columns must
+            have one value per key. Lists keep the order of rows.
         delimiter: Separator in a text table or manifest: ';', '|' or tab. With '|', quotation marks are plain text.
-        no_header: Read the first row of a text table as values. Columns are named 1, 2, ...
+        no_header: Treat the first row of a text table as data. Columns are named 1, 2, ...
         field: Create a field from a metadata column.
         classes: Convert the labels of this `field` to class numbers.
         classes_from: Read class names, in order, from a dataset file, a JSON list, or a text file. A text file has one
@@ -77,7 +77,7 @@ class SelectingOptions(OutputOptions):
         descending: Sort by `sort_by` in descending order.
         sample: Use only this share of the samples, chosen by a hash of the key: 0.01 or 1%.
         head: Use only the first N samples.
-        drop_duplicates: Use only the sample whose key sorts first if several have the same content. Images, audio,
+        drop_duplicates: Among samples with equal content, use only the sample whose key sorts first. Images, audio,
             video and arrays are compared. If a sample has none of these, its texts are compared.
         resize: Resize images to this many pixels; see `resize_mode`.
         resize_mode: Resize the shorter side, the longer side, or both (exact, crop or pad). exact may distort the
@@ -89,8 +89,8 @@ class SelectingOptions(OutputOptions):
         mask: Treat this field as a segmentation mask: resize with nearest neighbour.
         probe: Store the width, height and mode of images in the sidecars.
         exif: Store the EXIF data of images in the sidecars, as JSON.
-        hash: Store checksums of one original file per sample in the sidecars. The file is a download, otherwise an
-            image, audio or video, otherwise another file.
+        hash: Store checksums of one original file per sample in the sidecars. Downloads are preferred, then images,
+            audio and video.
         map: Call this function with each sample, a dict. The function returns one sample, several samples, or None.
     """
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     _Result_co = TypeVar("_Result_co", covariant=True)
 
     class VerbOfOne(Protocol[_A_contra, _Options_contra, _Result_co, _OptionParams]):
-        """A verb of one argument, such as `verify(dataset, quick=True)`."""
+        """A verb with one argument, such as `verify(dataset, quick=True)`."""
 
         # No overloads, because type checkers would report a wrong option once per overload.
         def __call__(
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
             """Run the verb."""
 
     class VerbOfTwo(Protocol[_A_contra, _B_contra, _Options_contra, _Result_co, _OptionParams]):
-        """A verb of two arguments, such as `create(source, output, shuffle=True)`."""
+        """A verb with two arguments, such as `create(source, output, shuffle=True)`."""
 
         def __call__(
             self,
