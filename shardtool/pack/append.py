@@ -53,8 +53,8 @@ def read_taken_keys(run: Run, listing: Listing, outputs: Sequence[Output]) -> Pa
 def prepare_append(listed: Listed) -> Listed:
     """Check that the listed samples can be appended to the existing datasets.
 
-    Raise an error if a dataset already contains the key of a new sample, or was created with other `dots`. If an
-    earlier run has appended the same samples to a dataset, set the destination's `append` to a `FinishedAppend`.
+    Raise an error if a dataset already contains the key of a new sample, or was created with another value of `dots`.
+    If an earlier run has appended the same samples to a dataset, set the destination's `append` to a `FinishedAppend`.
     """
     listed = _drop_label_columns(listed)
     entries = listed.entries
@@ -88,7 +88,7 @@ def prepare_append(listed: Listed) -> Listed:
 def _drop_label_columns(listed: Listed) -> Listed:
     """Drop label columns from the metadata if an existing dataset stores these labels only as fields.
 
-    Queries on such a column would not find existing samples.
+    Queries on these columns would not find existing samples.
     """
     entries = listed.entries
     old_datasets = [output.destination.old for output in listed.outputs if output.destination.old]
@@ -101,7 +101,7 @@ def _drop_label_columns(listed: Listed) -> Listed:
 
 
 def _find_same_append(destination: Destination, old: DatasetFile, record: RunRecord) -> int | None:
-    """Return the first shard of a resumed append."""
+    """Return the first shard of the append that this run resumes, or None."""
     if destination.if_exists != "append-resume" or not old.appends:
         return None
     return old.appends[-1] if old.run.appended[-1] == record.as_append_to(old.run) else None

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def check_listed(listed: Listed) -> None:
-    """Raise an error if the source has no samples, and no existing dataset stays as it is."""
+    """Raise an error if the source has no samples, unless an existing dataset stays unchanged."""
     options, entries, skipped = listed.run.options, listed.entries, listed.listing.skipped
     if listed.unchanged_outputs or len(entries):
         return

@@ -129,7 +129,7 @@ def _make_condition(run: Run, listing: Listing, condition: ReadCondition, transf
         remedy = f"Write the condition on {unknown[0]} as a separate term, joined by `and`."
         expected = f"columns of sidecars: {format_list(names)}"
         raise InvalidRequest(option_text("where"), found, expected=expected, remedy=remedy)
-    match_rows(columns, condition.query, classes)  # without rows, to check the query
+    match_rows(columns, condition.query, classes)  # checks the query with a table that has no rows
     return condition._replace(classes=tuple((name, (*classes[name],)) for name in condition.columns if name in classes))
 
 

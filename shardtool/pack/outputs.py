@@ -86,7 +86,7 @@ def find_existing_splits(run: Run) -> list[str]:
 
 
 def make_source_options(run: Run, outputs: Sequence[Output]) -> CreateOptions | ReshardOptions:
-    """Return options for the source that keep the numbers of existing classes."""
+    """Return the source's options. Set `classes_from` so existing classes keep their numbers."""
     options, classes_from = run.options, run.options.classes_from
     if not (options.classes or options.field or getattr(options, "label_from_folder", False)):
         return options

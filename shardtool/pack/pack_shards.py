@@ -322,7 +322,7 @@ class Packing:
         else:
             stamp = resume.get_shard_stamp(planned, self._run_stamp)
             self._unpublished -= 1
-            # The journal line comes first, so `--resume` keeps every shard that has a sidecar.
+            # Write the journal line first, so `--resume` keeps every shard that has a sidecar.
             if self._unpublished and (result.compared or not is_kept):
                 self._journal.add(resume.JournalLine(name, result.size, result.crc, stamp))
             self.publication.add(result.staged, data, name)

@@ -113,7 +113,7 @@ class SpanPositions:
 def _assign_buckets(
     plans: list[Plan], sample_bytes: NDArray[np.int64], max_bucket_bytes: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Return each sample's bucket (or -1), and the bucket sizes."""
+    """Return each sample's bucket (-1 if not planned), and the bucket sizes."""
     sample_buckets, bucket_sizes, bucket_count = np.full(len(sample_bytes), -1, np.int32), [], 0
     for plan in plans:
         numbers = planned_samples(plan)
@@ -152,7 +152,7 @@ def _cut_buckets(offsets: NDArray[np.int64], shard_ends: NDArray[np.int64], max_
 
 
 def _sort_by_file(entries: SampleTable, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[tuple[int, int]]]:
-    """Return the sorted rows, and the end of each file's rows."""
+    """Sort rows by file and offset. Also return (file, end) for each file's rows."""
     if not len(rows):
         return rows, []
     spans = entries.known_spans
