@@ -17,7 +17,7 @@ from shardtool.transform.image_decode import IMAGE_FORMATS, may_have_exif
 # For each coordinate: the tags of its hemisphere and angle, the negative hemisphere, and the maximum in degrees.
 _GPS_TAGS = {"latitude": (1, 2, "S", 90), "longitude": (3, 4, "W", 180)}
 
-# TIFF tags to keep; the others describe the pixel layout
+# TIFF tags to keep; other tags describe the pixel layout
 _IMAGE_TAGS = (270, 271, 272, 274, 282, 283, 296, 305, 306, 315, 33432)
 _MAX_TEXT_LENGTH, _MAX_VALUES = 1024, 16  # limits for each tag; they exclude maker notes and previews
 

@@ -98,7 +98,7 @@ class ImageOptions:
             `crop`, a side that is shorter than its target keeps its length.
         encode: Output format. For `jpg`, CMYK JPEGs are re-encoded as RGB.
         fields: Image fields. If empty, fields with an image suffix are used.
-        masks: Fields with labels. They are resampled with NEAREST, and never encoded as jpg or webp.
+        masks: Fields with label images. They are resampled with NEAREST, and never encoded as jpg or webp.
         max_pixels: Maximum pixels to read or write. Pillow's own limit also applies.
     """
 
@@ -340,7 +340,7 @@ def _encode_image(image: Image.Image, picture: OpenedImage, kind: str, quality: 
 
 
 def _fill_palette(image: Image.Image) -> None:
-    """Extend a palette that lacks colours for some pixel values, because Pillow would save them with too few bits."""
+    """Extend a palette that lacks colours for some pixel values, because Pillow would use too few bits."""
     palette = image.getpalette() or []
     if image.getextrema()[1] >= len(palette) // 3:  # type: ignore[operator]
         image.putpalette(palette + [0] * (3 * 256 - len(palette)))

@@ -2,7 +2,7 @@
 
 - The content determines the format, not the file name: n02105855_2933.JPEG in ImageNet is a PNG.
 - Only seven formats are tried. For EPS, for example, Pillow would run Ghostscript.
-- Only the first picture of a multi-picture JPEG (MPO) is used, because the others are previews and gain maps.
+- Only the first picture of a multi-picture JPEG (MPO) is used, because the other pictures are previews and gain maps.
 - A truncated image is refused (`truncated-image`), even if its decoder accepts it. Exception: in a JPEG, GIF or fax
   (TIFF), rows may be missing if the compressed data end correctly.
 

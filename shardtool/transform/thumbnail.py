@@ -68,7 +68,7 @@ MASK_FORMATS = ("PNG", "TIFF", "BMP", "PNM", "GIF")
 _PILLOW_MASK_FORMATS = ("PNG", "TIFF", "BMP", "PPM", "GIF")
 MASK_MODES = ("1", "L", "P", "I", "I;16", "I;16B")
 _MAX_MASK_CLASSES = 64  # an image with more distinct values is a photograph
-_MAX_DARK_VALUE = 64  # a grey image whose values (except 0 and 255) are all lower is a mask
+_MAX_DARK_VALUE = 64  # a grey image whose values (except 0 and 255) are below this limit is a mask
 _VOID, _VOID_COLOUR = 255, (190, 190, 190)  # value (by convention) and colour of pixels without a class
 _MIN_COLOUR_DIFFERENCE = 40  # a palette colour whose channels differ by this much is not grey
 _MASK_NAME = re.compile(r"mask|seg|annot|label|trimap|panoptic|instance|parsing|(^|[._/-])gt([._/-]|$)", re.IGNORECASE)
@@ -148,7 +148,7 @@ IMAGE_SIGNATURES = (
 )  # fmt: skip
 
 
-DISTINCTIVE_SIGNATURE_COUNT = 5  # the first five identify an image in a field with any name
+DISTINCTIVE_SIGNATURE_COUNT = 5  # the first five signatures identify an image in a field with any name
 HARMLESS_IMAGE_CODES = frozenset((*FIRST_FRAME_CODES, "image-too-large"))  # reported as notes: the image is valid
 _MIN_EDGE_PIXELS = 40
 _MAX_ATTEMPTS = 6
