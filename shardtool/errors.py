@@ -258,7 +258,7 @@ def raising_machine_errors(where: str) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an exception means that memory ran out. Python and pyarrow raise different classes."""
+    """Return whether an exception means that memory ran out. Python and pyarrow raise different exceptions."""
     if isinstance(error, ImportError):
         return any(text in str(error).lower() for text in _LOADER_MEMORY_ERRORS)
     if isinstance(error, RuntimeError):

@@ -71,7 +71,7 @@ class ShardContent:
 
 
 class ShardSpans(NamedTuple):
-    """Locations of SPAN payloads. Without such payloads, all attributes are empty.
+    """Locations of SPAN payloads. Without SPAN payloads, all attributes are empty.
 
     Attributes:
         file_codes: uint32 per field, index into `files`.

@@ -80,7 +80,7 @@ SKIP_CODES: dict[SkipCode, str] = {  # docs/errors.md has the same strings
 
 
 def hash_key(key: bytes) -> str:
-    """Return the hash that replaces the key of a removed sample in lists of skipped samples."""
+    """Return the hash of a key. For removed samples, `out.skipped` contains the hash instead of the key."""
     return f"b2:{blake2b(key, digest_size=16).hexdigest()}"
 
 
@@ -102,7 +102,7 @@ def read_row(key: str, path: str, code: str, message: str) -> Skipped:
 
 
 def drop_keys(rows: Iterable[Skipped], keys: Collection[str]) -> list[Skipped]:
-    """Remove the rows with these keys, and the keys from the messages of the other rows."""
+    """Remove rows with these keys, and replace the keys in messages of the remaining rows."""
     messages = {duplicate_message(key) for key in keys}
     kept = [row for row in rows if printable(row.key) not in keys]
     for index, row in enumerate(kept):
