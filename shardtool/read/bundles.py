@@ -68,8 +68,8 @@ def fitted(tokens: int, lengths: Numbers) -> Pieces:
     documents = np.repeat(np.arange(len(lengths)), pieces)
     starts = (np.arange(len(documents)) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * tokens
     counts = np.minimum(tokens, lengths[documents] - starts)
-    block_of_piece: list[int] = []  # longest piece first
-    blocks_by_room: dict[int, list[int]] = {}  # by free tokens
+    block_of_piece: list[int] = []  # block of each piece, longest piece first
+    blocks_by_room: dict[int, list[int]] = {}  # room: number of free tokens
     ascending_rooms: list[int] = []
     block_count = 0
     piece_lengths, pieces_of_length = np.unique(counts, return_counts=True)
@@ -135,7 +135,7 @@ _MIN_BUNDLES_IN_WINDOW = 64  # with fewer bundles per window, blocks are less fu
 _SAMPLES_IN_KIND_WINDOW = 2**17
 _MAX_CACHED_WINDOWS = 4
 _MAX_KEPT_ORDERS = 4
-# position p in the n-th `BundleOrder` has the bundle number n * `_MAX_BUNDLES_IN_EPOCH` + p
+# in `BundleOrder` n (from 0), the bundle at position p has the number n * `_MAX_BUNDLES_IN_EPOCH` + p
 _MAX_BUNDLES_IN_EPOCH = 2**40
 _order_numbers = count()
 _Window = tuple[Bundle, list[int], list[int]]  # pieces, order of the bundles, and first piece of each bundle
@@ -200,7 +200,7 @@ class BundleReader:
     """Divides the samples of an epoch into bundles, and reads the bundles.
 
     Args:
-        sizes: Number of tokens, or aspect ratio index, of each sample, indexed by sample number, int64 [samples].
+        sizes: For each sample number, the number of tokens or the index of the aspect ratio, int64 [samples].
         rule: See the module docstring.
         limit: Maximum number of tokens or samples in a bundle.
         make: Function that makes a block or batch.
@@ -282,7 +282,7 @@ class BundleReader:
     def skip_or_raise(self, error: ShardError, number: int, *counts: SkippedSamples, damaged: bool = True) -> None:
         """Count the damaged samples of a skipped bundle, or raise their first error if `on_error="raise"`.
 
-        If `damaged` is false, count only one sample.
+        If `damaged` is false (a stage skipped the bundle), count only the first sample.
         """
         members = self.bundle(number).numbers
         samples = zip(members.tolist(), self._reader.read(members) if damaged else (), strict=False)
@@ -291,7 +291,7 @@ class BundleReader:
             self._reader.skip_or_raise(failure, member, *counts, damaged=damaged)
 
     def read(self, numbers: Numbers, *, on_demand: bool = False) -> Samples:  # noqa: ARG002 - all readers accept it
-        """Yield bundles. For a block with a damaged sample, or a batch with only damaged samples, yield an error."""
+        """Yield bundles. A block with a damaged sample, or a batch of only damaged samples, becomes an error."""
         members = self._sample_numbers(numbers)
         unique_members, inverse = np.unique(members, return_inverse=True)
         if len(unique_members) == len(members):
@@ -302,7 +302,7 @@ class BundleReader:
     def with_skip_callback(
         self, bundles: Samples, get_skipped: Callable[[], SkippedSamples]
     ) -> Iterator[Sample | ShardError]:
-        """Yield bundles, and count damaged samples. For samples that stages skip, `SizeBatches` calls `__on_skip__`."""
+        """Yield bundles, and count damaged samples. `SizeBatches` counts samples that stages skip (`__on_skip__`)."""
 
         def on_skip(error: ShardError, number: int, *, damaged: bool = False) -> None:
             self._reader.skip_or_raise(error, number, get_skipped(), damaged=damaged)
@@ -431,7 +431,7 @@ class SizeBatches(Map):
         super().__init__(partial(_run_and_collate, stages, lists))
 
     def with_on_error(self, on_error: OnError) -> SizeBatches:
-        """Return a changed copy."""
+        """Return a copy with this `on_error`."""
         stages, lists = cast("partial[object]", self.function).args
         return SizeBatches(stages.with_on_error(on_error), lists)
 
@@ -450,7 +450,7 @@ def _run_and_collate(stages: Pipeline, lists: ListFields, bundle: Sample, rng: n
             return np.random.default_rng([seed, index, stage])
 
         kept += stages.run([{**sample, **padding}], skip, rng_of)
-    if "__on_skip__" in bundle:  # a batch that replaces a skipped batch has no callback
+    if "__on_skip__" in bundle:  # a batch read as a replacement has no callback
         # if `kept` is empty, the stream counts the first skipped sample
         for error, number in skipped if kept else skipped[1:]:
             cast("Callable[..., None]", bundle["__on_skip__"])(error, number)

@@ -67,8 +67,8 @@ class Catalog:
         split: Name of the split. Without a split, the name of the dataset file or folder.
         listed: Whether every shard is listed in a dataset file of shardtool.
         can_scan: Whether a shard may be scanned if its sidecar is missing or damaged.
-        appends: Index of the first shard of each run that appended shards. The sidecars of different runs may have
-            different columns.
+        appends: For each run that appended shards, the index of its first shard. Sidecars of different runs may
+            have different columns.
     """
 
     name: str
@@ -192,7 +192,7 @@ def _catalog_of(opened: StoredDataset) -> Catalog:
     if file is None:
         heads = [*map_paths(StoredShard.read_footer, shards, lambda shard: shard.path)]
         if None in heads:
-            # in scanned shards, split file names into key and field at the same dot as in the existing sidecars
+            # the scan must split file names into key and field as the existing sidecars do
             shards = opened.with_dots(recorded_dots(opened)).shards
         without_sidecar = [shard for shard, head in zip(shards, heads, strict=True) if head is None]
         counts_by_shard, lists = _scan_shards(without_sidecar, shared)

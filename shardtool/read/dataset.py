@@ -287,7 +287,7 @@ class Dataset(Streamable[SampleT]):
         return SampleList(self.take(n)[range(min(n, self.source.length))])
 
     def partition(self, split: str) -> Dataset[SampleT]:
-        """Return the samples of a split, by its name in `splits`.
+        """Return the samples of the split with this name.
 
         Raises:
             InvalidRequest: No split has this name.
@@ -365,7 +365,7 @@ class Dataset(Streamable[SampleT]):
 
 
 def check_in_range(positions: Numbers, count: int) -> Numbers:
-    """Convert positions from the end (below 0) to positions from 0. Raise IndexError if a position is out of range."""
+    """Convert negative positions (from the end) to positions from 0. Raise IndexError if a position is out of range."""
     out_of_range = positions[(positions < -count) | (positions >= count)]
     if len(out_of_range):
         raise IndexError(f"sample {out_of_range[0]} of {count:,}")
@@ -405,7 +405,7 @@ def open(  # noqa: A001, PLR0913 - public API
         metadata: Whether to add the sidecar columns to samples. A field replaces a column of the same name.
         splits: Shares of the splits that `partition` returns, such as `{"train": 0.9, "val": 0.1}`. Samples are
             assigned by a hash of their keys, as with `create --split`.
-        seed: Seed of this hash.
+        seed: Seed of the hash.
         storage_options: Settings for the store or server, such as `endpoint` and `access_key_id`. See docs/remote.md.
 
     Raises:

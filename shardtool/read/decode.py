@@ -36,7 +36,7 @@ _log = logging.getLogger("shardtool")
 ImageType = Literal["numpy", "pil"]
 Named = Literal["numpy", "pil", "mask", "audio", "int", "float", "bool", "text", "json", "npy"]
 Decoder: TypeAlias = "Function | Named | None"
-# fields decoded to int, as in webdataset, except `label`, which may be text
+# fields decoded to int, as in webdataset
 _INT_FIELDS = frozenset(("cls", "cls2", "index", "inx", "id"))
 _MAX_SHOWN_BYTES = 40
 _NPY_VERSIONS = ((1, 0), (2, 0))
@@ -294,8 +294,8 @@ def _import_soundfile(where: str) -> Any:
 
 def _decode_audio(data: bytes, max_bytes: int) -> Audio:
     library = _import_soundfile("audio")
-    claimed_bytes = int.from_bytes(data[4:8], "little") if data[:4] == b"RIFF" else 0  # after the first 8 bytes
-    if claimed_bytes and len(data) - 7 < claimed_bytes < _STREAMED_WAV_BYTES:  # accept one missing byte: padding
+    claimed_bytes = int.from_bytes(data[4:8], "little") if data[:4] == b"RIFF" else 0  # length of data[8:]
+    if claimed_bytes and len(data) - 7 < claimed_bytes < _STREAMED_WAV_BYTES:  # the padding byte may be missing
         raise ValueError(f"the audio ends too early: {len(data):,} bytes of {claimed_bytes + 8:,}")
     try:
         with library.SoundFile(BytesIO(data)) as file:
@@ -341,7 +341,7 @@ def read_npy(data: bytes) -> NDArray[Any]:
     version = npy_format.read_magic(stream)
     try:
         read = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
-        with _PARSER_LOCK:  # Python 3.11 and 3.12 can raise SystemError if several threads parse
+        with _PARSER_LOCK:  # Python 3.11 and 3.12 can raise SystemError if several threads parse headers
             shape, by_column, dtype = read(stream)
     except Exception as error:  # noqa: BLE001 - NumPy raises errors of many kinds for a damaged header
         # Python's parser raises MemoryError for deep nesting

@@ -46,7 +46,7 @@ def window_size(mean_size: int, buffer: int | None, parts: int) -> int:
     if buffer is not None:
         return max(1, buffer // parts)
     samples = max(1, min(_MAX_WINDOW_SAMPLES, _BUFFER_BYTES // parts // mean_size))
-    return 1 << (samples * samples).bit_length() // 2  # the nearest power of 2 is permuted faster
+    return 1 << (samples * samples).bit_length() // 2  # windows of 2^n samples are permuted faster
 
 
 def choose_parts(
@@ -223,7 +223,7 @@ class MixedSamples:
         return numbers
 
     def datasets_at(self, options: OrderOptions, positions: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the dataset at each position, and how many of its samples came before, including previous epochs."""
+        """For each position, return the dataset and the number of its earlier samples, including previous epochs."""
         blocks, block_row = np.unique(positions // _MIX_BLOCK_POSITIONS, return_inverse=True)
         starts, slots = blocks * _MIX_BLOCK_POSITIONS, np.arange(_MIX_BLOCK_POSITIONS)
         sizes = np.minimum(_MIX_BLOCK_POSITIONS, self.length - starts)

@@ -128,7 +128,7 @@ class IndexStore(LruCache[int, ShardIndex]):
 
     @cached_property
     def _first_keys(self) -> list[str]:
-        """First keys, or [] if key ranges are unknown or overlap."""
+        """First key of each shard, or [] if key ranges are unknown or overlap."""
         ranges = self.catalog.key_ranges
         are_known = ("", "") not in ranges and all(first <= last for first, last in ranges)
         are_disjoint = all(last < next_first for (_, last), (next_first, _) in pairwise(ranges))
@@ -139,7 +139,7 @@ class IndexStore(LruCache[int, ShardIndex]):
 
         A duplicate key has the number of its first sample.
         """
-        encoded = [key.encode("utf-8", "surrogatepass") for key in keys]  # no error: a lone surrogate matches no key
+        encoded = [key.encode("utf-8", "surrogatepass") for key in keys]  # a lone surrogate matches no key
         numbers = np.full(len(keys), -1, np.int64)
         if self._all_keys is None and self._first_keys:
             self._search_ranges(keys, encoded, numbers)

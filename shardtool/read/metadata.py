@@ -36,8 +36,8 @@ def queryable_table(
 ) -> pa.Table:
     """Return a table with all columns of a shard that a query (`select.query`) can use.
 
-    A column that the sidecar lacks is null. If the column is in `labels`, and the shard has a field of the same name,
-    the column is omitted, because a query does not read fields.
+    A column that the sidecar lacks is null. If the missing column is in `labels`, and the shard has a field of the same
+    name, the column is omitted, because a query does not read fields.
     """
     existing = {name: shard_index.metadata.column(name) for name in shard_index.metadata.column_names}
     unknown = {*labels}.intersection(shard_index.names)

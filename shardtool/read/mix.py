@@ -78,7 +78,7 @@ def mix(
     """Mix several datasets into one.
 
     Each block of 64 samples has the requested proportions, up to rounding. The datasets alternate in random order, even
-    without `shuffle`. After its last sample, a dataset starts again with its own next epoch. A new epoch of the mix
+    without `shuffle`. After its last sample, a dataset continues with its next epoch. A new epoch of the mix
     continues each dataset where the previous epoch stopped. Without options, each sample occurs once per epoch.
 
     Args:

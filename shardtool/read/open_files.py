@@ -1,4 +1,4 @@
-"""Keep shards open. The process's file descriptor limit determines how many.
+"""Keep shards open, within the process's file descriptor limit.
 
 Threads and forked processes share the file position, so reads use explicit offsets. Shards are not memory-mapped,
 because a mapping kills the process if a file is truncated or a disk fails.
@@ -86,7 +86,7 @@ class OpenShardFile:
             return
         if self.fd >= 0:
             os.close(self.fd)
-        if self._lease is not None and self._pid == os.getpid():  # only the parent releases the lease
+        if self._lease is not None and self._pid == os.getpid():  # after a fork, only the parent releases the lease
             self._lease.close()
 
     def release_lease(self) -> None:

@@ -80,8 +80,8 @@ class ReadOptions:
 
     Attributes:
         fields: Fields to read, or None for all.
-        storage: Storage options by key. Shard addresses contain the key (see `store_options`). An unpickled reader
-            registers these options in its process.
+        storage: Storage options of remote shards, by the key in their addresses (see `store_options`). An
+            unpickled reader registers these options in its process.
     """
 
     check: bool = False

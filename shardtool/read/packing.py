@@ -27,7 +27,7 @@ class TokenField(NamedTuple):
     """The field with the tokens of a document, and how samples store it.
 
     Attributes:
-        encoding: `npy`, plain `bytes`, or `values` for a TFRecord list.
+        encoding: `npy`, `bytes` for plain bytes, or `values` for a TFRecord list.
         header_start: For `npy`, the part of the header before the shape.
         header_bytes: For `npy`, the size of the whole header.
         row_bytes: Bytes per value, or per row of an array.

@@ -137,7 +137,7 @@ class Tuple(_FieldStage):
 
     def __call__(self, sample: dict[str, object]) -> tuple[object, ...]:
         """Return the values of the fields."""
-        try:  # this is three times as fast as a loop over the names
+        try:  # three times as fast as a loop over the names
             values = self._get(sample)
         except (KeyError, TypeError, IndexError):
             return tuple(self._first_existing(sample, names) for names in self.names)
@@ -158,7 +158,7 @@ class DatasetPipelines(NamedTuple):
     by_dataset: tuple[tuple[Stage, ...], ...]
 
     def with_on_error(self, on_error: OnError) -> DatasetPipelines:
-        """Return a changed copy."""
+        """Return a copy with this `on_error`."""
         return DatasetPipelines(tuple(tuple(_with_on_error(stages, on_error)) for stages in self.by_dataset))
 
 
@@ -203,7 +203,7 @@ class Pipeline:
         return first.required_fields if isinstance(first, _FieldStage) else None
 
     def then(self, stage: Stage | Batch) -> Pipeline:
-        """Append a stage. A `Decode` directly before `Fields` or `Tuple` then decodes only their fields."""
+        """Append a stage. `Decode` directly before `Fields` or `Tuple` decodes only the fields in `required_fields`."""
         stages = self.stages
         if getattr(stage, "can_skip", False) and any(isinstance(earlier, Batch) for earlier in stages):
             expected = "single samples: skip first, then batch"
@@ -247,7 +247,7 @@ class Pipeline:
                     max(map(len, earlier.by_dataset)) if isinstance(earlier, DatasetPipelines) else 1
                     for earlier in stages
                 )
-                # give later stages other random generators
+                # stages after a batch use different random generators
                 stages, rng_of = [], partial(_shifted_rng, rng_of, max_stages + 1)
             else:
                 stages.append(stage)
@@ -293,7 +293,7 @@ def _run_each(
                         skipped = SampleFailed(sample_name(_key_of(sample)), f"dropped by {_stage_name(stage)}")
                         break
             except SampleFailed as error:
-                if isinstance(stage, Map) or not stage.can_skip:  # in `Map`, only None skips a sample
+                if isinstance(stage, Map) or not stage.can_skip:  # in `Map`, None skips a sample, an error does not
                     raise
                 skipped = error
             except Exception as error:
@@ -483,8 +483,8 @@ class PipelineMethods(Generic[SampleT]):
     def filter(self, function: Callable[..., object]) -> Self:
         """Skip samples for which `function` returns a false value. A stream counts the skipped samples.
 
-        On a single rank, `len` is then an upper bound. For several ranks, see `Stream`. To select samples by columns
-        without reading the samples, use `Dataset.where`.
+        On a single rank, `len` also counts skipped samples. For several ranks, see `Stream`. To select samples by
+        columns without reading the samples, use `Dataset.where`.
         """
         return self.with_stages(self.stages.then(Filter(function)))
 

@@ -1,4 +1,4 @@
-"""Read samples by number. For a damaged sample, return its error."""
+"""Read samples by number."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class SampleReader:
         return SampleReader, (self.catalog, self.options)
 
     def copy_ahead(self, numbers: Numbers, seen: set[str]) -> None:
-        """Start copying the shards of these samples to the cache. Skip paths in `seen`, and add new paths."""
+        """Start copying these samples' shards to the cache. Skip paths in `seen`, and add the new paths to `seen`."""
         if isinstance(cache := self.options.cache, CopyingCache):
             for shard in [self.catalog.shards[number] for number, *_ in self.catalog.group_by_shard(numbers)]:
                 if shard.path not in seen:
@@ -174,7 +174,7 @@ class SampleReader:
         return True
 
     def _read_ahead_if_large(self, groups: Sequence[tuple[int, Numbers, Numbers]], count: int) -> bool:
-        """Return whether samples are large. If so, start to load them into the page cache."""
+        """If samples are large and in few shards, start loading them into the page cache, and return True."""
         if len(groups) > self._files.max_size // 2 or not all(self._has_payload_offsets(shard) for shard, *_ in groups):
             return False
         size, spans = 0, []

@@ -98,7 +98,7 @@ class PayloadColumns(NamedTuple):
 
     @property
     def samples(self) -> Numbers:
-        """The index of the sample that contains each payload, int64 [payloads]."""
+        """For each payload, the index of its sample, int64 [payloads]."""
         return np.repeat(np.arange(len(self.counts)), self.counts)
 
 
@@ -111,7 +111,7 @@ class ReadableShard:
         lists: TFRecord features that are lists in every sample. They can be read only by parsing whole TFRecords.
         size: Bytes of the file, or 0 if unknown.
         crc: CRC-32C of the file, or -1 if unknown.
-        views: Columns of the index as memoryviews, because these return single numbers faster than arrays.
+        views: Columns of the index as memoryviews, which return single numbers faster than arrays.
     """
 
     index: ShardIndex
@@ -168,7 +168,7 @@ class ReadableShard:
         return _BlockRead(self, rows, options).samples(metadata)
 
     def layout(self, rows: Numbers, selected: frozenset[str] | None) -> PayloadColumns:
-        """Return the locations of the payloads of the selected fields in `rows` (ascending)."""
+        """Return the payload locations of `rows` (ascending), for the selected fields."""
         index, first_rows = self.index, self.index.first_rows[rows]
         counts = index.first_rows[rows + 1] - first_rows
         ends = np.cumsum(counts)
@@ -332,7 +332,7 @@ def _cut_payloads(blocks: Iterator[bytes], layout: PayloadColumns, firsts: Numbe
 
 
 def _begins_block(offsets: Numbers, lengths: Numbers) -> NDArray[np.bool_]:
-    """Return whether each payload starts a block (a range to read)."""
+    """For each payload, return whether it starts a block (a range to read)."""
     begins = np.ones(len(offsets), np.bool_)
     is_large = lengths >= _MIN_OWN_READ_BYTES
     gaps = offsets[1:] - offsets[:-1] - lengths[:-1]

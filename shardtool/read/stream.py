@@ -133,8 +133,8 @@ _LARGE_READ_BYTES = 2**25  # large samples are read on demand, so they need not 
 _MAX_SAMPLES_PER_READ = 2**12
 _STEPS_AHEAD = 2
 _CONCURRENT_ROUNDS = 2  # with a shuffle, maximum number of concurrent reads of remote shards
-_ROUNDS_PER_READ = 2  # from remote shards, read several rounds (`OrderOptions.round_size`) together (fewer requests)
-_MAX_ROUND_GROWTH = 4  # limits memory: rounds are larger in a state that more ranks saved
+_ROUNDS_PER_READ = 2  # a read of remote shards contains several rounds (`OrderOptions.round_size`), for fewer requests
+_MAX_ROUND_GROWTH = 4  # memory limit: a state saved with more ranks has larger rounds
 _PREFETCH_BYTES = 2**30  # enough to copy a large shard before it is read
 _MAX_PREFETCH_JOBS = 2**8
 
@@ -259,7 +259,7 @@ class Stream(SampleSource[SampleT]):
                         self._skip_or_raise(sample, int(numbers[current.yielded - 1]), current)
                         if (replacement := self.last_position(current).next_replacement(sample)) is not None:
                             yield replacement
-                del samples, future  # release the samples before waiting for the next ones
+                del samples, future  # release the samples before waiting for more
                 if len(positions):
                     current.start, current.positions = share.next_position(int(positions[-1])), positions[:0]
         current.start = share.end(order.length)
@@ -335,7 +335,7 @@ class Stream(SampleSource[SampleT]):
         return numbers, samples
 
     def _prefetch_shards(self, order: StreamOrder, jobs: Iterator[Numbers]) -> Generator[Numbers]:
-        # with "full", all shards are read together, so do not copy ahead
+        # shuffle="full" reads all shards together, so do not copy ahead
         if not self.reader.copies or self._options.shuffle == "full":
             yield from jobs
             return
@@ -425,7 +425,7 @@ class EpochPass:
     """The progress of one iteration over a stream.
 
     Attributes:
-        start: First position that no rank had read before `positions` were read.
+        start: First unread position before `positions` were read.
         yielded: How many of the samples at `positions` were yielded.
         positions: Positions of the samples that were read together.
     """

@@ -241,7 +241,7 @@ class Streamable(SampleSource[SampleT]):
 
 
 class BundledDataset(Streamable[SampleT]):
-    """A dataset of packed blocks or of batches, as returned by `pack` and `batch(by=...)`."""
+    """A dataset of packed blocks or batches, as returned by `pack` and `batch(by=...)`."""
 
     def __init__(self, bundle_reader: bundles.BundleReader) -> None:
         super().__init__(bundle_reader, bundle_reader)
