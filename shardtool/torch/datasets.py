@@ -95,7 +95,7 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
     """Samples by number, for a `DataLoader` with any sampler. A batch is read in file order.
 
     Attributes:
-        dataset: A dataset or mix. Its stages run first. The numbers of a mix are positions in an unshuffled epoch.
+        dataset: A dataset or mix. Its stages run first. Sample n of a mix is at position n of an unshuffled epoch.
         decode: True to decode all fields by name, a dict of decoders by field, or None to decode nothing.
         transform: Function to call with each sample after all other stages.
         labels: Labels by sample key, added as the field `label`.
@@ -211,7 +211,7 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
         info = torch.utils.data.get_worker_info()
         resumed, self._resumed = self._resumed, None
         self._passes += 1
-        base_seed = info.seed - worker if info else -1  # PyTorch adds `worker`
+        base_seed = info.seed - worker if info else -1  # PyTorch adds `worker` to the seed
         self._group = base_seed, self._passes, workers
         self._pass_start.record_worker_start(worker, self._group, resumed.start if resumed else None)
         stream = self._next_pass()

@@ -218,7 +218,8 @@ class Prefetcher:
 
     With `mean`, `std`, `dtype` or `channels_last`, images are copied as uint8. On the device, they become floats
     [n, c, h, w], computed as (value / 255 - mean) / std. Images are uint8 tensors [n, h, w, c] or [n, c, h, w]. If
-    `mean` or `std` has several values, their number is the number of channels. If not, images have 1, 3 or 4 channels.
+    `mean` or `std` has several values, their number is the number of channels. Otherwise, images have 1, 3 or 4
+    channels.
 
     Attributes:
         loader: Any iterable of batches. Batches in pinned memory need one copy fewer.

@@ -303,7 +303,7 @@ class SharedPassStart:
     """The epoch and position at which a pass starts, in shared memory.
 
     The first worker of a pass sets epoch and position. If all workers finished the previous pass, the new pass reads
-    the next epoch. If not, it restarts the same epoch.
+    the next epoch. Otherwise, it restarts the same epoch.
     """
 
     def __init__(self, blocks: SharedBlocks) -> None:

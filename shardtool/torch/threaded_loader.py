@@ -51,7 +51,7 @@ class Loader(StreamOptions):
 
     A batch is a dict or a tuple, like its samples. The values of a field determine its type in the batch:
 
-    - Arrays and images of one shape become a tensor [samples, ...], in pinned memory if there is a GPU.
+    - Arrays and images of one shape become a tensor [samples, ...].
     - Arrays of different shapes become a list of tensors.
     - Numbers become a tensor. Python numbers become int64, float64 or bool.
     - Other values become a list.
@@ -132,7 +132,7 @@ class Loader(StreamOptions):
                 del batch
                 if result[0] is not None:
                     self._record_state(this_pass, state_after)
-                    yield result.pop()  # keep no reference
+                    yield result.pop()  # keep no reference to the batch
         finally:
             stop.set()
             for future in pending:
