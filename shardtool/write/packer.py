@@ -237,7 +237,10 @@ class Packer:
                     yield PlannedFile(self.root + path, flags, self.sizes[field_row], self.mtimes[field_row])
 
     def skip(self, sample: int, failed: SourceFailed, *, streamed: bool) -> None:
-        """Skip a failed sample, or raise its error. If it was partly written (`streamed`), raise RestartShard."""
+        """Skip a failed sample, or raise its error.
+
+        If a skipped sample was partly written (`streamed`), raise RestartShard.
+        """
         path, key = to_text(failed.path), to_text(self.keys[sample])
         skip_advice = f"or skip such samples with {option_text('on_error', 'skip')}."
         stops = self.task.on_error == "raise" and failed.code not in INTENDED_CODES

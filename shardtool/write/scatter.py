@@ -58,7 +58,7 @@ class ScatterResult(NamedTuple):
 
     Attributes:
         wrong: Index and CRC-32C of each payload with a wrong checksum.
-        failed: Code and message if the file cannot be read. Copied payloads are then invalid.
+        failed: Code and message if the file cannot be read, which makes copied payloads invalid.
     """
 
     wrong: tuple[tuple[int, int], ...] = ()

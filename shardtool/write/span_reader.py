@@ -74,7 +74,7 @@ class SpanReader:
 
     Args:
         regions: Start and end of each region of the spool (`files[0]`), as ascending int64 pairs.
-        has_crcs: Whether the caller verifies a checksum of every payload. Ctimes are then not compared.
+        has_crcs: Whether the caller verifies a checksum of every payload. If true, do not compare ctimes.
     """
 
     def __init__(self, files: tuple[SpanFile, ...], regions: bytes, *, has_crcs: bool) -> None:

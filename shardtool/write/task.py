@@ -54,7 +54,7 @@ class TransformedSamples(NamedTuple):
     """The samples of a shard after a transform.
 
     Attributes:
-        content: The written samples. Its `inline` contains only numbers, as text.
+        content: The written samples, where `inline` contains only numbers, as text.
         sources: int64, the index of the source sample of each written sample.
         consumed: Number of processed source samples. Later samples do not fit in this shard.
         dropped: Number of source samples that the user's function dropped by returning no sample.
