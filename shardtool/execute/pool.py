@@ -1,4 +1,4 @@
-"""The base class of pools."""
+"""Base class of pools."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A pool that runs tasks on a Ray cluster (docs/decisions/018-ray.md).
 
-A slot is one CPU core of the cluster. Tasks are submitted as slots become free, up to eight in advance. Sample data
-never passes through this process or Ray's object store.
+A slot is one CPU core of the cluster. At most eight submitted tasks wait for a slot. Sample data never passes through
+this process or Ray's object store.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class TaskEnvironment(NamedTuple):
     Attributes:
         path: `sys.path` of the parent, to search after the node's own `sys.path`.
         variables: Environment variables that options for remote stores have set.
-        storage: Storage options by KEY (see `Address.marker`).
+        storage: Storage options, by the KEY in addresses (see `Address.marker`).
         sources: Source code of the modules of the `--map` function, by module name.
     """
 

@@ -1,7 +1,7 @@
 """Receive and run tasks in a worker process.
 
-A worker receives tasks through one pipe, and sends results through another. A message is the length of a pickle (4
-bytes, little-endian), then the pickle.
+A worker receives tasks through one pipe, and sends results through another. Each message consists of a length (4
+bytes, little-endian) and a pickle of this length.
 
 A third pipe, the lifeline, closes if the parent dies during a task. The kernel then sends SIGIO, which terminates the
 worker.
