@@ -1,1 +1,1 @@
-"""Sources of samples. Code that runs in workers imports neither NumPy nor pyarrow, except to decompress shards."""
+"""List the samples of a source. Code in workers imports neither NumPy nor pyarrow, except to decompress shards."""

@@ -1,4 +1,4 @@
-"""A zip or tar archive as a source. Its samples are the same as in a folder with the extracted files.
+"""A zip or tar archive as a source. It has the samples that a folder of the extracted files would have.
 
 Workers read members from the archive. Members of a compressed tar are first copied to a temporary file.
 """
@@ -67,7 +67,7 @@ def _link_problem() -> tuple[SkipCode, str]:
 
 def _zip_members(file: ShardFile | CompressedFile) -> Iterator[_ArchiveMember]:
     ranges = array("q")
-    with ShardFile(file.path) as header_file:  # a second reader avoids seeking back and forth
+    with ShardFile(file.path) as header_file:  # reads headers, so `file` does not seek back and forth
         for member in zip_read.iter_zip_members(file.read, file.size, file.path):
             problem, start = _zip_problem(member), member.offset + len(member.name)
             if not problem:

@@ -40,12 +40,12 @@ class Listing:
         name: The name of the source in the dataset file, without folders.
         recorded: Values that the dataset file records in addition to the options.
         digest: The content fingerprint of all samples, or None if unknown.
-        stored: The dataset and shard of each name in `shards`, except names from `--add`.
+        stored: For each shard name in `shards`, its dataset and shard. Names from `--add` have none.
         compressed: Whether some shards are compressed, and can only be read from start to end.
-        condition: The conditions of `--where` on the content of files. Workers evaluate these conditions.
-        dropped: Label fields that are not packed. Their metadata columns are kept until splits are chosen.
+        condition: The part of `--where` that workers evaluate, because it depends on the content of files.
+        dropped: Label fields that are not packed, but whose metadata columns are kept until splits are chosen.
         classes: Class names by field, including fields that are not packed.
-        kept: The positions of the remaining samples, or None if no duplicates were dropped.
+        kept: The earlier positions of the remaining samples, or None if no duplicates were dropped.
     """
 
     entries: SampleTable
@@ -92,7 +92,7 @@ class Writable(Protocol):
 
 
 class Source(ABC):
-    """A folder, an archive, a manifest, a plan file or datasets.
+    """A source of samples, such as a folder or a manifest.
 
     Attributes:
         may_skip_unstorable: Whether `--on-error skip` also skips samples whose names a shard cannot store.
@@ -109,11 +109,11 @@ class Source(ABC):
         """Return the samples, with the requested fields and metadata."""
 
     def select_and_sort(self, listing: Listing, read_existing_keys: Callable[[], PackedStrings | None]) -> Listing:  # noqa: ARG002
-        """Select and sort the samples. `read_existing_keys` returns the output's keys for an append, else None."""
+        """Select and sort the samples. For an append, `read_existing_keys` returns the output's keys."""
         return listing
 
     def labels(self, listing: Listing, option: str, name: str) -> pa.ChunkedArray:
-        """Return the column that `option` requests, with class numbers replaced by class names."""
+        """Return the column `name` (see `column`), with class numbers replaced by class names."""
         from shardtool.entries.metadata_columns import to_class_names
 
         return to_class_names(self.column(listing, name, option), listing.all_classes.get(name, ()))

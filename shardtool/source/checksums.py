@@ -108,7 +108,7 @@ def inline_checksums(entries: SampleTable, rows: Rows, *, as_numbers: bool) -> t
 
 
 def inline_payloads(entries: SampleTable, rows: Rows, *, as_numbers: bool) -> Iterator[bytes]:
-    """Yield the payloads of INLINE rows. If `as_numbers`, encode numbers as in a TFRecord."""
+    """Yield the payloads of INLINE rows. If `as_numbers`, encode numbers as TFRecord shards do."""
     samples, numbers = entries.samples_of(rows), entries.values.numbers
     for sample, code in zip(samples.tolist(), entries.rows.code[rows].tolist(), strict=True):
         field = entries.fields[code]

@@ -36,7 +36,7 @@ class DuplicateGroups(NamedTuple):
     """Groups of samples with the same content.
 
     Attributes:
-        groups: The sample numbers of each group: samples that exist in the output, then new samples, both by key.
+        groups: The sample numbers of each group, sorted by key. Samples that exist in the output come first.
             Groups are sorted by their first samples.
         sizes: The content size in bytes of each group's first sample.
         fields: The fields whose content was compared.
@@ -117,7 +117,7 @@ def drop_duplicate_samples(
     observer: Observer,
     read_existing_keys: Callable[[], PackedStrings | None],
 ) -> Listing:
-    """With `drop_duplicates`, drop a new sample if another with its content is in the output or has a smaller key."""
+    """With `drop_duplicates`, drop new samples that duplicate a sample in the output or a sample with a smaller key."""
     # The run that wrote a plan file has already dropped the duplicates.
     if not options.drop_duplicates or getattr(options, "plan", None) is not None:
         return listing

@@ -70,7 +70,7 @@ def add_folder_labels(
         raise InvalidRequest(option_text("label_from_folder"), "the samples already have a field 'cls'")
     expected = "paths such as SPLIT/CLASS/FILE" if depth else "paths such as CLASS/FILE"
     spans = _folder_spans(entries.keys, depth, ("label_from_folder", expected))
-    # Folders of skipped files are classes, too. Class numbers must not change when these files become readable.
+    # Number folders of skipped files, too, so class numbers do not change when these files become readable.
     paths = [to_bytes(row.path).split(b"/") for row in skipped if row.code != "no-field"]
     failed = {parts[depth] for parts in paths if len(parts) > depth + 1}
     number, names = number_classes({*(name for _, _, name in spans), *failed}, "cls", known)
@@ -81,7 +81,7 @@ def add_folder_labels(
 
 
 def top_folders(keys: PackedStrings, *, in_order: bool = True) -> pa.ChunkedArray:
-    """Return the top folder of each sample. `in_order` means that the keys are already sorted."""
+    """Return the top folder of each key. `in_order` means that `keys` is sorted."""
     import numpy as np
     import pyarrow as pa
 
@@ -250,7 +250,7 @@ class FolderSource(Source):
 
 
 def open_tree(source: str, options: CreateOptions, outputs: Iterable[ShardPattern]) -> FileTree:
-    """Open a source folder. Files of `outputs` are not part of the source."""
+    """Open a source folder. Files that belong to `outputs` are ignored."""
     root = paths.source_root(source, needed=True)
     located = [(paths.path_inside_source(pattern.folder, root), pattern) for pattern in outputs]
     outputs_inside = tuple((folder, pattern) for folder, pattern in located if folder is not None)
@@ -259,7 +259,7 @@ def open_tree(source: str, options: CreateOptions, outputs: Iterable[ShardPatter
 
 
 def folder_name(source: str) -> str:
-    """Return the name of a source folder, or of a link's target, for the dataset file."""
+    """Return the name of a source folder, after following links, for the dataset file."""
     if address.is_url(source):
         return printable(to_bytes(source.rstrip("/").rpartition("/")[2]))
     return printable(os.fsencode(os.path.basename(os.path.realpath(source))))
@@ -318,8 +318,8 @@ def drop_failed_samples(entries: SampleTable, skipped: Iterable[Skipped]) -> Sam
 def check_dots(entries: SampleTable) -> None:
     """Raise an error for names that WebDataset's rule splits at the wrong dot, such as `scan.2019.01.jpg`.
 
-    A field such as `seg.png` is allowed, unless a part before its last dot is a number or empty. Several such fields
-    are an error if they have fewer than two files each on average, and there are several samples.
+    A field such as `seg.png` is allowed, unless a part before its last dot is a number or empty. Several fields
+    with dots are an error if they have fewer than two files each on average, and there are several samples.
     """
     if not (dotted := [code for code, name in enumerate(entries.fields) if "." in name]):
         return

@@ -55,7 +55,7 @@ def read_scalars(task: tuple[str, FileReads | SpanReads]) -> JsonScalars:
 
 
 def parse_scalars(field: str, payloads: Iterable[bytes | _ReadProblem]) -> JsonScalars:
-    """Return the scalars of payloads. A reason code and message replace an unreadable payload in `payloads`."""
+    """Return the scalars of payloads. An unreadable payload is a pair of reason code and message."""
     lines, kinds, long = [], dict[str, Counter[str]](), Counter[str]()
     failed = list[tuple[int, SkipCode, str]]()
     for index, data in enumerate(payloads):

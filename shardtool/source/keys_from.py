@@ -35,11 +35,11 @@ _MAX_SIMILAR_KEYS, _MAX_COMPARED_KEYS = 3, 1000
 def match_keys(
     keys: PackedStrings, key_list: object, is_known: Callable[[bytes], bool] | None = None, *, may_lack: bool = False
 ) -> tuple[Rows, str]:
-    """Return the ascending positions of listed keys in `keys`, and a string that describes unknown keys.
+    """Return the sorted positions in `keys` of the listed keys, and a message about unknown keys (or "").
 
-    A listed key is unknown if it is not in `keys` and `is_known` returns false. Unknown keys are an error, unless
-    `may_lack` is true and `keys` contains a listed key. `key_list` is a text file with one key per line, a table with a
-    column `key`, `-` for standard input, or a list.
+    A listed key is unknown if `keys` does not contain it and `is_known` returns false. Unknown keys are an error. If
+    `may_lack`, they are an error only if `keys` contains no listed key. `key_list` is a text file with one key per
+    line, a table with a column `key`, `-` for standard input, or a list.
     """
     requested = _read_keys(key_list)
     if not len(requested):

@@ -419,7 +419,7 @@ def _is_split(path: bytes) -> bool:
 
 
 def _match_table(tree: _Tree, table: bytes) -> tuple[bytes, Match | None]:
-    """Return the folder that the paths in the table start from, and the options to pack the table."""
+    """Return the folder to which the table's paths are relative, and the options to pack the table."""
     from shardtool.source.table_head import matching_column, read_table_head
 
     if (head := read_table_head(tree.inside(table))) is None:

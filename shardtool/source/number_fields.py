@@ -31,7 +31,7 @@ class NumberFields(NamedTuple):
 
     Attributes:
         numbers: The type of each field with one number per sample.
-        texts: For each shard, the numbers as strings, by field.
+        texts: For each shard, maps fields to numbers as strings.
         lists: The type of each TFRecord field that has no value or several values in at least one sample.
     """
 
@@ -79,7 +79,7 @@ def find_number_fields(
     """Find the fields that contain numbers, and read the numbers as strings. `run` is `Pool.map`.
 
     Args:
-        is_wanted: Returns whether to inspect a field.
+        is_wanted: Function that returns whether to inspect a field.
         salvage: Record damaged numbers in `NumberTexts.damaged` instead of raising an error.
     """
     for shard in shards:
@@ -131,7 +131,7 @@ def _check_types(shard: SourceShard, is_wanted: Callable[[str], bool], to_format
 
 
 def _is_list(name: str, field_type: FeatureType, holders: Sequence[SourceShard]) -> bool:
-    # after `_check_types`, only lists are conflicts
+    # `_check_types` accepts no conflicts except lists
     first = next((shard for shard in holders if name in shard.conflicts), None)
     if first is None:
         return False

@@ -34,7 +34,7 @@ SOURCE_CLASSES = {
 
 
 class SourceArgument(NamedTuple):
-    """A source as the user names it, and its kind.
+    """The source that the user names, and its kind.
 
     Attributes:
         value: The path or paths, or a table in memory. For an archive, its path and the folder in it. For datasets, one

@@ -35,7 +35,7 @@ class FileReads(NamedTuple):
 
 
 class SpanReads(NamedTuple):
-    """Payloads to read from a shard or archive: int64 offsets (ascending), lengths and CRC-32C (-1 if unknown)."""
+    """Payloads to read from `path`: int64 offsets (ascending), lengths and CRC-32C (-1 if unknown)."""
 
     path: str
     offsets: bytes

@@ -56,8 +56,8 @@ _SOURCE_OPTIONS = ("root", "allow_outside", "symlinks", "map", "join")
 def verify_options_in_errors(source: object, join: object, remedy: str) -> Iterator[None]:
     """Change errors about the source, so they mention only options of `verify` and `diff`.
 
-    `remedy` follows advice that starts with "Did you mean". Advice that names one of `_SOURCE_OPTIONS` stays.
-    `remedy` replaces other advice.
+    Keep advice that names one of `_SOURCE_OPTIONS`. Add `remedy` to advice that starts with "Did you mean". Replace
+    all other advice with `remedy`.
     """
     try:
         yield
@@ -104,11 +104,11 @@ _COLUMN_OPTIONS = (*_SELECTING_OPTIONS, "of", "sort_by", "descending", "split")
 
 
 class RecordedRun(NamedTuple):
-    """The recorded run, without the options that cannot be repeated.
+    """A recorded run, without the options that `verify` and `diff` cannot repeat.
 
     Attributes:
-        table: The path of the `--join` table, or its recorded name if the table was not found. Empty without a
-            table, or if the user named the table.
+        table: The path of the `--join` table, or its recorded name if the table was not found. Empty if the
+            run used no table, or if the user names the table.
         made_fields: If the `--join` table was not found, the fields that may come from the table.
         selecting_options: Options whose selection of samples cannot be repeated.
         without_table: The run to use if the table cannot be joined.
@@ -159,7 +159,7 @@ def recorded_run(
 ) -> RecordedRun:
     """Return the run that created a dataset, without later appends.
 
-    If the user does not name the table of `--join`, search for it in `folders`.
+    If the user does not name the `--join` table, search for the recorded name in `folders`.
     """
     name = file.run.options.get("join", "") if file else ""
     if user_options.join is not None:
@@ -289,9 +289,9 @@ def has_appended_sources(file: DatasetFile) -> bool:
 
 
 class RecordedSource:
-    """The source of a recorded run, as it is now.
+    """Lists the source of a recorded run again.
 
-    `datasets` are datasets that the run created. If the table cannot be joined, `run.without_table` replaces `run`.
+    `datasets` are datasets that the run created. If the `--join` table cannot be joined, `run.without_table` is used.
     """
 
     def __init__(
@@ -329,7 +329,7 @@ class RecordedSource:
         return splits if split_options.stratify or _have_grown(splits) else []
 
     def list_samples(self, pool: Pool, observer: Observer) -> tuple[Listing, Rows]:
-        """Return the source samples that belong in the datasets, and the index of each sample's dataset."""
+        """Return the source samples that the datasets should contain, and the index of each sample's dataset."""
         try:
             return self._list_samples(pool, observer)
         except InvalidRequest as error:

@@ -36,11 +36,11 @@ _MAX_ITEM_FILES = 8192
 
 
 class ScanItem(NamedTuple):
-    """A folder to list, or some files of a folder, sorted by key.
+    """A folder to list, or some files of a folder.
 
     Attributes:
         prefix: The folder relative to the root, with a final slash. Empty for the root.
-        names: Sorted file names, with NUL instead of the dot between stem and field. None means the whole folder with
+        names: Sorted file names, with NUL instead of the dot between stem and field. None to list the whole folder with
             its subfolders.
         changed_ns: The latest ctime of the folder and the folders above it.
         links: The symbolic links in `names`.
@@ -53,7 +53,7 @@ class ScanItem(NamedTuple):
 
 
 class ScanTask(NamedTuple):
-    """Items for one worker. `root` ends in a slash."""
+    """Items for one worker to list. `root` ends in a slash."""
 
     root: bytes
     rules: ScanRules
@@ -74,9 +74,9 @@ def scan_items(task: ScanTask) -> ScanPart:
 
 
 def make_scan_tasks(root: bytes, rules: ScanRules, parts: int, top: ScanPart) -> Iterator[ScanTask]:
-    """List the upper levels of the tree, until there are about `parts` items. Then yield tasks for these items.
+    """List the upper levels of the tree, until there are about `parts` items. Yield tasks for the items, in key order.
 
-    Tasks are in key order. Skipped files of the listed folders are added to `top`.
+    Skipped files of the listed folders are added to `top`.
     """
     changed = max(os.lstat(root.rstrip(b"/") or b"/").st_ctime_ns, os.stat(root).st_ctime_ns)
     items = [ScanItem(b"", None, changed)]
@@ -161,7 +161,7 @@ def _list_folder(  # noqa: C901 - one loop, for speed
 
 
 def _inspect_special(root: bytes, rules: ScanRules, prefix: bytes, name: bytes, skipped: list[Skipped]) -> str:
-    """Return "file" or "folder" for a link to pack, else ""."""
+    """If the special file is a link to pack, return "file" or "folder", else ""."""
     path = root + prefix + name
     is_included = rules.includes_file(prefix, name)
     if not os.path.islink(path):

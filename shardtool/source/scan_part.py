@@ -103,7 +103,7 @@ ALWAYS_CHANGED = 2**62
 
 @dataclass
 class ScanPart:
-    """The samples that one task has listed, in columns as in `SampleTable`."""
+    """Some listed samples of a source, in columns as in `SampleTable`."""
 
     fields: dict[bytes, int] = field(default_factory=dict)
     keys: list[bytes] = field(default_factory=list)
@@ -176,7 +176,7 @@ class FileCollector:
     """Applies `ScanRules` to files in any order, such as members of an archive.
 
     Attributes:
-        part: The skipped files and system files, and after `in_order` also the files from `add`.
+        part: The skipped and ignored files. `in_order` adds samples, and files without an extension.
         folders: For each folder, whether the rules include it.
     """
 
@@ -186,7 +186,7 @@ class FileCollector:
         self._no_field: dict[bytes, int] = {}
 
     def split(self, path: bytes, size: int) -> tuple[bytes, bytes] | None:
-        """Split a path into key and field. If the file is excluded or has no field, record that and return None."""
+        """Split a path into key and field. Return None if the file is excluded or has no field."""
         rules, start = self._rules, path.rfind(b"/") + 1
         parent, name = path[:start], path[start:]
         if not resolve_folder(self.folders, parent, self._includes_folder_below):
@@ -203,7 +203,7 @@ class FileCollector:
         return parent + split[0], split[1]
 
     def add(self, name: tuple[bytes, bytes], size: int, version_or_offset: int, changed_ns: int) -> None:
-        """Add a file. `in_order` returns its three numbers. `name` is the key and field that `split` returned."""
+        """Add a file. `name` is the key and field that `split` returned."""
         self._names += b"%b\0%b\0" % name
         self._starts.append(len(self._names))
         self._numbers.extend((size, version_or_offset, changed_ns))
@@ -211,7 +211,7 @@ class FileCollector:
     def in_order(self, where: str) -> NDArray[np.int64]:
         """Sort the added files by key, and add the keys and fields to `part`.
 
-        Return the three numbers of each file as int64[3, files]. Ignore empty objects that represent folders.
+        Return size, version or offset, and `changed_ns` as int64[3, files]. Ignore empty objects named like a folder.
         """
         import numpy as np
 

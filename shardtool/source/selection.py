@@ -71,8 +71,8 @@ def find_listed_samples(
 ) -> tuple[NDArray[np.int64], list[str]]:
     """Find the keys that `keys_from` lists. Return their positions in `keys`, and notes.
 
-    A listed key that is not in `keys` is an error, unless `is_known` returns true. With `on_error="skip"`, raise
-    the error only if `keys` contains no listed key.
+    A listed key that is not in `keys` is an error, unless `is_known` returns true. With `on_error="skip"`, return
+    a note instead if `keys` contains another listed key.
     """
     samples, problem = match_keys(keys, options.keys_from, is_known, may_lack=options.on_error == "skip")
     return samples, [f"{option_text('keys_from')}: {problem}"] if problem else []
@@ -125,7 +125,7 @@ def join_and_filter(listing: Listing, options: SelectingOptions, *, optional_val
 
 
 def add_field_columns(table: pa.Table, values: Iterable[tuple[str, str]]) -> pa.Table:
-    """Copy the column of each field under the field's name, so queries can use both names."""
+    """Copy each field's column to a column with the field's name, so queries can use both names."""
     for name, column in values:
         if name not in table.column_names and column in table.column_names:
             table = table.append_column(name, table.column(column))

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 def open_datasets(
     sources: Sequence[DatasetLike], examined: ExaminedFiles
 ) -> tuple[list[StoredDataset], list[SourceShard]]:
-    """Return datasets and their shards, and add their files to `examined`. Read only dataset files."""
+    """Return datasets and their shards, and add their files to `examined`. Read dataset files, but not shards."""
     datasets, shards = list[StoredDataset](), list[SourceShard]()
     for number, source in enumerate(sources):
         dataset = find_dataset(source).read()
@@ -68,7 +68,7 @@ def open_datasets(
         elif dataset.dataset_file is None:
             _check_one_dataset(dataset)
         record_types: Mapping[str, NumberType] | None = None
-        # `index` also accepts shards of other tools. Only a scan can find which of their fields contain lists.
+        # `index` also accepts shards of other tools. To find their list fields, scan the shards.
         is_ours = file is not None and file.run.verb != "index"
         if file is not None and is_ours and not any(feature.is_list for feature in file.features.values()):
             record_types = number_features(file.features)
@@ -86,7 +86,7 @@ def open_datasets(
 
 
 def dataset_notes(dataset: StoredDataset) -> list[str]:
-    """Return a note about unlisted shards or an unfinished run."""
+    """Return a note if the dataset file does not list all shards, or if a run is unfinished."""
     if dataset.unlisted and dataset.dataset_file:
         name, unlisted = to_output_name(base_name(dataset.dataset_file)), [*map(_shard_name, dataset.unlisted)]
         return [f"{name} does not list {pluralize(len(unlisted), 'shard')}, excluded: {format_list(unlisted)}"]
@@ -169,7 +169,7 @@ def agreed_classes(datasets: Sequence[StoredDataset]) -> dict[str, list[str]]:
 def drop_partial_labels(
     columns: pa.Table | None, parts: Sequence[SourceShard], labels: Collection[str]
 ) -> tuple[pa.Table | None, list[str]]:
-    """Drop a label column if a shard has the label's field but not the column. Return the other columns, and notes."""
+    """Drop a label column if a shard has the label as a field, but not as a column. Return other columns, and notes."""
     notes = []
     for name in sorted({*labels}.intersection(() if columns is None else columns.column_names)):
         lacking = [part for part in parts if name in part.index.names and name not in part.index.metadata.column_names]
@@ -222,7 +222,7 @@ def _metadata_conflict(
 
 
 def merge_fingerprints(datasets: Sequence[StoredDataset]) -> int | None:
-    """Return the sum of the datasets' fingerprints, or None if the sum may not match the samples."""
+    """Return the sum of the datasets' fingerprints, or None if the fingerprint of the samples may differ."""
     files = [dataset.file for dataset in datasets if dataset.file is not None and not dataset.file.part_of]
     for file in files:
         kinds = {*number_features(file.features).values()}
@@ -257,9 +257,9 @@ def list_datasets(  # noqa: PLR0913 - keyword options
 
     Args:
         only: The fields to check and to read numbers from, or empty for all fields.
-        without: Fields to exclude from `only`.
-        salvage: Skip samples with damaged numbers and, in shards without a sidecar, damaged parts.
-        as_stored: List numbers as stored, not as strings. Fields and class names are then not checked.
+        without: Fields that are not checked, and whose numbers are not read.
+        salvage: Skip samples with damaged numbers, and damaged parts of shards without a sidecar.
+        as_stored: Keep numbers as stored, not as strings, and do not check fields and class names.
     """
 
     def is_wanted(name: str) -> bool:

@@ -86,7 +86,7 @@ class DatasetSource(Source):
         listing = selection.join_and_filter(listing, options, optional_values=self.optional_values)
         if not len(listing.entries):
             return listing
-        # A TFRecord sample may contain only its key.
+        # Drop TFRecord samples that contain only a key.
         entries, empty = drop_empty_samples(listing.entries, listing.where, "no sample has a field", "only a key")
         return replace(listing, entries=entries, skipped=listing.skipped + empty, digest=None) if empty else listing
 

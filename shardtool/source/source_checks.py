@@ -34,7 +34,7 @@ _MAX_PROBED_SHARDS = 8
 def shards_note(entries: SampleTable, *, named: bool) -> str:
     """Return a note if a folder contains shards, or "".
 
-    If the user did not select the shards (`named`), raise an error if a shard belongs to a dataset, or if all files
+    Unless `--include` selected the shards (`named`), raise an error if a shard belongs to a dataset, or if all files
     are shards.
     """
     counts = entries.code_counts()
@@ -164,7 +164,7 @@ _SHOWN = 3
 
 
 def refuse_globs(folder: str, include: Sequence[str], exclude: Sequence[str], *, hidden: bool) -> None:
-    """Raise an error about globs that exclude all files of a local folder, unless the folder is empty."""
+    """Raise the error for globs that exclude all files of a local folder. Return if the folder is empty."""
     files = [*islice(_iter_files(folder, hidden=hidden), _MAX_FILES)] if os.path.isdir(folder) else []
     if not files:
         return

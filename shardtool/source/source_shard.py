@@ -1,7 +1,7 @@
 """One shard of a source as columns, from its sidecar or from a scan.
 
-If a shard or sidecar does not match the dataset file, raise an error instead of scanning the shard, because a scan
-would lose metadata and checksums.
+A shard or sidecar that does not match the dataset file is an error. Scanning the shard instead would lose metadata and
+checksums.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _REPLACE_ADVICE = "Get the file again, or recreate it from its source."
 
 
 class ExaminedFiles:
-    """The files that a run has examined. `changed_ns` is the latest mtime or ctime of local files."""
+    """Hashes the files that a run has examined. `changed_ns` is the latest mtime or ctime of local files."""
 
     def __init__(self) -> None:
         self.changed_ns = 0
@@ -59,7 +59,7 @@ class ExaminedFiles:
 
     @property
     def identity(self) -> str:
-        """A digest of the examined files, in the order of `add`."""
+        """The hash of all added files."""
         return self._hash.hexdigest()
 
 
@@ -69,9 +69,9 @@ class SourceShard:
 
     Attributes:
         kinds: Types by field, or None if only a scan can find the types. A field without a type contains bytes. A
-            tar stores values of other types as strings.
-        conflicts: For each field, the first sample with no value, several values or another type.
-        is_list: For each row, whether the payload is a TFRecord list (not one value). None if no payload is a list.
+            tar stores numbers as strings.
+        conflicts: For each field, the first sample with no value, several values or a type that differs from `kinds`.
+        is_list: For each row, whether the payload is a whole TFRecord list. None if no payload is a list.
         regrouped: The number of samples whose fields were not adjacent.
     """
 
@@ -162,7 +162,7 @@ def needs_scan(shard: SourceShard) -> bool:
 
 
 def apply_scan(shard: SourceShard, scan: ShardScan, *, has_index: bool) -> SourceShard:
-    """Return the shard with the results of a scan. If `has_index`, the results must match the sidecar."""
+    """Return the shard with the results of a scan. If `has_index`, the shard has a sidecar, which must match."""
     if (error := scan.error) is not None:
         if has_index:
             raise error

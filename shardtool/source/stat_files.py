@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from shardtool.skipped import SkipCode
 
 
-PROBLEM_NUMBER = 3  # index in `StatResult.states`
+PROBLEM_NUMBER = 3  # column of `StatResult.states`
 
 
 class StatTask(NamedTuple):
-    """Paths relative to `root`, each followed by NUL. With `outside`, paths may leave the root."""
+    """Paths to check, relative to `root`, each followed by NUL. If `outside`, paths may leave the root."""
 
     root: bytes
     paths: bytes
@@ -37,7 +37,7 @@ class StatResult(NamedTuple):
     Attributes:
         kinds: FILE or LINK for each path.
         states: int64[paths, 4]: size, mtime_ns, latest ctime of the file and the folders above it in nanoseconds, and
-            problem number (from 1, or 0 for no problem).
+            1 + index in `problems` (0 for no problem).
         problems: Pairs of reason code and message.
     """
 

@@ -49,7 +49,7 @@ class TableHead(NamedTuple):
 class Match(NamedTuple):
     """The `create` options that pack the files listed in a table.
 
-    If `as_source`, the table is the source. Otherwise, the source is a folder, and the table is joined.
+    If `as_source`, the table is the source. Otherwise, the source is a folder, and `--join` names the table.
     """
 
     options: dict[str, object]

@@ -78,7 +78,7 @@ class BytesColumns:
                     yield arrays
 
     def measure(self, rows: Rows | None) -> list[Rows]:
-        """Return, for each column, the length of each value, or -1 for a null."""
+        """Return the lengths of each column's values. The length of a null is -1."""
         lengths_of_columns = [[np.zeros(0, np.int64)] for _ in self._names]
         for batch in self._batches(rows) if self._names else ():
             for array, lengths in zip(batch, lengths_of_columns, strict=True):
@@ -104,7 +104,7 @@ class BytesColumns:
             raise SampleFailed(self._table.location, found, expected=expected, remedy=remedy)
 
     def path_stems(self) -> PackedStrings | None:
-        """Return each row's path without extension as its key, or None if a key is missing, invalid or repeated."""
+        """Return the paths without extensions as keys, or None if a key would be missing, invalid or repeated."""
         column = next((name for name in self._names if _has_paths(self._table.schema.field(name).type)), None)
         if column is None:
             return None

@@ -1,4 +1,4 @@
-"""Check the columns of a manifest. An error lists the first rows with a problem, and counts the others."""
+"""Check the columns of a manifest."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def check_keys(rows: TableRows, column: str | None, bad: NDArray[np.int64]) -> N
 def check_fields_differ(
     rows: TableRows, column: str | None, row_keys: PackedStrings, key_field_numbers: NDArray[np.int64]
 ) -> None:
-    """Refuse rows with the same key and field, which have the same number in `key_field_numbers`."""
+    """Refuse rows with equal `key_field_numbers`, because their keys and fields are equal."""
     order = np.argsort(key_field_numbers, kind="stable")
     repeated = np.flatnonzero(np.diff(key_field_numbers[order]) == 0)
     if len(repeated):
@@ -197,12 +197,12 @@ def check_unused_paths(
 ) -> list[str]:  # fmt: skip
     """Raise an error if a column contains paths of files that would not be packed.
 
-    If options name the files to pack, return a note instead. `read_texts` returns the first values of columns.
+    If options name the files to pack, return a note instead. `read_texts` returns the first values of named columns.
     """
     used = {*roles.paths(), *(name for role in ("urls", "binary", "values") for name in roles.columns_of(role))}
     if options.meta not in (None, "all", "none"):
         used |= {*roles.meta}
-    # Without other payloads, an automatically chosen key column may contain them.
+    # If no other column has payloads, an automatically chosen key column may contain file paths.
     if roles.key is not None and (options.key is not None or roles.paths() or roles.binary or roles.urls):
         used.add(roles.key)
     unused = [column.name for column in schema if is_text_type(column.type) and column.name not in used]

@@ -161,7 +161,7 @@ def find_containing_folder(root: bytes, path: str) -> str:
 
 
 class PathEndings:
-    """The field name of each path, from its extension.
+    """The field names of paths, from their extensions.
 
     Attributes:
         names: Each field name once, in order of first occurrence. Without an extension, the field is "".

@@ -43,10 +43,10 @@ _SIGNATURES = (
 
 @dataclass(frozen=True, slots=True)
 class ColumnRoles:
-    """The columns of each role. Each pair contains a field name and a column name.
+    """The columns of a manifest, by role. Each pair contains a field name and a column name.
 
-    If `key` is None, keys are paths without extensions. These paths are in the first column of `paths()`, or in
-    a column of `struct<bytes, path>` with unique paths. Without such a column, keys are row numbers.
+    If `key` is None, keys are the paths, without extensions, of the first column of `paths()`, or of a column of
+    `struct<bytes, path>` with unique paths. If there is neither, keys are row numbers.
     """
 
     key: str | None
@@ -163,7 +163,7 @@ def _check_columns_exist(schema: pa.Schema, options: CreateOptions) -> None:
 
 
 def meta_field_advice() -> str:
-    """Return advice for a field that has the name of the metadata field."""
+    """Return advice for a field that is named json, like the metadata field."""
     none = option_text("meta", "none")
     return f"The metadata is the field json: rename the other field, or omit the metadata with {none}."
 

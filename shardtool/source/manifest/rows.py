@@ -53,7 +53,7 @@ class FieldLayout(NamedTuple):
     endings: NDArray[np.uint16] | None
 
     def rows(self, columns: Sequence[FieldColumn], paths: Sequence[pa.Array], samples: int) -> FieldRows:
-        """Return the rows of all samples. The first columns have paths or URLs, which `paths` contains."""
+        """Return the rows of all samples. `paths` contains the paths or URLs of the first columns."""
         code = np.empty((samples, self.code.shape[1]), np.uint16)
         code[:] = self.code[0] if self.endings is None else self.code[self.endings]
         kinds, sizes, mtimes, changed = zip(*columns, strict=True)

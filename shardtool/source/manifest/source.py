@@ -1,4 +1,4 @@
-"""List the samples of a manifest. Columns stay Arrow arrays until a shard is written."""
+"""List the samples of a manifest."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class ManifestSource(Source):
         self.notes.append(collected_note(count, len(groups.first), self._table.name))
 
     def keep_rows(self, rows: NDArray[np.int64]) -> None:
-        """Keep only the selected rows at the positions `rows`."""
+        """Of the selected rows, keep those at the positions `rows`."""
         for columns in (self._columns, self._labels):
             columns.update({name: column.take(arrow.number_array(rows)) for name, column in columns.items()})
         self._binary_lengths = [lengths[rows] for lengths in self._binary_lengths]
@@ -290,7 +290,7 @@ class ManifestSource(Source):
         if roles.path is not None and endings is not None:
             checks.check_path_endings(rows, roles.path, endings, roles.field_names())
         columns = [rebase_to_root(paths, self._root) for paths in columns]
-        # Outputs must not contain absolute paths.
+        # Store relative paths, because outputs must not contain absolute paths.
         self._columns |= dict(zip(roles.paths(), columns, strict=True))
         return columns, endings
 
