@@ -155,7 +155,7 @@ class BodyDecoder:
 
 _ErrorTypes = tuple[type[Exception], ...]
 
-# Error types, a skip code, a message, and whether the failure is temporary. The first matching row applies.
+# Error types, a skip code, a message, and whether the failure is temporary. Use the first row that matches.
 _ERROR_MEANINGS: tuple[tuple[_ErrorTypes, SkipCode, str, bool], ...] = (
     ((aiohttp.InvalidURL,), "bad-url", "the host is neither a name nor an address", False),
     ((aiohttp.ClientConnectorDNSError,), "no-host", "the host name does not resolve", False),
@@ -225,7 +225,7 @@ class DownloadClient:
         await self._session.close()
 
     async def get(self, url: str, number: int, limits: DownloadLimits) -> bytes:
-        """Download a file within `limits`. `number` is the position of `url` in the list of URLs."""
+        """Download a file within `limits`. `number` is the index of `url` in the list of URLs."""
         try:
             with PausableTimeout(self._options.max_time_s) as clock:
                 return await self._download_with_retries(_parse_url(url), Download(number, clock), limits)

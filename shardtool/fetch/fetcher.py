@@ -1,7 +1,7 @@
 """Download the files of a shard concurrently and return them in order.
 
-Downloads start in the order of the files. `DownloadLimits` limits how many bytes wait in memory for the caller. While a
-host has its maximum number of requests, files of other hosts are downloaded first.
+Downloads start in the order of the files. `DownloadLimits` limits the memory for files that the caller has not taken.
+While a host has its maximum number of requests, files of other hosts are downloaded first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Limit the downloads of one worker: concurrent requests, requests per host, and bytes in memory.
 
 A download that would exceed a limit waits in the queue of its host, or in the queue for memory. The head is the file
-that the caller takes next. The download of the head never waits, because the caller frees memory by taking it.
+that the caller takes next. The download of the head never waits, because the caller frees memory by taking the file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shardtool.fetch.options import FetchOptions
 
 
-AHEAD_FACTOR = 4  # start several downloads per connection, because downloads from a slow host wait in a queue
+AHEAD_FACTOR = 4  # start more downloads than connections, because downloads from a slow host wait in a queue
 _MAX_HOSTS = 100_000
 
 
@@ -36,7 +36,7 @@ class HostTimes:
         self.start(())
 
     def start(self, hosts: Sequence[str]) -> None:
-        """Start a new shard. `hosts` has the host of each file in download order."""
+        """Start measuring a shard. `hosts` has the host of each file in download order."""
         self._hosts, self._file_counts, ahead = hosts, Counter(hosts), AHEAD_FACTOR * self._options.connections
         self._remaining = [Counter(hosts[index : index + ahead]) for index in range(0, len(hosts), ahead)]
         if len(self._finished) > _MAX_HOSTS:
@@ -58,7 +58,7 @@ class HostTimes:
         self._remaining[number // (AHEAD_FACTOR * self._options.connections)][host] -= 1
 
     def estimate(self) -> tuple[float, str, int, int, float]:
-        """Return the last five attributes of `FetchProgress`. Thread-safe."""
+        """Return `FetchProgress.remaining_s` and the attributes after it. Thread-safe."""
         seconds_per_file, seconds = self._seconds_per_file(), defaultdict[str, float](float)
         for counts in self._remaining:
             busy = {host: count * seconds_per_file[host] for host, count in counts.items() if count}
@@ -120,7 +120,7 @@ class DownloadLimits:
 
     @asynccontextmanager
     async def request(self, download: Download, host: str) -> AsyncIterator[None]:
-        """Wait until the limits allow a request to a host, and count the request during the `with` block."""
+        """Wait until the limits allow a request to a host, and count the request until the `with` block ends."""
 
         def take() -> None:
             self._active += 1
@@ -149,14 +149,14 @@ class DownloadLimits:
             await self._wait(download, self._memory_queue, size, take)
 
     def release(self, size: int) -> None:
-        """Stop counting `size` bytes of memory."""
+        """Count `size` bytes as freed."""
         self.held -= size
         queue = self._memory_queue
         while queue and self.held + self._waiting[queue[0]].size <= self._options.memory:
             self._wake(queue[0])
 
     def move_head(self, number: int) -> None:
-        """Set `head` to `number`. Downloads up to this file stop waiting."""
+        """Set `head` to `number`. Downloads up to `number` stop waiting."""
         for index in range(self.head, number + 1):
             self._wake(index)
         self.head = number
