@@ -1,7 +1,7 @@
 """Assign samples to shards, in order or by the hash of their keys.
 
-If samples are assigned by hash, adding or removing a sample changes only one shard, unless the number of shards
-changes (docs/format.md, "Shards by hash").
+If samples are assigned by hash, and the number of shards stays the same, adding or removing a sample changes only one
+shard (docs/format.md, "Shards by hash").
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _MAX_EXHAUSTIVE_SHARDS = 100
 
 
 class HashAssignment:
-    """Assigns samples to shards by the hash of their keys. `sizes` are the bytes of each sample in its shard."""
+    """Assigns samples to shards by the hash of their keys. `sizes` has the bytes of each sample in its shard."""
 
     def __init__(
         self, keys: PackedStrings, sizes: NDArray[np.int64], limits: ShardCapacity, bounds: ShardBounds
@@ -65,7 +65,7 @@ class HashAssignment:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], tuple[str, ...]]:
         """Return `order` and `ends` (see `Plan`), and notes.
 
-        The samples of a shard are sorted by key. With a seed, they are sorted by a seeded hash of the key.
+        The samples of a shard are sorted by key or, with a seed, by a seeded hash of the key.
         """
         count, notes = self._choose_count() if requested is None else self._check_requested(requested)
         if seed is None:
@@ -160,15 +160,15 @@ _ESTIMATE_FILL_SHARE = 0.97  # fill shards to this share of the maximum size, be
 
 @dataclass(frozen=True)
 class Plan:
-    """The order of the samples, and the end of each shard.
+    """The assignment of samples to shards.
 
     Attributes:
         stored_sizes: int64[rows], bytes of each payload in the shard. None if `entries.rows.size` has the same sizes.
         order: int64[samples], the sample at each position. None if the plan has the order of `entries`.
         total: int64[samples + 1], bytes of all samples before each position.
         ends: int64[shards], the position after the last sample of each shard.
-        regions: int64[regions, 2], start and end of each part of a shuffle's temporary file that one call can read.
-            None if payloads are read one by one.
+        regions: int64[regions, 2], start and end of each region of a shuffle's temporary file. One call can read
+            a whole region. None if payloads are read one by one.
     """
 
     format: str
@@ -232,12 +232,12 @@ class Plan:
         )
 
     def sample_numbers(self, shard: int) -> NDArray[np.int64]:
-        """Return the index in `entries` of each sample of a shard."""
+        """Return the indexes in `entries` of the samples in a shard."""
         first, last = self.span(shard)
         return np.arange(first, last) if self.order is None else self.order[first:last]
 
     def rows(self, shard: int) -> NDArray[np.int64]:
-        """Return the index in `entries.rows` of each field of a shard."""
+        """Return the indexes in `entries.rows` of the fields in a shard."""
         return self.entries.rows_of(self.sample_numbers(shard))
 
 
@@ -250,7 +250,7 @@ def make_plan(
     samples: NDArray[np.int64] | None = None,
     estimate: NDArray[np.int64] | None = None,
 ) -> Plan:
-    """Return the plan for `entries`.
+    """Assign samples to shards.
 
     Args:
         pattern: Pattern of the shard names. A closed range of 100 names requests exactly 100 shards, or at most 100
@@ -359,7 +359,7 @@ def rounded_note(name: str, count: int) -> str:
 
 
 def count_rounded(texts: Sequence[bytes]) -> int:
-    """Return how many numbers a 32-bit float would round. 0.1 does not count, because its float is written as 0.1."""
+    """Count numbers that a 32-bit float would change. 0.1 does not count, because its float is written as 0.1."""
     wide = np.array([float(text) for text in texts])
     narrow = wide.astype(np.float32).astype(str).astype(np.float64)
     return int(np.count_nonzero((narrow != wide) & ~np.isnan(wide)))

@@ -34,7 +34,7 @@ def random_numbers(start: int, count: int) -> NDArray[np.uint64]:
 
 
 def random_at(start: int, positions: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return the numbers that `random_numbers` returns at these positions, counted from 0."""
+    """Return the numbers at `positions`, counted from 0, in the output of `random_numbers`."""
     state: NDArray[np.uint64] = positions + np.uint64(1)
     state *= np.uint64(GAMMA)
     state += np.uint64(start)
@@ -81,7 +81,7 @@ def permute_positions(
 def _rank_positions(positions: NDArray[np.int64], size: int, keys: NDArray[np.uint64] | np.uint64) -> NDArray[np.int64]:
     all_positions = np.arange(size, dtype=np.uint64)
     numbers = random_at(0, all_positions * np.uint64(GAMMA) + np.reshape(keys, (-1, 1)))
-    # The last bits make all numbers different.
+    # Replace the last bits with the position, so all numbers differ.
     numbers = np.broadcast_to(
         numbers // np.uint64(_MAX_RANKED_SIZE) * np.uint64(_MAX_RANKED_SIZE) + all_positions, (len(positions), size)
     )

@@ -56,7 +56,7 @@ class ShardCapacity(NamedTuple):
 
 
 def cumulative_sizes(sizes: NDArray[np.int64], order: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-    """Return the cumulative sizes of the samples in `order`, from 0 to the total: int64[positions + 1]."""
+    """Return the bytes before each position of `order`, and the total: int64[positions + 1]."""
     total = np.empty((len(sizes) if order is None else len(order)) + 1, np.int64)
     total[0] = 0
     if order is not None:
@@ -143,7 +143,7 @@ class ShardRuns:
 
         `count` must be at least the number of shards that `find_fewest_ends` returns.
         """
-        # If shard k starts before position earliest[k], it and the later shards cannot hold all remaining samples.
+        # If shard k starts before earliest[k], shards k and later cannot hold all remaining samples.
         earliest = [0] * (count + 1)
         earliest[count] = self.samples
         for shard in range(count - 1, 0, -1):

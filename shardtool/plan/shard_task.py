@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 PLAN_HASH_VERSION = 1
-_MIN_REGION_SHARE = 0.25  # for a smaller share of a region, reading payloads one by one is faster
+_MIN_REGION_SHARE = 0.25  # if a shard needs less of a region, reading payloads one by one is faster
 
 
 def build_shard_samples(plan: Plan, shard: int) -> ShardSamples:
