@@ -63,7 +63,7 @@ class Table:
         return sum(batch.num_rows for batch in self.batches(self.schema.names[:1]))
 
     def row_counts(self) -> list[tuple[str, int]]:
-        """Return the path and row count of each concatenated file, or [] for other tables."""
+        """Return the path and row count of each file of a `ConcatenatedTable`, or [] for other tables."""
         return []
 
     def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:

@@ -1,6 +1,6 @@
 """Read Parquet, Feather and Arrow files.
 
-Byte columns are read twice: for lengths in the plan, and for the shards. The files must not change in between.
+Byte columns are read twice: first to plan shards, then to write them. The files must not change in between.
 """
 
 from __future__ import annotations

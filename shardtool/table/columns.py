@@ -119,7 +119,7 @@ def check_field_names(location: str, names: Sequence[str], *, remedy: str = RENA
 
 
 def check_labels(classes: Sequence[str], fields: Sequence[tuple[str, str]]) -> None:
-    """Raise an error if a field in `classes` is not in `fields`. `fields` contains pairs of field and column."""
+    """Raise an error if a field in `classes` is not in `fields`, which contains pairs of field and column."""
     if unknown := [name for name in classes if name not in dict(fields)]:
         remedy = f"Choose its column with {option_text('field', {unknown[0]: 'COLUMN'})}."
         found = f"no field {format_list([*map(repr, unknown)])}"

@@ -4,7 +4,7 @@ Empty lines are ignored and not counted as rows.
 
 The type of a column is inferred from all its values. The following columns are read as text:
 
-- columns that the caller requests as text, for example keys: 1e5 and 100000 are different keys
+- columns that the caller requests as text, such as keys, because 1e5 and 100000 are different keys
 - columns with a value such as 007
 - columns with whole numbers that a float cannot represent exactly
 

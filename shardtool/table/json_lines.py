@@ -9,7 +9,7 @@ The checks are needed because of how pyarrow reads JSON lines:
 Each line must therefore be one object with at most `MAX_NESTING` levels. The number of names times the number of rows
 must not exceed a limit, which grows with the file size. Python parses only blocks that may break these rules.
 
-Times stay text. Integers of more than 64 bits become floats.
+Timestamps stay text. Integers of more than 64 bits become floats.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class JsonStream:
                     return value
 
     def text(self) -> str:
-        """Return the JSON text of the last value."""
+        """Return the JSON text of the value that was read last."""
         return self._text[self._value_start : self._position]
 
     def elements(self) -> Iterator[Any]:
@@ -92,7 +92,7 @@ class JsonStream:
         return name
 
     def skip(self) -> None:
-        """Skip the next value. Read an array element by element."""
+        """Skip the next value."""
         if self.peek() != "[":
             self.value()
             return

@@ -26,7 +26,7 @@ _CONTROL_BYTES = bytes([*range(32), 127, 0xC2])
 
 
 def is_key_type(kind: pa.DataType) -> bool:
-    """Return whether a column of this type can contain keys. For floats, `inexact_positions` must check the values."""
+    """Return whether a column of this type can contain keys. For floats, also call `inexact_positions`."""
     numbers = pa.types.is_integer(kind) or pa.types.is_floating(kind)
     return is_text_type(kind) or bool(numbers or (pa.types.is_decimal(kind) and kind.scale == 0))
 
@@ -85,7 +85,7 @@ def _invalid_positions(chunk: pa.Array, lengths: NDArray[np.int64]) -> NDArray[n
 
 
 def may_repeat(keys: PackedStrings) -> bool:
-    """Return whether two keys have the same hash. If not, all keys are unique."""
+    """Return whether keys may repeat, because two have the same hash."""
     sorted_hashes = np.sort(hash_keys(keys))
     return bool(np.any(sorted_hashes[1:] == sorted_hashes[:-1]))
 

@@ -49,7 +49,7 @@ def _read_list(name: str, data: bytes, column: str) -> pa.Table:
     return pa.table({column: arrow.text_array([line.decode() for line in lines])})
 
 
-# Larger numbers overflow when Parquet stores the seconds as int64 milliseconds.
+# Times with more seconds overflow, because Parquet stores them as int64 milliseconds.
 _MAX_SECONDS = 2**63 // 1000 - 1
 _STDIN_NAME = "stdin"
 
@@ -175,7 +175,7 @@ def _read_standard_input(data: bytes, named: Collection[str], form: DelimitedFor
 
 
 def check_column(location: str, name: str, column: pa.ChunkedArray) -> None:
-    """Raise an error for invalid values (pyarrow may read them) and for times that Parquet cannot store."""
+    """Raise an error for invalid values that pyarrow has read, and for times that Parquet cannot store."""
     try:
         column.validate(full=True)
     except pa.ArrowInvalid as error:

@@ -44,7 +44,7 @@ def field_type(field: str, kind: pa.DataType) -> ValueType | None:
 def check_field_values(
     field: str, name: str, column: pa.Array, class_names: Sequence[str] | None, refuse: Callable[..., None]
 ) -> None:
-    """Raise an error if the field cannot store the values of the column `name`. For `refuse`, see `check_payload`."""
+    """Raise an error if a field cannot store the values of a column. `refuse` works like `TableRows.refuse`."""
     ending, kind = _ending(field), column.type
     dtype = _dtype_of(kind) if ending == "npy" else None
     if ending in BINARY_ENDINGS and dtype is None:
@@ -157,7 +157,7 @@ def _over_int64_positions(column: pa.ChunkedArray) -> NDArray[np.int64]:
 
 
 def infinite_positions(column: pa.Array) -> NDArray[np.int64]:
-    """Return the positions of values that are or contain an infinite number."""
+    """Return the positions of values that are infinite or contain an infinite number."""
     kind = column.type
     if pa.types.is_floating(kind):
         return arrow.true_positions(pc.is_inf(column))
@@ -182,7 +182,7 @@ def check_payload(
 ) -> None:
     """Raise an error if a column contains values that no field can store.
 
-    `refuse` is like `TableRows.refuse`. `class_names` is None if the column does not contain class numbers.
+    `refuse` works like `TableRows.refuse`. `class_names` is None if the column does not contain class numbers.
     """
     refuse(nul_positions(column), f"column {name!r}: a NUL in the text", expected="text without NUL")
     too_large = f"column {name!r}: a number over 2^63"

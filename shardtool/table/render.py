@@ -51,7 +51,7 @@ class ArrowStrings:
         render: Function that creates the strings for a slice or for positions. Each string is followed by NUL.
         step: Maximum number of strings per call of `render`.
         positions: The positions of the selected strings, or None for all strings.
-        size: Bytes of each payload, if the strings encode payloads of one size (see `decode_inline_payload`), or None.
+        size: The bytes of each encoded payload (see `decode_inline_payload`), if all have one size, or None.
     """
 
     count: int
@@ -68,7 +68,7 @@ class ArrowStrings:
         return replace(self, positions=positions if self.positions is None else self.positions[positions])
 
     def lengths(self) -> NDArray[np.int64]:
-        """Return the length of each string in bytes, or `size` if it is set."""
+        """Return the length of each string in bytes, or `size` if it is not None."""
         if self.size is not None:
             return np.full(len(self), self.size, np.int64)
         lengths, start = np.empty(len(self), np.int64), 0

@@ -37,7 +37,7 @@ def mixed_types_error(name: str, column: str, kinds: dict[str, list[int]]) -> In
 
 
 def format_rows(rows: list[int], *, total: int | None = None) -> str:
-    """Return a string such as `row 3`, or `rows 3, 17 and 12 more`. `total` is the number of all rows."""
+    """Return a string such as `row 3`, or `rows 3, 17 and 12 more`. `rows` may be only the first of `total` rows."""
     total = len(rows) if total is None else total
     return f"row{'' if total == 1 else 's'} {format_list([f'{row:,}' for row in rows[:_MAX_LISTED_ROWS]], total=total)}"
 
@@ -46,7 +46,7 @@ class TableRows(NamedTuple):
     """The selected rows of a table.
 
     Attributes:
-        numbers: The row numbers, counted from 0. None for all rows.
+        numbers: The numbers of the selected rows, counted from 0. None for all rows.
         files: The result of `Table.row_counts`.
     """
 
@@ -71,7 +71,7 @@ class TableRows(NamedTuple):
         return format_rows((shown + 1).tolist(), total=len(positions))
 
     def refuse(self, positions: NDArray[np.int64], found: str, *, expected: str = "", remedy: str = "") -> None:
-        """Raise `InvalidRequest` about the rows at these positions, if there are any."""
+        """Raise `InvalidRequest` for the rows at `positions`, if there are any."""
         if len(positions):
             found = f"{found} in {self._format_positions(positions)}"
             raise InvalidRequest(self.location, found, expected=expected, remedy=remedy)
@@ -125,7 +125,7 @@ ALL_COLUMNS = "all"
 
 
 class RowGroups(NamedTuple):
-    """Groups of rows with the same key.
+    """Rows grouped by key.
 
     Attributes:
         first: int64[groups], the first row of each group.
@@ -149,7 +149,7 @@ def collected_note(rows: int, keys: int, name: str) -> str:
 
 
 def collect_lists(columns: Mapping[str, pa.Array], of_row: NDArray[np.int64], count: int) -> dict[str, pa.Array]:
-    """Return columns with one list per group. `of_row` is the group of each row, or -1 to ignore the row."""
+    """Return columns with one list per group. `of_row` has the group of each row, or -1 for a row to ignore."""
     order = np.argsort(of_row, kind="stable")[int(np.count_nonzero(of_row < 0)) :]
     ends = np.cumsum(np.bincount(of_row[order], minlength=count))
     offsets, rows = arrow.number_array(np.append(0, ends).astype(np.int32)), arrow.number_array(order)
