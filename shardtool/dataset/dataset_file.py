@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 FORMAT_VERSION = 1
 RUN_VERIFY = "Run `shardtool verify` to list all damage."
-# A file with one of these marks is a dataset file. The other mark may be damaged.
+# One of these marks is enough to recognise a dataset file, because damage may hide the other mark.
 _DATASET_FILE_MARKS = (b'  "shardtool": {\n    "format_version": ', b'  "checksum": "crc32c:')
 _WIDS_HEAD = b'{\n  "__kind__": "wids-shard-index'
 _APPENDS_MARK = b'\n    "appends": ['
@@ -96,12 +96,12 @@ class DatasetFile:
     """The content of a dataset file.
 
     Attributes:
-        fields: Number of samples that have each field.
+        fields: Number of samples with the field, by field name.
         skipped: Number of rows in `out.skipped`.
         run: A record of the runs that created the dataset and appended samples.
         fingerprint: The content fingerprint, or "" if unknown.
         skipped_crc: CRC-32C of `out.skipped`, or None if this file does not exist.
-        types: Value types of fields by name, such as `int64` or `text`. Fields of bytes are omitted.
+        types: Value types of fields by name, such as `int64` or `text`. Fields that contain bytes are omitted.
         appends: For each append, the index in `shards` of the first added shard.
         shards_folder: Subfolder of the shards, such as `train/tars`, or "".
         part_of: 0 if `shards` lists all shards of the dataset, else the total number of shards. If only
@@ -209,7 +209,7 @@ class DatasetFile:
 def merge_value_types(parts: Sequence[tuple[Mapping[str, ValueType], Collection[str]]]) -> dict[str, ValueType]:
     """Return the common value type of each field across groups of shards.
 
-    `parts` has the value types and field names of each group. Empty names mean that the fields are unknown.
+    `parts` has the value types and field names of each group (no names if unknown).
     """
     names = sorted({name for types, _ in parts for name in types}, key=to_bytes)
     common = {
@@ -219,7 +219,7 @@ def merge_value_types(parts: Sequence[tuple[Mapping[str, ValueType], Collection[
 
 
 def is_dataset_content(data: bytes) -> bool:
-    """Return whether this is a dataset file, even a damaged one."""
+    """Return whether `data` is a dataset file, even a damaged one."""
     return any(mark in data for mark in _DATASET_FILE_MARKS) or _is_rewritten(data)
 
 

@@ -47,7 +47,7 @@ class Content(NamedTuple):
 
     Attributes:
         rows: Row numbers of these fields in a shard's index or in a sample table.
-        samples: The sample number of each of `rows`, ascending.
+        samples: For each of `rows`, the number of its sample, ascending.
         ranks: uint8, the `content_rank` of each sample (not of each row). Duplicates have the same rank.
     """
 
@@ -63,7 +63,7 @@ class Content(NamedTuple):
     def ids(self, sizes: Integers, crcs: NDArray[np.integer] | None) -> NDArray[np.uint64]:
         """Return a hash of each sample's content, or 0 if the sample has no content. Duplicates have equal hashes.
 
-        The hash covers the payload sizes and CRC-32C of `rows`. If `crcs` is None, it covers only the sizes.
+        The hash covers the payload sizes of `rows`, and their CRC-32C unless `crcs` is None.
         """
         mixed = sizes.astype(np.uint64) * _HASH_MULTIPLIERS[0]
         if crcs is not None:
@@ -105,7 +105,7 @@ def find_content(
 
     Args:
         labels: Fields that contain labels or numbers.
-        codes: The fields of all samples in order, as indexes into `fields`.
+        codes: Index in `fields` of each field, sample by sample.
         counts: Number of fields of each sample. In a damaged shard, `codes` may lack fields of the last sample.
     """
     ranks = [_NO_RANK if is_label_name(name) or name in labels else content_rank(name) for name in fields]

@@ -42,10 +42,9 @@ _RANGE_PATTERN = re.compile(r"[^{}<>,*?%\[\]]*\{\d{1,18}\.\.\d{0,18}\}[^{}<>,*?%
 
 
 def expand_datasets(dataset: DatasetLike) -> list[DatasetLike]:
-    """Return a list of arguments for `find_dataset`, one per dataset, even for datasets that do not exist.
+    """Return one argument for `find_dataset` per dataset. The datasets may not exist.
 
-    If `dataset` is a list, its shards are one dataset. This dataset excludes shards that another item, such as a
-    folder, contains.
+    The shards in a list form one dataset, without shards that another item in the list, such as a folder, contains.
     """
     if dataset and isinstance(dataset, (str, os.PathLike)):
         datasets = _expand_name(os.fspath(dataset))
@@ -68,7 +67,7 @@ def expand_datasets(dataset: DatasetLike) -> list[DatasetLike]:
 
 
 def splits_in(folder: str, run: RunRecord) -> dict[str, DatasetFile]:
-    """Find the other splits that `run` wrote to a folder. Return their dataset files, by file name."""
+    """Find the splits that `run` wrote to a folder, except `run.split`. Return their dataset files, by file name."""
     names = [name for name in list_folder_names(folder or ".") if name.endswith(DATASET_SUFFIX)] if run.split else []
     return _splits_of_run(run, {name: join(folder, name) for name in names})
 
@@ -247,7 +246,7 @@ def _is_companion_file(name: str) -> bool:
 
 
 def _find_shard_paths(name: str) -> tuple[str, ...] | None:
-    """Return () without a dataset, or None if it is damaged."""
+    """Return the shard paths of a dataset: () if no dataset exists, None if the dataset is damaged."""
     try:
         return find_dataset(name, allow_missing=True).paths
     except InvalidRequest:

@@ -56,7 +56,7 @@ _EXPECTED_WEB = "a dataset file (NAME.json), a shard, or a pattern with its end,
 def open_dataset(dataset: DatasetLike, *, dots: Dots | None = None) -> StoredDataset:
     """Find a dataset and read its dataset file.
 
-    If there is no dataset file, use `dots`. By default, compute `dots` from the sidecars (see `recorded_dots`).
+    If no dataset file is read, set the `dots` of the shards to the argument, or by default to `recorded_dots`.
     """
     stored = find_dataset(dataset).read()
     return stored if stored.file is not None else stored.with_dots(dots or recorded_dots(stored))
@@ -363,7 +363,7 @@ def find_damaged_file(dataset: StoredDataset) -> str | None:
 
 
 def check_not_damaged(dataset: StoredDataset) -> None:
-    """Raise an error if `find_damaged_file` finds a file, unless the file is a valid dataset file."""
+    """Raise an error if the file that `find_damaged_file` finds is damaged."""
     if (path := find_damaged_file(dataset)) is not None:
         parse_dataset(files.read_small(path), path)
 
@@ -373,8 +373,8 @@ def _choose_dataset_file(
 ) -> tuple[str | None, list[str], str]:
     """Return the path, selected shards and pattern of a dataset file.
 
-    Prefer a file that lists all existing shards. Otherwise, use one with a default name that lists some of
-    these shards, or that contains no readable shard names.
+    Prefer a file that lists all existing shards. Otherwise, use a file with a default name, if it lists some of these
+    shards or contains no readable shard names.
     """
     default_names, candidates = [*default_names], list[tuple[str, list[str], str]]()
     other_names = [] if is_url(folder) else list_folder_names(folder)

@@ -2,8 +2,8 @@
 
 A small file can expand to terabytes, for example if many dictionary indices refer to one long text.
 
-Headers with numbers of a wrong type or repeated fields are rejected, because pyarrow could interpret them differently,
-and read pages that are not checked here.
+Headers with repeated fields, or with numbers of a wrong type, are rejected. Otherwise, pyarrow could interpret them
+differently than this module, and read unchecked pages.
 
 Source: apache/parquet-format, parquet.thrift; apache/thrift, "Thrift Compact protocol encoding".
 """

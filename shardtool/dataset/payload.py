@@ -74,9 +74,10 @@ def parse_value(data: bytes, kind: str = "bytes") -> int | float | str | list[in
 
 
 def feature_numbers(data: bytes, kind: str, count: int | None = None) -> list[int] | list[float]:
-    """Return the numbers, packed or not, in a TFRecord feature whose `kind` is `int64` or `float`.
+    """Return the numbers in a TFRecord feature whose `kind` is `int64` or `float`.
 
-    `count` is the expected number of values. Without `count`, `data` is read as packed whenever possible.
+    `data` contains only packed numbers, or a whole encoded list (see `decode_numbers`). `count` is the expected number
+    of values. Without `count`, assume packed numbers whenever possible.
 
     Raises:
         ValueError: `data` is not a valid list of numbers.

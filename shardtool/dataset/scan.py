@@ -37,10 +37,11 @@ if TYPE_CHECKING:
 
 
 def interleaved_samples(keys: Sequence[bytes], fields: Sequence[frozenset[int]]) -> list[tuple[int, int]]:
-    """Find samples whose members are not adjacent. Return the indexes of the first two groups of each such sample.
+    """Find samples whose members are not adjacent.
 
-    A group is a range of adjacent members with the same key. `keys` and `fields` have one item per group. If two groups
-    of a key have a common field, the key is a duplicate, and the result is empty.
+    A group is a range of adjacent members with the same key. `keys` and `fields` have one item per group. Return the
+    indexes of the first two groups of each key with several groups. If two groups of a key have a common field, the key
+    is a duplicate, and the result is empty.
     """
     first_indexes: dict[bytes, int] = {}
     interleaved: dict[bytes, tuple[int, int]] = {}
@@ -111,7 +112,7 @@ class FeatureConflict(NamedTuple):
 
 @dataclass(slots=True)
 class ShardScan:
-    """The content of a shard, as columns. `ShardIndex` describes the other columns.
+    """The content of a shard, as columns. `ShardIndex` describes the columns from `keys` to `crcs`.
 
     If `ShardScanTask.checksum` is false, `crcs`, `nonzero_padding` and `text_rows` are empty.
 
@@ -122,9 +123,9 @@ class ShardScan:
         text_rows: Row numbers of TFRecord fields with one integer.
         text_lengths: Length of the decimal text of each integer, such as 3 for -12.
         text_crcs: CRC-32C of each decimal text.
-        ambiguous_headers: Offset and problem of each header that tar readers interpret differently.
+        ambiguous_headers: Offset and problem of each header that not all tar readers interpret in the same way.
         conflicts: For TFRecord, the first `FeatureConflict` of each feature, by index in `names`. If the type of a
-            feature varies, the first sample with another type.
+            feature varies, its conflict is the first sample with another type.
         list_rows: For TFRecord, row numbers of fields whose payload is a whole list (see `ExampleFeature.is_list`).
         incomplete: Offset, key and problem of each sample that `salvage` excluded.
     """
@@ -166,7 +167,7 @@ class ShardScan:
         return code
 
     def list_features(self) -> Iterator[str]:
-        """Yield each TFRecord feature of one type that has several values, or no value, in at least one sample."""
+        """Yield TFRecord features that always have the same type, but several values or no value in some sample."""
         for code, conflict in self.conflicts.items():
             if conflict.kind == self.kinds[code]:
                 yield decode_name(self.names[code])
@@ -177,7 +178,7 @@ class ShardScan:
 
 
 def scan_shard(task: ShardScanTask) -> ShardScan:
-    """Scan a shard. If `task.salvage` is false, stop at the first damage, and store its error in `error`."""
+    """Scan a shard. If `task.salvage` is false, stop at the first damage, and set `ShardScan.error`."""
     kind = detect_kind(task.path)
     file_class = ChecksummedFile if task.checksum and not task.salvage else ShardFile
     with CompressedFile(task.path, kind.compression) if kind.compression else file_class(task.path) as shard:
@@ -246,7 +247,6 @@ def _content_digest(scan: ShardScan) -> int:
     lengths, crcs, codes = array("Q", scan.lengths), array("I", scan.crcs), array("H", scan.codes)
     for row, length, crc in zip(scan.text_rows, scan.text_lengths, scan.text_crcs, strict=True):
         lengths[row], crcs[row] = length, crc
-    # Sort the fields of each sample by name.
     rank = {code: position for position, code in enumerate(sorted(range(len(scan.names)), key=scan.names.__getitem__))}
     orders: dict[bytes, list[int] | None] = {}
     end = 0
@@ -288,7 +288,7 @@ class _ScanMemory:
         self._has_long_name = False
 
     def check(self, end: int) -> int:
-        """Raise an error, or return the offset of the next check."""
+        """Raise an error if the scan exceeds a limit, else return the offset of the next check."""
         scan = self._scan
         self._text_bytes += sum(map(len, scan.keys[self._keys :])) + sum(map(len, scan.names[self._names :]))
         self._text_bytes += sum(len(member.name) + len(member.link) for member in scan.unrecognised[self._members :])

@@ -262,7 +262,7 @@ class CompressedFile:
         return self._window[position : position + length]
 
     def _decompress(self, length: int) -> bytes:
-        # A read from `_stream` that reaches damage loses all of its bytes, so read in small steps of a fixed size.
+        # If a read from `_stream` reaches damage, the bytes before the damage are lost, so read in small steps.
         if self._failed is not None:
             raise self._failed
         parts, size = [], 0

@@ -49,7 +49,7 @@ _NO_FACTS = ShardFacts("", -1, None, "")
 _ALIGNMENT_BYTES = 8
 # This byte, which does not occur in UTF-8, replaces NUL in keys that other tools wrote.
 _NUL_SUBSTITUTE = b"\xff"
-# `keys_of` decodes all keys from the first to the last requested key, unless fewer than one in this many is requested.
+# `keys_of` decodes a range of keys as one text, if the range has fewer than this many keys per requested key.
 _MAX_DECODED_PER_KEY = 8
 _OFFSET_COLUMNS = ("key_offsets", "starts", "sizes", "first_rows", "offsets", "lengths")
 
@@ -60,11 +60,11 @@ class ShardIndex:
 
     Attributes:
         key_offsets: Start of each key in `keys`, followed by the length of `keys`.
-        starts: Offset of each sample's first record in the shard.
+        starts: Offset in the shard of each sample's first record.
         sizes: Size in bytes of all records of each sample.
         first_rows: Index of each sample's first field in `codes`, followed by the length of `codes`.
         codes: For each field, the index of its name in `names`.
-        offsets: Offset of each field's payload in the shard.
+        offsets: Offset in the shard of each field's payload.
         lengths: Length in bytes of each field's payload.
         crcs: CRC-32C of each field's payload, or None if unknown.
         kinds: For a scanned TFRecord shard, the type of each field. Otherwise empty.
@@ -123,7 +123,7 @@ class ShardIndex:
 
     @cached_property
     def table(self) -> pa.Table:
-        """All columns of the sidecar except the shard's name. Text may be dictionary-encoded."""
+        """All columns of the sidecar except the shard's name."""
         codes = number_array(self.codes.astype(np.int32))
         return self._table(pa.DictionaryArray.from_arrays(codes, bytes_array(self._field_names())), self.metadata)
 
@@ -197,7 +197,7 @@ class ShardIndex:
         return result
 
     def tally(self) -> ShardTally:
-        """Return what the dataset file records about the samples."""
+        """Summarize the samples for the dataset file."""
         first, last = (self.keys_of(np.array([0, len(self) - 1]))) if len(self) else ("", "")
         fields: Counter[str] = Counter()
         for name, count in zip(self.names, np.bincount(self.codes, minlength=len(self.names)).tolist(), strict=True):
@@ -219,7 +219,7 @@ class ShardIndex:
         return content_digest(self.all_keys(), self.counts.tolist(), names, codes=codes, lengths=lengths, crcs=crcs)
 
     def for_reading(self) -> ShardIndex:
-        """Return a smaller index for reading samples, without metadata and fields in `RESERVED_NAMES`."""
+        """Return a smaller index for reading samples: no metadata, and no fields in `RESERVED_NAMES`."""
         index = self._without_reserved()
         shard_end = int(index.starts[-1] + index.sizes[-1]) if len(index) else 0
         offset_type = np.int32 if max(shard_end, len(index.keys)) < _INT32_LIMIT else np.int64

@@ -55,7 +55,7 @@ _SAMPLES_SLACK = 2**16
 _INDEX_BYTES_PER_FIELD = 64
 _INDEX_SLACK_BYTES = 2**24
 _METADATA_SLACK_BYTES = 2**25
-_MAX_BYTES_PER_BYTE = 64  # maximum decoded bytes per byte of the sidecar (for metadata, of sidecar and shard)
+_MAX_BYTES_PER_BYTE = 64  # maximum decoded bytes per sidecar byte (for metadata, per byte of sidecar and shard)
 _VERSION_KEY = f"{METADATA_PREFIX}format_version"
 _ARROW_SCHEMA_KEY = "ARROW:schema"  # this key is rejected, because it changes how pyarrow decodes columns
 _MAX_ERROR_LENGTH = 300
@@ -92,7 +92,7 @@ def parse_sidecar(data: bytes, where: str, size: int | None, *, metadata: bool =
 
 
 def has_small_metadata(data: bytes, metadata: pa.Table, size: int) -> bool:
-    """Check, without decoding a sidecar, whether readers accept its amount of metadata.
+    """Check whether readers accept the amount of metadata in a sidecar, without decoding the sidecar.
 
     Return False for dictionary-encoded columns, because their decoded size is unknown.
     """
@@ -141,7 +141,7 @@ def check_listed_sidecar(data: bytes, where: str, entry: ShardEntry) -> None:
 def check_offsets(index: ShardIndex, size: int) -> None:
     """Raise `ValueError` if samples or payloads overlap, or if a payload is outside its sample.
 
-    Copying such payloads could write more bytes than the shard has.
+    Copying overlapping payloads could write more bytes than the shard has.
     """
     if any(np.any(column > size) for column in (index.starts, index.sizes, index.offsets, index.lengths)):
         # without this check, the sums below could overflow
@@ -251,7 +251,7 @@ def _open_parquet(data: bytes, **options: Any) -> Any:
 
 
 def parquet_schema(data: bytes) -> pa.Schema:
-    """Return the schema of a Parquet file, without key-value metadata. The footer in `data` is enough."""
+    """Return the schema of a Parquet file, without key-value metadata. `data` may be only the footer."""
     return _stored_schema(_open_parquet(data))
 
 
@@ -372,7 +372,7 @@ def _read_footer_bytes(path: str) -> bytes:
     data = read_tail(path, _FOOTER_READ_BYTES)
     if data[-4:] != PARQUET_MAGIC or len(data) < _FOOTER_READ_BYTES:
         return data
-    size = int.from_bytes(data[-8:-4], "little") + 12  # with both magic numbers
+    size = int.from_bytes(data[-8:-4], "little") + 12  # `parse_footer` expects 12 more bytes
     return read_tail(path, size) if size > _FOOTER_READ_BYTES else data
 
 

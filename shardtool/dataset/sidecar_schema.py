@@ -66,7 +66,7 @@ class ShardFacts(NamedTuple):
         crc: CRC-32C of the shard, or None if unknown.
         plan: Hash of the shard's plan, or "" if unknown.
         first: Name of the run's first shard, or "" if unknown.
-        shards: Minimum number of shards of the complete run, or None if unknown.
+        shards: The complete run has at least this many shards. None if unknown.
     """
 
     name: str
@@ -109,7 +109,7 @@ _NULL_TYPE = "null"
 def merge_types(types: dict[str, str], new_types: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     """Add column types to `types`. Yield the name and both types of each metadata column with incompatible types.
 
-    If one of two types is null, the other type is used.
+    If one type is null, use the other type.
     """
     for name, new_type in new_types.items():
         known_type = types.setdefault(name, new_type)

@@ -71,7 +71,7 @@ def written_index(
         metadata_columns["source_paths"] = string_list_column(paths, counts)
     metadata = pa.Table.from_arrays([*metadata_columns.values()], names=[*metadata_columns])
     packed_keys, first_rows = PackedStrings.parse(keys), part_offsets(counts)
-    # Fields that only excluded samples have may not be UTF-8.
+    # A field name may not be UTF-8 if only excluded samples have the field.
     names = tuple(name.decode("utf-8", "replace") for name in content.fields)
     records = RecordColumns(packed_keys, first_rows, names, codes, sizes, is_list)
     head_sizes, tail_sizes = head_and_tail_sizes(shard_format, records)
@@ -133,7 +133,7 @@ def encode_sidecar_table(table: pa.Table, shard: ShardFacts, version: int = FORM
         facts |= {"dropped": f"{transform.dropped}", "skipped": f"{transform.skipped}"}
         if transform.skipped_rows:
             facts["left_out"] = pack_rows(transform.skipped_rows)
-        # `--resume` encodes the sidecar again and compares the bytes. If a fact was changed, this checksum differs.
+        # `--resume` encodes these facts again and compares the bytes, so this checksum reveals a changed fact.
         facts["check"] = f"{crc32c(' '.join(facts.values()).encode()):08x}"
     metadata_columns = table.column_names[len(SIDECAR_SCHEMA) :]
     if version > 1:

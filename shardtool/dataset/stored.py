@@ -92,7 +92,7 @@ class StoredShard:
         except FileNotFoundError:
             return None
         except AccessRefused:
-            # without permission to list, a store denies access to missing objects
+            # a store denies access to missing objects if the user may not list objects
             if self.index_folder is None:
                 return None
             raise
@@ -124,11 +124,10 @@ class StoredDataset:
         shards: The shards, in the order of the dataset file, range or list. Some may not exist.
         dataset_file: Path of the dataset file, or None. The file may also list shards that are not in `shards`.
         folder: The folder of the dataset file, else of the first shard. "" is the current folder.
-        has_own_file: Whether shardtool wrote the dataset file, even if the file is damaged. Sidecars are then in
-            `folder`.
-        is_whole: Whether the caller named the whole dataset, by its file, folder or complete range. Then `read`
-            moves shards that are not in the dataset file to `unlisted`.
-        missing: Up to 1,000 names of a range that neither exist nor are listed in the dataset file.
+        has_own_file: Whether shardtool wrote the dataset file, even if the file is damaged.
+        is_whole: Whether the caller named the whole dataset, by its file, folder or complete range. If true,
+            `read` moves shards that are not in the dataset file to `unlisted`.
+        missing: Names (up to 1,000) in a range for which no file exists, and that the dataset file does not list.
         unlisted: Paths of shards that the dataset file does not list.
     """
 

@@ -28,8 +28,8 @@ ALL_SHARDS = "all shards of the run, and their dataset file"
 def describe_unfinished(facts: Iterable[ShardFacts | None], sibling_facts: Iterable[ShardFacts]) -> Iterator[str]:
     """Yield a description of each run that planned more shards than exist.
 
-    `facts` come from the shards' sidecars, or are None if a sidecar is missing or invalid. `sibling_facts` come from
-    other shards in the folder, which may belong to the same runs.
+    Each item of `facts` comes from a shard's sidecar, or is None if the sidecar is missing or invalid. `sibling_facts`
+    come from other shards in the folder, which may belong to the same runs.
     """
     counts: Counter[str] = Counter()
     planned: dict[str, int] = {}
