@@ -103,7 +103,7 @@ def _tfrecord_sizes(payloads: RecordColumns) -> tuple[NDArray[np.int64], NDArray
 def _feature_sizes(
     name_lengths: NDArray[np.int64] | np.int64, sizes: NDArray[np.int64], is_list: NDArray[np.bool_] | None = None
 ) -> NDArray[np.int64]:
-    # Where `is_list` is true, `sizes` are sizes of encoded lists. Elsewhere, they are sizes of single values.
+    # `sizes` are sizes of encoded lists where `is_list` is true, else of single values.
     total = sizes + 1 + _varint_sizes(sizes)
     if is_list is not None:
         total[is_list] = sizes[is_list]

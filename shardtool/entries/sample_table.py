@@ -35,7 +35,7 @@ _Number = TypeVar("_Number", bound=np.generic)
 
 @dataclass(frozen=True, slots=True)
 class FieldRows:
-    """The fields of all samples, one row per field of each sample.
+    """One row per field of each sample.
 
     Attributes:
         code: uint16[rows], index of the field's name in `SampleTable.fields`.
@@ -73,7 +73,7 @@ class FieldRows:
 
 @dataclass(frozen=True, slots=True)
 class FieldSpans:
-    """Where the payloads of SPAN rows are inside shards, archives or a temporary file.
+    """The locations of SPAN payloads in shards, archives or a temporary file.
 
     Attributes:
         files: The files that contain the payloads. Empty if the payloads will be written to a temporary file later.
@@ -107,7 +107,7 @@ _NO_VALUES: Mapping[str, Any] = {}
 
 
 class FieldValues(NamedTuple):
-    """Values, value types and class names of fields. Each attribute is a dict by field name.
+    """Values, value types and class names, by field name.
 
     Attributes:
         inline: One text per sample: the payload of its INLINE row (see `decode_inline_payload`). If a sample has no
@@ -210,7 +210,7 @@ class SampleTable:
         return self.root + resolve_source_path(self.path(row), self.folders)
 
     def files(self) -> tuple[bytes, ...]:
-        """Return example paths: up to three of FILE and LINK rows, and up to three of `spans.files`."""
+        """Return up to three example paths from FILE and LINK rows, and up to three from `spans.files`."""
         file_rows = np.flatnonzero(self.rows.kind <= LINK)
         file_rows = file_rows[[0, len(file_rows) // 2, -1]] if len(file_rows) else file_rows
         paths = [self.file_path(row) for row in file_rows.tolist()]

@@ -1,4 +1,4 @@
-"""Columns of byte strings. The strings are stored in one buffer or computed on demand."""
+"""Columns of byte strings, stored in one buffer or computed on demand."""
 
 from __future__ import annotations
 
