@@ -1,8 +1,8 @@
 """The dataset of a writer. The writer publishes each full shard immediately (with `overwrite`, at the end).
 
-Each sidecar records the number of shards so far plus one, so `verify` reports the dataset as incomplete. At the end,
-the writer sets the final number in all sidecars, and publishes the dataset file. If a metadata column first appeared in
-a later shard, the writer also adds this column to the earlier sidecars.
+At first, each sidecar records the number of shards so far plus one, so `verify` reports an interrupted dataset as
+incomplete. At the end, the writer sets the final number in all sidecars, and publishes the dataset file. If a metadata
+column first appeared in a later shard, the writer also adds this column to the earlier sidecars.
 """
 
 from __future__ import annotations

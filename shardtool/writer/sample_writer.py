@@ -41,7 +41,10 @@ _NO_METADATA: dict[str, object] = {}
 
 
 class SampleWriter(AbstractContextManager["SampleWriter"]):
-    """Writes samples into shards, in one thread of one process. An exception discards unpublished samples."""
+    """Writes samples into shards, in one thread of one process.
+
+    An exception in the `with` block discards unpublished samples.
+    """
 
     def __init__(self, shard_format: str, dots: values.Dots | None, max_bytes: int, max_count: int) -> None:
         self._encoder, self._columns = SampleEncoder(shard_format, dots), MetadataColumns()

@@ -114,7 +114,7 @@ class ShardWriter(SampleWriter):
 
     @property
     def skipped(self) -> int:
-        """Number of skipped samples. `out.skipped` lists these samples."""
+        """Number of skipped samples."""
         if self._finished_dataset is not None:
             return self._finished_dataset.skipped
         in_shard = [] if self._shard is None else self._shard.skipped
@@ -212,7 +212,7 @@ class ShardWriter(SampleWriter):
             raise SampleRefused(InvalidRequest(self._pattern.text, found, remedy=remedy))
         if self._last_shard_bytes is not None:
             samples, last_bytes = self._output.totals.shards[-1].samples, self._last_shard_bytes
-            # an interrupted run would have added this sample to its last shard
+            # only the last shard of a complete run can have room for another sample
             if last_bytes + sample.size <= self._max_bytes and samples < self._max_count:
                 raise _finished_error(self._output.destination.dataset_file)
             self._last_shard_bytes = None
