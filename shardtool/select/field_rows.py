@@ -1,4 +1,4 @@
-"""Sort, merge and check the rows of a `SampleTable`: one row per field of each sample."""
+"""Sort, merge and check the field rows of a `SampleTable`."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def check_field_count(where: str, names: Sequence[str] | Sequence[bytes], remedy
 
 
 def field_codes(entries: SampleTable, fields: Sequence[str]) -> NDArray[np.uint16]:
-    """Return the field of each row, as an index into `fields`. Other fields get the index 0."""
+    """Return the field of each row, as an index into `fields`. Fields that are not in `fields` get 0."""
     code_of = {name: code for code, name in enumerate(fields)}
     return np.array([code_of.get(name, 0) for name in entries.fields], np.uint16)[entries.rows.code]
 
@@ -91,7 +91,7 @@ def order_rows(
         order = np.lexsort((code, sample_of_row))
         rows, sample_of_row, code = rows[order], sample_of_row[order], code[order]
         table = np.searchsorted(table_starts, rows, "right")
-        # `first_equal` becomes the first row with the same sample and field.
+        # For each row, find the first row with the same sample and field.
         first_equal = np.arange(len(rows))
         first_equal[1:][(sample_of_row[1:] == sample_of_row[:-1]) & (code[1:] == code[:-1])] = 0
         is_kept = table == table[np.maximum.accumulate(first_equal)]
@@ -101,7 +101,7 @@ def order_rows(
 
 
 def group_sorted(keys: PackedStrings) -> RowGroups:
-    """Group the samples with the same key. Unlike in `group_rows`, the groups are sorted by key."""
+    """Group the samples with the same key, and sort the groups by key."""
     import pyarrow.compute as pc
 
     from shardtool.entries.arrow import true_positions
@@ -120,7 +120,8 @@ def merge_groups(entries: SampleTable, groups: RowGroups) -> SampleTable:
     """Merge each group of samples into one sample.
 
     The merged sample has the fields of all samples in the group, but the metadata and INLINE fields of only the first
-    sample. If two samples of a group have the same field, the result has this field twice. The caller must check this.
+    sample. If two samples of a group have the same field, the result has this field twice, so the caller must check for
+    repeated fields.
     """
     sample_of_row = np.repeat(np.arange(len(entries)), entries.counts())
     group_of_row = groups.of_row[sample_of_row]

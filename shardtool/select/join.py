@@ -73,11 +73,11 @@ def join_table(
 ) -> JoinedSamples:
     """Add the columns of a table to the metadata of samples.
 
-    A row matches a sample if the row's value in the column `on` is the key of the sample. If no row matches, all values
-    of `on` are compared with the paths of the samples' files, and then, without extensions, with the keys. If the
-    samples have a metadata column `on`, the values are compared only with this column.
+    A row matches a sample if the row's value in the column `on` is the key of the sample. If no row matches, the values
+    of `on` are compared with the paths of the samples' files, and if that fails, the values without their
+    extensions with the keys. If the samples have a metadata column `on`, the values are compared only with this column.
 
-    If the metadata already has a column of the table, only matched samples get new values.
+    Columns that the metadata already has get new values only for matched samples.
 
     Args:
         on: The key column of the table. The default is `file_name` for COCO annotations, else `key`.

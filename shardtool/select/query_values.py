@@ -89,7 +89,7 @@ class Numbers(NamedTuple):
 
 
 class Time(NamedTuple):
-    """A time in a query, in nanoseconds since 1970. If `is_zoned`, the time is in UTC. If not, it has no time zone."""
+    """A time in a query, in nanoseconds since 1970. If `is_zoned`, it is in UTC, else it has no time zone."""
 
     nanoseconds: int
     is_zoned: bool
@@ -160,8 +160,7 @@ def calculate_pair(function: Callable[[Any, Any], Any], left: Any, right: Any) -
     """Call `calculate`. First convert an integer constant to a float if the other operand's type cannot store it.
 
     Raises:
-        OverflowError: `calculate` raised it, or a column with values above 2^63 - 1 would be combined with negative
-            integers.
+        OverflowError: See `calculate`, or a column with values above 2^63 - 1 would be combined with negative integers.
     """
     if function is not operator.truediv:  # a division always returns floats
         left, right = _to_unsigned(right, left), _to_unsigned(left, right)

@@ -46,13 +46,12 @@ def check_key_rename(rename: str) -> None:
 def rename_keys(
     entries: SampleTable, rename: str, column_of: Callable[[str], pa.ChunkedArray], *, has_paths: bool
 ) -> tuple[SampleTable, list[str]]:
-    """Rename the keys of samples. Return the samples in the same order, and notes.
+    """Rename the keys of samples. Return the samples, in unchanged order, and notes.
 
     Args:
         rename: `s/PATTERN/REPLACEMENT/`, or the name of a column with the new keys.
-        column_of: Function that returns a column by name.
-        has_paths: Whether fields are files. If true, the returned table stores their paths, which the new keys do not
-            determine.
+        has_paths: Whether fields are files. If true, the returned table stores the paths, which cannot be computed from
+            the new keys.
     """
     keys = entries.keys
     if not is_utf8(keys.data):

@@ -132,7 +132,7 @@ def _assign_by_label(keys: PackedStrings, values: pa.ChunkedArray, options: Spli
     counts = _apportion(np.bincount(label_numbers, minlength=len(labels)), weights)
     hashes = keys.hashes(_HASH_PERSON, options.seed)
     number = np.empty(len(keys), np.int16)
-    # The samples of each label, in the order of their hashes, go to the splits in turn.
+    # Sort the samples of each label by hash. The first split gets the first samples, the second split the next ones.
     splits = np.tile(np.arange(len(names), dtype=np.int16), len(labels))
     number[np.lexsort((hashes, label_numbers))] = np.repeat(splits, counts.ravel())
     notes = (*_empty_notes(names, counts.sum(axis=0).tolist()), *_small_notes(names, labels, counts, column))
