@@ -103,7 +103,7 @@ def copy_inside_store(
 def publish_staged(folder: OutputFolder, staged: Sequence[OriginalFile]) -> None:
     """Rename each staged file from its `path` to its `name`.
 
-    Stores cannot rename objects, so objects are copied, and the originals are then deleted. To finish an
+    Stores cannot rename objects, so objects are copied, and the originals are deleted. To finish an
     interrupted call, pass the files that are still staged.
     """
     if isinstance(folder, Folder):

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 
 def processes_with_open_files(folder: str) -> dict[str, list[int]]:
-    """Return the ids of the processes for each open file below a folder."""
+    """Return a dict from each open file below a folder to the ids of the processes that use the file."""
     pids_of: dict[str, list[int]] = {}
     prefix = os.path.join(os.path.realpath(folder), "")
     with suppress(OSError):

@@ -3,8 +3,9 @@
 Opening a local FIFO or device never blocks. Symbolic links are followed, because Hugging Face's cache, DVC and
 git-annex store shards behind links.
 
-Unless a docstring says otherwise, functions and methods raise `OSError` if a file is missing, unreadable or not
-regular, or if an object has changed. They raise `ShardError` if the machine, a store or a server fails.
+Unless a docstring says otherwise, functions and methods raise `OSError` if a file is missing or not regular, or
+if an object has changed. They raise `ShardError` if a store or server fails or denies access, or if a local file
+cannot be opened (for source files, `OSError`).
 """
 
 from __future__ import annotations
@@ -219,7 +220,7 @@ def read_small(path: str, limit: int = 2**30, *, ending: bytes = b"", flags: int
 
 
 def read_optional(path: str) -> bytes | None:
-    """Return the content of a small file, or None if the file cannot be read."""
+    """Return the content of a small file, or None if it does not exist or a store denies access."""
     try:
         return read_small(path)
     except (OSError, AccessRefused):  # without list permission, requests for a missing object are denied

@@ -37,7 +37,7 @@ def open_folder(path: str) -> OutputFolder:
         found, expected = "an empty, `.` or `..` component", "an address without `//`, `/./` and `/../`"
         raise InvalidRequest(path, found, expected=expected)
     object_headers(path)  # raises an error for unsupported store options
-    folder: RemoteFolder = remote.remote_folder.RemoteFolder(path)  # imported on first use
+    folder: RemoteFolder = remote.remote_folder.RemoteFolder(path)
     return folder
 
 
@@ -63,7 +63,7 @@ def check_published(folder: OutputFolder, sizes: Mapping[str, int], remedy: str)
 def check_space(folder: OutputFolder, size: int, action: str, *, keeps_old: bool = False) -> None:
     """Raise `OutputFailed` if there is no space for shards of `size` bytes and their sidecars.
 
-    The message contains `action` (such as `copied`) and, if `keeps_old`, that the old dataset is kept.
+    The message contains `action`, such as `copied`.
     """
     need, free = int(size * _INDEX_SPACE_FACTOR), folder.free_bytes()
     if free is not None and need > free:

@@ -58,8 +58,8 @@ _exclusive_locks: dict[int, FileLock] = {}
 def take_lock(path: str, *, shared: bool = False, create: bool = False) -> FileLock | None:
     """Acquire a lock on a regular file. Return None if a conflicting lock is held.
 
-    If the file is deleted before it is locked, this function opens the path again, because a lock on a deleted file
-    excludes no one.
+    If the file is deleted before it is locked, this function opens the path again, because another process
+    can lock a new file at this path.
 
     Raises:
         FileNotFoundError: The file does not exist, and `create` is false.

@@ -58,7 +58,7 @@ def absolute_path(path: str) -> str:
 def source_root(folder: str, *, needed: bool = False) -> bytes:
     """Return a source folder as bytes to which relative paths can be appended.
 
-    The result ends with a slash or, for a web address, with `#`, because the address may have a query.
+    The result ends with a slash or, for a web address, with `#`, because a path cannot follow a query.
     Raise `InvalidRequest` if `needed` is true and a local folder does not exist.
     """
     if needed and not is_url(folder) and not os.path.isdir(folder):

@@ -58,8 +58,7 @@ class RemoteFolder:
     def find_entries(self, names: Iterable[str]) -> dict[str, EntryInfo]:
         """Return an `EntryInfo` for each of `names` that exists, by name.
 
-        Modification times are 0 or truncated to seconds, so they never equal a recorded time in nanoseconds. An equal
-        time would not prove that an object is unchanged.
+        Modification times are 0 or truncated to seconds, so they never equal a recorded time in nanoseconds.
         """
         requested = [*names]
         if len(requested) > 1:

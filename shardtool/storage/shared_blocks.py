@@ -181,7 +181,7 @@ class SharedBlocks:
                 return None
             os.pwrite(fd, _NUMBER.pack(end), 0)
             if end > os.fstat(fd).st_size:
-                # Double the file, so mmap is called rarely. The unused half is sparse.
+                # Double the file's size, so mmap is called rarely. The unused half is sparse.
                 os.ftruncate(fd, 2 * end)
             return start
 

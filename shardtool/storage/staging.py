@@ -91,7 +91,7 @@ class StagedFile(AbstractContextManager["StagedFile"]):
             if mtime_ns is not None:
                 os.utime(self._fd, ns=(mtime_ns, mtime_ns))
             os.fsync(self._fd)
-            # Do not close the descriptor twice, because its number may then belong to another file.
+            # Do not close the descriptor twice, because its number may already belong to another file.
             fd, self._fd = self._fd, -1
             os.close(fd)
         return DurableFile(self._name, self.path)
@@ -159,7 +159,7 @@ class Folder:
     def write(
         self, name: str, fill: Callable[[Sink], Result], _size: int | None, mtime_ns: int, /
     ) -> tuple[Result, DurableFile]:
-        """Let `fill` write a file with a temporary name. Return the result of `fill`, and the finished file."""
+        """Let `fill` write a file with a temporary name."""
         with self.stage(name) as file:
             return fill(file), file.finish(mtime_ns)
 
@@ -190,7 +190,7 @@ class Folder:
             os.utime(self.full_path(name), ns=(mtime_ns, mtime_ns), follow_symlinks=False)
 
     def discard_staged(self, names: Iterable[str]) -> None:
-        """Delete the staged files with these final names."""
+        """Delete the staged files whose final names are in `names`."""
         final_names = {*names}
         with suppress(OutputFailed):
             self.discard(*(os.path.basename(file.path) for file in self.staged() if file.name in final_names))
@@ -337,7 +337,7 @@ def find_staged(folder: NamedFiles, names: Iterable[str]) -> list[DurableFile]:
 
 
 def set_attempt(token: str) -> None:
-    """Add `token` to the temporary file names of this process: eight hexadecimal digits, or "" for none."""
+    """Add `token` (eight hexadecimal digits, or "") to the temporary file names of this process."""
     global _attempt_suffix  # noqa: PLW0603 - a setting of the process
     _attempt_suffix = f"~{token}" if token else ""
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class TargetFile(RawIOBase):
-    """A file object for other libraries. After a failed write, data that they write while closing is discarded."""
+    """A file object for other libraries. After a failed write, later writes are ignored."""
 
     def __init__(self, file: StagedFile) -> None:
         self._file, self._failed = file, False
@@ -42,7 +42,7 @@ class TargetFile(RawIOBase):
         return self._file.size
 
     def written(self) -> IO[bytes]:
-        """Return a reader of the bytes written so far. It shares this file's position: close it before writing more."""
+        """Return a reader of the written bytes, which shares this file's position. Close the reader before writing."""
         return os.fdopen(os.dup(self._file.fileno()), "rb")
 
 

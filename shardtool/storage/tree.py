@@ -70,8 +70,8 @@ class FolderTree:
         If writing fails, the file is deleted.
 
         Args:
-            if_exists: `keep` keeps an existing file with the same bytes, and raises an error for other bytes. `finish`
-                also replaces a file that contains only the start of `data`.
+            if_exists: `keep` keeps an existing file that contains `data`, and raises an error for other content.
+                `finish` also replaces a file that contains only the start of `data`.
         """
         if (b"\0" in path or not are_safe_paths(path, len(path))) and (problem := path_problem(path)):
             raise InvalidRequest(os.fsdecode(path), problem)

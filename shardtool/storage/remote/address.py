@@ -55,7 +55,7 @@ class Address(NamedTuple):
         return f"{self.scheme}://{marker}{self.host}{'/' if self.key or self.query else ''}{self.key}{self.query}"
 
     def plain_text(self) -> str:
-        """Return the address without its marker. Servers and other libraries do not understand markers."""
+        """Return the address without its marker."""
         return self._replace(marker="").text()
 
 
@@ -145,7 +145,7 @@ def _unknown_scheme(text: str, scheme: str) -> InvalidRequest:
 
 
 def display_address(text: str) -> str:
-    """Remove the user, password and query from an address. They may be secret."""
+    """Remove the user, password and query from an address."""
     return redact_secrets(text)
 
 

@@ -25,7 +25,7 @@ _requesting_process: dict[str, int] = {}
 
 
 class BucketEntry(NamedTuple):
-    """An object, or a folder (a prefix of several keys).
+    """An object, or a folder (a common prefix of keys).
 
     Attributes:
         size: Size in bytes, or -1 for a folder.
@@ -67,7 +67,7 @@ def list_objects(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
 def _list_below(address: str, store: Any, prefix: str) -> Iterator[BucketEntry]:
     """Yield all objects below a prefix. After a failure, continue after the last non-empty object.
 
-    An empty object may represent a folder: its key ends with a slash, which obstore removes, so a listing cannot
+    An empty object may represent a folder. obstore removes the slash at the end of its key, so a listing cannot
     continue after this key.
     """
     attempts, last_key, yielded = RetryState(address), "", set[str]()

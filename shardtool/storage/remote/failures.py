@@ -261,7 +261,7 @@ def busy_error(status: int, headers: Mapping[str, str]) -> TransientError:
 def _wrong_region_advice(address: str, body: bytes, region: str = "") -> str:
     match = _REGION_ELEMENT.search(body)
     region = match[1].decode() if match else region
-    # settings for the store of a source have this prefix
+    # environment variables for the store of a source have this prefix
     prefix = SOURCE_PREFIX if is_source_address(address) else ""
     return f"Set {prefix}AWS_REGION={printable(region)}, the region of the bucket." if region else WRONG_REGION_ADVICE
 

@@ -43,7 +43,7 @@ def list_fsspec(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
         _split_huggingface(address)
 
     def list_files(file_system: Any) -> tuple[str, Any]:
-        root = str(file_system._strip_protocol(path)).strip("/")  # noqa: SLF001 - listed names have this prefix
+        root = str(file_system._strip_protocol(path)).strip("/")  # noqa: SLF001 - listed names start with `root`
         options = {"detail": True, **({"refresh": True} if is_huggingface(path) else {})}
         return root, file_system.find(path, **options).values() if below else file_system.ls(path, **options)
 

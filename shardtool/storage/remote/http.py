@@ -167,7 +167,7 @@ def _pool_classes() -> dict[str, type[urllib3.HTTPConnectionPool]]:
     return {"http": Pool, "https": SecurePool}
 
 
-# Two threads must not create the same pool, because loading the certificates takes 75 ms.
+# Create each pool only once, because loading the certificates takes 75 ms.
 _POOL_LOCK = threading.Lock()
 
 
@@ -181,7 +181,7 @@ def _make_pool(_pid: int, scheme: str, proxy: str | None, _environment: tuple[st
     timeout = urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=_SEND_TIMEOUT_S)
     is_plain = "https" not in (scheme, urlsplit(proxy or "").scheme)
     options: dict[str, Any] = {"maxsize": MAX_CONNECTIONS_PER_SERVER, "retries": False, "timeout": timeout}
-    # Load the certificate files of the user even for plain HTTP, so an invalid file is reported early.
+    # Load the user's certificate files even for plain HTTP, so an invalid file is reported early.
     context = options["ssl_context"] = None if is_plain and not network.extra_certificates() else network.tls_context()
     if proxy is None:
         pool = urllib3.PoolManager(**options)

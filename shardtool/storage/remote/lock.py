@@ -74,7 +74,7 @@ class LockHolder(NamedTuple):
     def encode(self, renewals: int = 0) -> bytes:
         """Return the content of the lock.
 
-        `renewals` must increase with each renewal, because a store may give the same version to equal content.
+        `renewals` must increase, because a store may give the same version to equal content.
         """
         return json.dumps({"shardtool lock": 1, **self._asdict(), "renewals": renewals}).encode() + b"\n"
 
@@ -226,7 +226,7 @@ def check_held(folder: str) -> None:
 
 
 def _create_or_take_over(address: str, holder: LockHolder) -> str:
-    """Return the version of this process's lock."""
+    """Create a lock or take over a free one, and return its version."""
     for _ in range(_MAX_TRIES):
         try:
             version = _write_lock(address, holder, "")
@@ -235,7 +235,7 @@ def _create_or_take_over(address: str, holder: LockHolder) -> str:
         else:
             check_conditional_writes(address, holder.encode(1))
             return version
-        if existing is None:  # it was just released
+        if existing is None:  # the lock was just released
             continue
         if not existing.is_free or not existing.version:
             raise _locked_error(address, existing)
@@ -247,7 +247,7 @@ def _create_or_take_over(address: str, holder: LockHolder) -> str:
 def check_conditional_writes(address: str, data: bytes, version: str = "") -> None:
     """Raise `InvalidRequest` if the store ignores the condition of a conditional write.
 
-    The store should refuse the write, so the object must exist, and `version` must be "" or an old version.
+    The object must exist, and `version` must be "" or an old version, so a correct store refuses the write.
     """
     try:
         put_object(address, data, version)

@@ -72,7 +72,7 @@ def use_headers(lines: Iterable[str]) -> None:
 
 
 def web_headers(url: str) -> dict[str, str]:
-    """Return the headers for a web server, from the environment and the options of the call.
+    """Return the headers for a web server, from the environment and from the storage options of `url`.
 
     If there is no `Authorization` header, create one from the user and password in the URL or `.netrc`.
     """
@@ -140,7 +140,7 @@ def _read_certificates(name: str, path: str) -> str:
 
 
 def tls_context() -> ssl.SSLContext:
-    """Return a TLS context for all connections. Without it, urllib3 would load the certificates for each connection."""
+    """Return a TLS context for all connections, because urllib3 would load the certificates for each one."""
     from urllib3.util.ssl_ import create_urllib3_context
 
     context = create_urllib3_context()

@@ -400,7 +400,7 @@ def open_object(address: str) -> BinaryIO:
 
 
 class RemoteFiles:
-    """Reads objects and lists folders. Has the same methods as `LocalFiles`."""
+    """Reads objects and lists folders."""
 
     def open(self, address: str, _flags: int = 0) -> RemoteObject:
         return open_remote(address)

@@ -93,7 +93,7 @@ def imap_requests(
 def ordered_results(
     threads: ThreadPoolExecutor, call: Callable[[Item], Result], items: Iterable[Item], at_once: int
 ) -> Iterator[Result]:
-    """Do the same as `imap_requests`, in `threads`."""
+    """Do the same as `imap_requests`, but use the existing `threads`."""
     remaining = iter(items)
     futures: deque[Future[Result]] = deque(threads.submit(call, item) for item in islice(remaining, at_once))
     try:
@@ -137,7 +137,7 @@ class ReadAheadStream(io.RawIOBase):
         super().close()
 
     def _receive_piece(self) -> bool:
-        """Return False at the end."""
+        """Wait for the next piece from the thread. Return False at the end of the object."""
         if self._ended:
             return False
         if self._thread is None:  # a daemon thread does not prevent the process from exiting

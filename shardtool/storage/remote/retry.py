@@ -38,9 +38,9 @@ class RetryPolicy(NamedTuple):
         tries: Maximum attempts if the server has never responded, because the endpoint may be wrong. An upload also
             stops after this many attempts if the last attempt got no response.
         first_wait_s: Maximum wait before the first retry. This maximum doubles with each further retry.
-        max_wait_s: Maximum wait, unless the server requests more.
+        max_wait_s: Maximum wait, unless the server requests a longer wait.
         max_total_s: No retry starts after this many seconds without progress.
-        first_response_s: Replaces a larger `max_total_s` until the server responds for the first time.
+        first_response_s: Upper limit for `max_total_s` until the server responds for the first time.
         notice_s: If there is no response after this many seconds, the user gets a notice.
         min_bytes_per_s: Minimum speed, measured over `speed_window_s` seconds of waiting.
     """
@@ -109,7 +109,7 @@ def _current_policy() -> RetryPolicy:
 
 
 def end_requests(within_s: float) -> None:
-    """Cancel all requests, but those of the main thread only after `within_s` seconds, so it can release its locks."""
+    """Cancel all requests. The main thread can send requests for `within_s` more seconds, to release its locks."""
     _deadlines.append(time.monotonic() + within_s)
 
 
@@ -142,7 +142,7 @@ def in_thread(call: Callable[[], Result]) -> Result:
 
 
 def wait_interruptibly(future: Future[Result]) -> Future[Result]:
-    """Wait for a future in short steps, so signals can interrupt the wait. Return the future."""
+    """Wait for a future in short steps, so signals can interrupt the wait."""
     from concurrent.futures import wait
 
     while not future.done():
@@ -173,10 +173,7 @@ class RetryState:
         self._waited_s, self._counts_waits_only = 0.0, False
 
     def count_waits_only(self, stalled_s: float) -> None:
-        """From now on, count only waits and stalls as time without progress, not the duration of attempts.
-
-        `stalled_s` is how long the last attempt stalled.
-        """
+        """From now on, count only waits and stalls as time without progress, not the duration of attempts."""
         self._waited_s += stalled_s
         self._start_s, self._counts_waits_only = time.monotonic() - self._waited_s, True
 

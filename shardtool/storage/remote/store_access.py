@@ -107,7 +107,7 @@ def _environment_with(values: Mapping[str, str]) -> dict[str, str]:
     s3 = (*_IDENTITY_VARIABLES, store_options.ANONYMOUS_VARIABLE)
     gs = (*_CREDENTIAL_KINDS["gs"], "GOOGLE_SKIP_SIGNATURE", store_options.ANONYMOUS_VARIABLE)
     az = (*AZURE_KEY_VARIABLES, *AZURE_TOKEN_VARIABLES, "AZURE_SKIP_SIGNATURE", store_options.ANONYMOUS_VARIABLE)
-    # a value hides inherited values of its group
+    # if `values` sets a variable of a group, inherit none of the group
     groups = [(_ENDPOINT_VARIABLES, ()), (_REGION_VARIABLES, ()), (s3, _REGION_VARIABLES), (gs, ()), (az, ())]
     hidden = {name for names, related in groups if values.keys() & {*names} for name in (*names, *related)}
     inherited = {name: os.environ[name] for name in _STORE_VARIABLES if name in os.environ and name not in hidden}

@@ -23,7 +23,7 @@ from shardtool.storage.remote.store_options import object_headers
 _MAX_SYNC_COPY_BYTES = 2**28
 # The timeout of a copy assumes this speed, because a store sends nothing during a copy.
 _MIN_COPY_BYTES_PER_S = 10**7
-# Stop retrying a copy early, because the caller can copy the object itself.
+# Retry a copy only this long, because the caller can copy the object itself.
 _COPY_RETRY_S = 30.0
 _CRC_ELEMENT = re.compile(rb"<ChecksumCRC32C>([A-Za-z0-9+/]{6}==)</ChecksumCRC32C>")
 
@@ -51,7 +51,7 @@ def copy_in_store(source: str, target: str, size: int, crc: int) -> int | None:
     Return the CRC-32C of the copy if the store reports it, else None.
 
     Raises:
-        NotCopied: The store made no copy, or `source` has another size (for Google: another checksum).
+        NotCopied: The store made no copy, or `source` does not have `size` bytes (for Google: the checksum `crc`).
     """
     min_bytes_per_s, speed_window_s = retry.min_speed()
     speed_window_s = max(speed_window_s, size / _MIN_COPY_BYTES_PER_S)

@@ -1,7 +1,7 @@
 """Options for stores and servers: for all calls (`--store-option KEY=VALUE`) or for one call (`storage_options=`).
 
-Options of objects, such as a storage class, are not supported for Google: they require signed headers, and obstore
-signs only URLs.
+Options of objects, such as a storage class, are not supported for Google, because they require signed headers and
+obstore signs only URLs.
 
 Each process keeps the options of calls in a dict. An address refers to its options with a marker, as in
 `s3://options=KEY@bucket/key`. Messages and results omit markers.
@@ -183,7 +183,7 @@ def register_options(options: Mapping[str, dict[str, Any]]) -> None:
 
 
 def options_of(marker: str, address: str) -> dict[str, Any] | None:
-    """Return the storage options for a marker, or None for other markers."""
+    """Return the storage options for a marker, or None if it is not an `options=` marker."""
     if not marker.startswith(OPTIONS_MARKER):
         return None
     if (options := _options_by_key.get(marker.removeprefix(OPTIONS_MARKER))) is None:

@@ -39,7 +39,7 @@ Result = TypeVar("Result")
 
 MAX_PUT_BYTES = 5 * 10**9
 _HTTPS_PORT = 443
-_CONTINUE_TIMEOUT_S = 1  # then send the body, because some servers do not reply to `Expect: 100-continue`
+_CONTINUE_TIMEOUT_S = 1  # do not wait longer, because some servers do not reply to `Expect: 100-continue`
 _MAX_REFUSAL_BYTES = 2**18
 _STATUS_LINE = re.compile(rb"^HTTP/1\.[01] (\d{3})\b")
 
