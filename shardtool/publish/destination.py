@@ -1,4 +1,4 @@
-"""The folder, file names and existing files of a dataset to write, and the files that a run may change."""
+"""The folder and files of a dataset to write, and the files that a run may change."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Destination:
 
     Attributes:
         existing: The dataset's files when the folder was last listed.
-        repaired_dataset: A dataset that the new shards must equal, or None.
+        repaired_dataset: The dataset file that the new shards must match, or None.
         own_names: With `--part`, the files that this part writes.
     """
 
@@ -150,7 +150,7 @@ class Destination:
 
 
 def inspect_destination(previous: Destination) -> Destination:
-    """Return a copy that lists the existing files. Raise an error if `if_exists` forbids changing them."""
+    """Return a copy of `previous` with the existing files. Raise an error if `if_exists` forbids changing them."""
     folder, pattern, names_in_folder = previous.folder, previous.pattern, previous.folder.names()
     destination = replace(
         previous,

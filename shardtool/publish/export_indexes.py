@@ -59,7 +59,7 @@ def _encode_folder_index(
 
 
 def _find_listed_state(dataset: DatasetFile, listed: Collection[str]) -> DatasetFile | None:
-    """Return the newest state whose shards are all listed, or None."""
+    """Return the newest state of `dataset` (before or after an append) whose shards are all in `listed`, or None."""
     for shard_count in (len(dataset.shards), *reversed(dataset.appends)):
         if all(shard.name in listed for shard in dataset.shards[:shard_count] if shard.samples):
             return replace(dataset, shards=dataset.shards[:shard_count])
@@ -67,7 +67,7 @@ def _find_listed_state(dataset: DatasetFile, listed: Collection[str]) -> Dataset
 
 
 def check_other_shards(export: ExportFormat, target: OutputFolder, others: Iterable[str]) -> None:
-    """Raise an error if one of `others`, the index's shards of other datasets, exists or is in a subfolder."""
+    """Raise an error if one of `others` (shards of other datasets in an index) exists or is in a subfolder."""
     existing_names = {to_output_name(name) for name in target.names()}
     if others := sorted(name for name in others if "/" in name or name in existing_names):
         found = f"an index of other shards: {format_list(others, 3)}"
@@ -309,7 +309,7 @@ def update_exports(
 ) -> None:
     """Update the existing indexes after an append. If an index cannot be updated, add a note.
 
-    Skip the formats in `written`, and formats with hashes of payloads, which would require reading all shards.
+    Skip the formats in `written`, and formats with hashes of payloads, which require reading all shards.
     """
     for name in find_existing_exports(folder, old):
         export = exports.EXPORTS[name]

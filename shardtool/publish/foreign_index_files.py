@@ -62,7 +62,7 @@ def has_own_readme(folder: OutputFolder) -> bool:
 
 
 def read_or_empty(folder: OutputFolder, path: str) -> bytes:
-    """Return the content of an output file, or b"" if it cannot be read."""
+    """Return the content of an output file, or b"" if it is missing or not regular."""
     with suppress(OSError):
         return folder.read(path)
     return b""
@@ -155,7 +155,7 @@ def copy_folder_indexes(datasets: Sequence[DatasetFile], source: str, folder: Ou
 
 
 def _write_new(folder: OutputFolder, path: str, data: bytes) -> bool:
-    """Return whether the file was written."""
+    """Write a file. Return False if the file exists, or `data` is empty."""
     subfolder, name = os.path.split(path)
     try:
         folder = open_subfolder(folder, subfolder)
@@ -173,7 +173,7 @@ class StaleIndexes:
 
     Args:
         pattern: The shard pattern, or None to ignore all index files.
-        appends: Whether all existing shards are kept. A folder's index then stays valid, but lacks new shards.
+        appends: Whether all existing shards are kept, so a folder's index stays valid, but lacks new shards.
 
     Attributes:
         removed: The `--export` format of each deleted file.
@@ -222,7 +222,7 @@ class StaleIndexes:
     def compare(self, shard: str, sidecar: Callable[[], bytes], *, written: bool) -> None:
         """Mark the shard's index files and the folder's indexes if they do not match the shard.
 
-        `written`: whether this run wrote the shard.
+        If this run wrote the shard (`written`), mark index files with hashes, too.
         """
         files = self._files.pop(shard, {})
         counts = {} if self._appends else self._counts

@@ -181,7 +181,7 @@ def check_not_interleaved(scan: ShardScan) -> None:
 
 
 def is_same_shard(old: ShardEntry, new: ShardEntry) -> bool:
-    """Return whether two entries describe the same shard. Their sidecars may differ."""
+    """Return whether two entries describe the same shard, even with different sidecars."""
     identities = [(entry.name, entry.size, entry.samples, entry.first_key, entry.last_key) for entry in (old, new)]
     return identities[0] == identities[1] and (None in (old.crc, new.crc) or old.crc == new.crc)
 

@@ -105,13 +105,13 @@ def _read_sidecars(folder: OutputFolder, file: DatasetFile) -> Iterator[ShardInd
 
 
 def _check_stored_columns(path: str, index: ShardIndex, columns: pa.Table, *, overwrite: bool) -> bool:
-    """Return whether a sidecar has the columns. Without `overwrite`, refuse other values."""
+    """Return whether a sidecar contains `columns`. Without `overwrite`, raise an error if other values are stored."""
     metadata, differing = index.plain_metadata(), []
     existing = [name for name in columns.column_names if name in metadata.column_names]
     for name in existing:
         old, new = metadata.column(name), columns.column(name)
         try:
-            # nulls of the type null are equal
+            # columns of the type null are equal
             same = pc.fill_null(pc.equal(old, new.cast(old.type)), old.type == pa.null())
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # the values cannot be converted to the column's type
             same = boolean_array(np.zeros(len(old), bool))

@@ -204,7 +204,7 @@ class _Indexer:
 
         totals = self.totals
         kinds = dict[str, FeatureType]()
-        for _, shard_kinds in sorted(self.kinds.items(), reverse=True):  # types of earlier shards win
+        for _, shard_kinds in sorted(self.kinds.items(), reverse=True):  # types of earlier shards take precedence
             kinds |= shard_kinds
         numbers: dict[str, ValueType] = {name: kind for name, kind in kinds.items() if kind != "bytes"}
         totals.values = FieldValues(types=numbers, lists={name: kinds[name] for name in self.lists})

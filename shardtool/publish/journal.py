@@ -28,7 +28,7 @@ _OLD_SUFFIX = ".writer"
 
 
 class Journal:
-    """The journal of the dataset or part `base`. The caller must hold the lock."""
+    """Reads and writes the journal of a dataset or part named `base`. The caller must hold the lock."""
 
     def __init__(self, folder: OutputFolder, base: str) -> None:
         self.name, self._base, self._folder = f".{base}{_SUFFIX}", base, folder

@@ -201,7 +201,10 @@ def contains_part(dataset: DatasetFile, record: PartRecord) -> bool:
 
 
 def merge_run_parts(folder: OutputFolder, pattern: ShardPattern) -> tuple[int, DatasetFile]:
-    """Publish a dataset file for the parts of a run. Return the number of parts. The caller must hold the lock."""
+    """Publish a dataset file for the parts of a run. Return the number of parts and the file.
+
+    The caller must hold the lock.
+    """
     finished, started = parts.find_run_parts(pattern, folder.names())
     if (existing_dataset := listed_files.read_existing_dataset(folder, pattern.dataset_file)) is not None:
         return _finish_earlier_merge(folder, pattern, finished, existing_dataset)
@@ -271,9 +274,9 @@ def get_part_plan(record: PartRecord) -> _PartPlan:
 
 
 def describe_other_plan(parts: Sequence[_PartPlan]) -> tuple[str, str]:
-    """Describe the parts that do not have the most common plan (found), and this plan (expected).
+    """Compare the plans of parts. Return the texts `found` and `expected` for an error, or "", "" if all are equal.
 
-    Return "", "" if all plans are equal.
+    The most common plan is expected.
     """
     ((plan, count),) = Counter(plan for _, plan, _ in parts).most_common(1)
     others = [part_plan for part_plan in parts if part_plan[1] != plan]

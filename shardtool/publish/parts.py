@@ -50,9 +50,9 @@ class PartRecord(NamedTuple):
     Attributes:
         part: The part of a run, or the tag of a writer's part.
         dataset: A dataset file that lists the part's shards, or None if there are no shards.
-        plan: The fingerprint of the plan. For a writer, this and all later attributes are empty.
+        plan: The fingerprint of the plan. For a writer, this and all later attributes have their defaults.
         planned: Number of shards planned for all parts together.
-        resumed: Whether the part ran with `--resume`. The merge may then delete shards that are not in the plan.
+        resumed: Whether the part ran with `--resume`. If any part did, the merge may delete shards outside the plan.
         content: The expected content fingerprint of all parts together, or "" if unknown.
     """
 
@@ -193,7 +193,7 @@ def list_run_files(pattern: ShardPattern, names: Collection[str]) -> list[str]:
 
 
 def check_part_count(folder: OutputFolder, pattern: ShardPattern, part: RunPart) -> None:
-    """Raise an error if a finished or running part has another number of parts."""
+    """Raise an error if a finished or running part has a different part count than `part`."""
     finished, started = find_run_parts(pattern, folder.names())
     others = [other for other in finished if other.parts != part.parts]
     for other in started:

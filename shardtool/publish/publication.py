@@ -47,8 +47,8 @@ class Publication:
     - "withdraw": The old dataset file is deleted before the first file changes.
     - "replace": All files are staged first, so the old dataset stays complete until `finish`. In a store, "replace"
       works like "withdraw", because there is no staging.
-    - "exchange": Like "replace", but once all files are staged, a list of them is published. If the run is then
-      interrupted, the next run uses the list to finish.
+    - "exchange": Like "replace", but once all files are staged, a list of them is published. After an
+      interruption, the next run uses the list to finish.
 
     Args:
         stale_indexes: Index files of other tools, or None if no shard changes.
@@ -84,7 +84,7 @@ class Publication:
             self.folder.remove([self.dataset_file])
 
     def prepare_shard(self, name: str) -> None:
-        """In a store, delete the dataset file and all indexes that list a shard, before the shard is replaced."""
+        """Without staging, call `withdraw` and delete all indexes of a shard, before the shard is replaced."""
         if not self.folder.has_staging:
             self.withdraw()
             self.stale_indexes.mark_shard(name)
@@ -129,7 +129,7 @@ class Publication:
         return (self.folder.read_staged if self.keeps_staged else self.folder.read)(sidecar_name(shard))
 
     def replace_sidecars(self, sidecars: Mapping[str, bytes]) -> None:
-        """Replace the sidecars of shards. `sidecars` maps shard names to the new content."""
+        """Replace the sidecars of shards. `sidecars` maps shard names to content."""
         staged = [self.folder.stage_bytes(sidecar_name(shard), data) for shard, data in sidecars.items()]
         if staged and not self.keeps_staged:
             self.withdraw()
@@ -177,7 +177,7 @@ class Publication:
         self.folder.remove([*leftovers])
 
     def abandon(self, names: Iterable[str]) -> None:
-        """Delete the staged files with these names, unless an interrupted exchange needs them."""
+        """Delete the staged files of `names` and of the dataset file, unless an interrupted exchange needs them."""
         if not self.folder.find_entries([self._plan]):
             self.folder.discard_staged([*names, self.dataset_file, self._plan])
 
@@ -223,7 +223,7 @@ def finish_replacement(folder: OutputFolder, base: str) -> None:
     file = parse_dataset(data, where)
     listed = _list_files(file)
     staged = {new.name: new.path for new in folder.staged() if new.name in listed or new.name == file.skipped_file}
-    # An earlier attempt that deleted the dataset file has already checked the published files.
+    # If the dataset file is missing, an earlier attempt has already checked the published files.
     old = read_valid_dataset(folder.full_path(base + DATASET_SUFFIX))
     old_files = listed if old is None else _list_files(old)
     published = {name for name in listed.keys() - staged.keys() if old_files.get(name) != listed[name]}

@@ -1,4 +1,4 @@
-"""Publish the dataset file of packed shards. An append or a merge joins several dataset files."""
+"""Publish the dataset file of packed shards."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def check_append_is_unchanged(
 ) -> None:
     """Raise an error unless shard `number` of the dataset equals `shard`.
 
-    If `shard` is None, the dataset must not have a shard with this number.
+    If `shard` is None, the dataset must not have this shard.
     """
     if [*append.old.shards[number : number + 1]] != ([] if shard is None else [shard]):
         found = "the dataset already contains these keys with other content"
