@@ -38,7 +38,7 @@ class ExportFormat(NamedTuple):
     Attributes:
         suffix: Ending of a shard's index, such as `.idx`, or "" if the format has no index per shard.
         folder_file: The file that lists all shards of a folder, or "" if the format has none.
-        has_hashes: Whether the index contains hashes. To compute the hashes, shardtool must read the shard.
+        has_hashes: Whether the index contains hashes, which requires reading the shard.
         has_readme: Whether shardtool also writes a `README.md` that lists the shards.
     """
 
@@ -100,7 +100,7 @@ _SUFFIXES = sorted({export.suffix for export in EXPORTS.values() if export.suffi
 
 
 def select_exports(formats: Sequence[str], shard_format: str = "") -> dict[str, ExportFormat]:
-    """Return the exports with these names. If `shard_format` is given, all exports must support this format."""
+    """Return the exports named in `formats`. If `shard_format` is given, all exports must support this format."""
     for name in formats:
         if name not in EXPORTS:
             raise InvalidRequest(choose_text("export", "--export"), repr(name), expected=f"one of {', '.join(EXPORTS)}")
@@ -136,7 +136,7 @@ def detect_export(name: str, head: bytes, size: int) -> str:
 
 
 def read_index_list(path: str) -> bytes:
-    """Return the content of a file, or b"" if it does not exist or cannot be read."""
+    """Return the content of a file, or b"" if it does not exist, is too large, or a store denies access."""
     try:
         return read_small(path, MAX_LIST_BYTES) if is_file(path) else b""
     except (OSError, AccessRefused):
