@@ -1,11 +1,11 @@
 """Parse tar shards that common tools write.
 
 If GNU tar, bsdtar and `tarfile` read a header differently, this module follows the majority and reports the difference.
-Unlike in `tarfile`, damage or an early end of the file raises `CorruptShard`.
+`tarfile` silently stops at a damaged header. This module raises `CorruptShard` at damage or an early end of the file.
 
 After damage, `next_header` searches for a block with a valid header checksum. If the size in the damaged header
-points to a valid header, an earlier header counts only if its members end exactly there. This excludes the headers of
-a payload that is itself a tar.
+points to a valid header, an earlier header counts only if the members from there lead exactly to the valid header.
+This excludes headers in a payload that is itself a tar.
 
 Source: POSIX.1-2017, pax; GNU tar manual, "Basic Tar Format"; docs/format.md, "Tar shards".
 """
@@ -360,7 +360,6 @@ def _search_header(read: Read, offset: int, first: int, end: int | None) -> int 
 
 
 def _leads_to(read: Read, offset: int, end: int) -> bool:
-    # Return False for a header in a nested tar, because no member of the nested tar ends exactly at `end`.
     try:
         for member in iter_members(read, "", offset=offset):
             if member.end >= end:
