@@ -20,7 +20,10 @@ _collecting: set[int] = set()  # the threads in which the garbage collector runs
 
 
 def _note_collection(phase: str, _info: dict[str, int]) -> None:
-    (_collecting.add if phase == "start" else _collecting.discard)(get_ident())
+    try:  # noqa: SIM105 - `suppress` needs further calls, and a collection can start close to the recursion limit
+        (_collecting.add if phase == "start" else _collecting.discard)(get_ident())
+    except RecursionError:
+        pass
 
 
 gc.callbacks.append(_note_collection)
