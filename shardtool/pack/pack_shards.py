@@ -286,9 +286,11 @@ class Packing:
     def _check_names(self) -> None:
         pattern, needed = self.output.pattern, self._first_number + self._current_plan.shards
         options, shards = self.run.options, needed - self.destination.first
-        if options.shards is not None or options.place == "hash":
+        if options.shards is not None or options.place == "hash" or options.part is not None:
             found = f"{shards:,} shards or more after transforming"
             remedy = f"Raise {option_text('shards')} or {option_text('max_size')}, and add {self._rerun_option}."
+            if options.part is not None:
+                remedy = f"Use {option_text('shards')} without {option_text('max_count')}, and add {flag_text('resume')}."
             raise InvalidRequest(pattern.text, found, expected=f"{self.plan.shards:,} as planned", remedy=remedy)
         if pattern.count is not None and needed > pattern.count:
             found = f"{pattern.count:,} names for {needed:,} shards after transforming"

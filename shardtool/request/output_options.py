@@ -177,7 +177,7 @@ class OutputOptions(WorkerOptions):
             raise InvalidRequest(part, f"used with {option_text('export')}", expected="only one of them", remedy=remedy)
         changes = [name for name in ("url", *TRANSFORM_OPTIONS) if getattr(self, name, None)]
         option_name, expected = "", ""
-        # Without `max_size`, the sizes of downloads need not be known.
+        # Without `max_size`, the sizes of downloads need not be known, even if a transform changes them.
         if changes and (changes[0] != "url" or self.max_size is not None):
             option_name, expected = changes[0], "samples of known size"
         elif getattr(self, "method", "auto") == "scatter":

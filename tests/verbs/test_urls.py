@@ -332,6 +332,23 @@ def test_parts_fetch_their_own(web: WebServer, tmp_path: Path) -> None:
     sound(tmp_path / "out" / "out.json")
 
 
+def double(sample: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the sample under two keys."""
+    return [{**sample, "__key__": f"{sample['__key__']}-{at}"} for at in "ab"]
+
+
+def test_a_part_does_not_write_more_shards_than_planned(web: WebServer, tmp_path: Path) -> None:
+    """A function that adds samples cannot fill more shards than the part has; the remedy works."""
+    source = _manifest(tmp_path / "in", [web.url(f"ok/{at}") for at in range(8)])
+    with pytest.raises(InvalidRequest, match="3 shards or more after transforming; expected 2 as planned") as caught:
+        _create(source, tmp_path / "out", part="1/2", max_count=4, map=double)
+    assert caught.value.remedy == "Use shards without max_count, and add resume=True."
+    for part in ("1/2", "2/2"):
+        _create(source, tmp_path / "out", part=part, shards=2, resume=True, map=double)
+    assert len(members(*shards(tmp_path / "out"))) == 2 * 2 * 8
+    sound(tmp_path / "out" / "out.json")
+
+
 def test_missing_aiohttp_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without aiohttp, the message says what to install."""
     monkeypatch.setattr("shardtool.request.create_options.find_spec", lambda _name: None)
