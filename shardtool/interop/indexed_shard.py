@@ -56,29 +56,31 @@ class ShardHashes(NamedTuple):
 def hash_shard(task: ShardHashTask, report: Callable[[int, int], None]) -> ShardHashes:
     """Hash a shard. After each block, report 0 samples and the size of the block."""
     starts, stops = (array("q", offsets).tolist() for offsets in (task.starts, task.stops))
-    crc = payload = end = 0
+    crc = payload_index = end = 0
     git_hash, file_hash, payload_hash = sha1(b"blob %d\0" % task.size, usedforsecurity=False), sha256(), sha256()
     payloads = bytearray()
     view = memoryview(bytearray(BLOCK_BYTES))
     try:
         with raising_machine_errors(task.path), files_at(task.path).open(task.path) as file, file.stream() as stream:
             while count := stream.readinto(view):
-                block, first, end = view[:count], end, end + count
+                block, block_start = view[:count], end
+                end += count
                 crc = crc32c(block, crc)
                 git_hash.update(block)
                 file_hash.update(block)
-                while payload < len(starts) and starts[payload] < end:
-                    payload_hash.update(block[max(starts[payload] - first, 0) : stops[payload] - first])
-                    if stops[payload] > end:
+                while payload_index < len(starts) and starts[payload_index] < end:
+                    start, stop = starts[payload_index], stops[payload_index]
+                    payload_hash.update(block[max(start - block_start, 0) : stop - block_start])
+                    if stop > end:
                         break
                     payloads += payload_hash.digest()
-                    payload_hash, payload = sha256(), payload + 1
+                    payload_hash, payload_index = sha256(), payload_index + 1
                 report(0, count)
     except OSError as error:
         raise CorruptShard(task.path, os_error_text(error), expected="a readable shard") from None
     if end != task.size:
         raise CorruptShard(task.path, f"{end:,} bytes", expected=f"{task.size:,} bytes, as listed in the dataset file")
-    payloads += payload_hash.digest() * (len(starts) - payload)  # hash the empty payloads at the end of the shard
+    payloads += payload_hash.digest() * (len(starts) - payload_index)  # of empty payloads at the end of the shard
     return ShardHashes(crc, git_hash.hexdigest(), file_hash.hexdigest(), bytes(payloads))
 
 
@@ -113,7 +115,7 @@ class IndexedShard:
         return list(zip(self.index.starts.tolist(), self.index.sizes.tolist(), strict=True))
 
     def limit(self) -> int:
-        """Return the maximum size in bytes of an index of this shard."""
+        """Return the maximum size in bytes of another tool's index of this shard."""
         index, fields = self.index, Counter(self.index.codes.tolist())
         name_bytes = int((index.key_sizes * index.counts).sum())
         name_bytes += sum(count * len(index.names[code].encode()) for code, count in fields.items())

@@ -290,7 +290,7 @@ class Packing:
             found = f"{shards:,} shards or more after transforming"
             remedy = f"Raise {option_text('shards')} or {option_text('max_size')}, and add {self._rerun_option}."
             if options.part is not None:
-                remedy = f"Use {option_text('shards')} without {option_text('max_count')}, and add {flag_text('resume')}."
+                remedy = f"Use {option_text('shards')}, not {option_text('max_count')}, and add {flag_text('resume')}."
             raise InvalidRequest(pattern.text, found, expected=f"{self.plan.shards:,} as planned", remedy=remedy)
         if pattern.count is not None and needed > pattern.count:
             found = f"{pattern.count:,} names for {needed:,} shards after transforming"

@@ -59,10 +59,7 @@ class WorkerOptions(BaseOptions):
 
 
 def readers_for_notes(targets: Sequence[str], exports: Texts = ()) -> tuple[str, ...]:
-    """Return the readers for which to print compatibility notes.
-
-    These are `targets` (by default, webdataset), and the readers that use the indexes in `exports`.
-    """
+    """Return the readers for compatibility notes: `targets` (default: webdataset), and the readers of `exports`."""
     exported = {name.partition("-")[0] for name in exports}
     selected = targets or ("webdataset",)
     return tuple(reader for reader in get_args(Target) if reader in selected or reader in exported)
@@ -90,7 +87,7 @@ class OutputOptions(WorkerOptions):
         split: Create these splits: train=0.8,val=0.1,test=0.1. Each split becomes a dataset; its name replaces {split}
             in the output.
         split_by: Create a split for each value of this column.
-        split_column: Column that names each sample's split.
+        split_column: As `split_by`, but always a column.
         stratify: Keep the class proportions of this column in every split.
         group_by: Keep samples with the same value in this column in one split.
         portable: Make names safe for every reader. The sidecars keep the original names.
@@ -177,7 +174,7 @@ class OutputOptions(WorkerOptions):
             raise InvalidRequest(part, f"used with {option_text('export')}", expected="only one of them", remedy=remedy)
         changes = [name for name in ("url", *TRANSFORM_OPTIONS) if getattr(self, name, None)]
         option_name, expected = "", ""
-        # Without `max_size`, the sizes of downloads need not be known, even if a transform changes them.
+        # Without `max_size`, the sizes of downloads, transformed or not, need not be known.
         if changes and (changes[0] != "url" or self.max_size is not None):
             option_name, expected = changes[0], "samples of known size"
         elif getattr(self, "method", "auto") == "scatter":
@@ -199,7 +196,7 @@ class OutputOptions(WorkerOptions):
 
     @property
     def readers(self) -> tuple[str, ...]:
-        """The readers for which to print compatibility notes."""
+        """The result of `readers_for_notes`."""
         return readers_for_notes(self.target, self.export)
 
     def recorded(self) -> dict[str, object]:

@@ -71,13 +71,15 @@ def add_folder_labels(
     expected = "paths such as SPLIT/CLASS/FILE" if depth else "paths such as CLASS/FILE"
     spans = _folder_spans(entries.keys, depth, ("label_from_folder", expected))
     # Number folders of skipped files, too, so class numbers do not change when these files become readable.
+    # Those without a field never become samples.
     paths = [to_bytes(row.path).split(b"/") for row in skipped if row.code != "no-field"]
     failed = {parts[depth] for parts in paths if len(parts) > depth + 1}
-    number, names = number_classes({*(name for _, _, name in spans), *failed}, "cls", known)
-    label = np.repeat(np.array([number[name] for _, _, name in spans]), [high - low for low, high, _ in spans])
-    labels = PackedStrings.of(b"%d" % index for index in range(len(names))).take(label)
+    number_of, names = number_classes({*(name for _, _, name in spans), *failed}, "cls", known)
+    counts = [high - low for low, high, _ in spans]
+    sample_classes = np.repeat(np.array([number_of[name] for _, _, name in spans]), counts)
+    texts = PackedStrings.of(b"%d" % index for index in range(len(names))).take(sample_classes)
     all_samples = np.ones(len(entries), bool)
-    return add_fields(entries, [NewField("cls", labels, all_samples, "int64", names, number_array(label))])
+    return add_fields(entries, [NewField("cls", texts, all_samples, "int64", names, number_array(sample_classes))])
 
 
 def top_folders(keys: PackedStrings, *, in_order: bool = True) -> pa.ChunkedArray:
@@ -99,11 +101,11 @@ def split_folder_notes(entries: SampleTable) -> tuple[str, ...]:
     """Return a note if class folders have names of splits, such as train and val."""
     classes = entries.values.classes.get("cls", [])
     split_names = [name for name in classes if name.lower() in SPLIT_NAMES]
-    if len(split_names) < min(2, len(classes)) or not split_names:
+    if len(split_names) < (1 if len(classes) == 1 else 2):
         return ()
     shown = format_list(split_names)
     label, split = option_text("label_from_folder"), option_text("split_from_folder")
-    return (f"{label} uses {shown} as classes; if they are splits of classes, add {split}",)
+    return (f"{label} uses {shown} as classes; if these folders are splits that contain class folders, add {split}",)
 
 
 def _folder_spans(keys: PackedStrings, depth: int, option_and_paths: tuple[str, str]) -> list[tuple[int, int, bytes]]:
@@ -116,6 +118,7 @@ def _folder_spans(keys: PackedStrings, depth: int, option_and_paths: tuple[str, 
                 name, slash, _rest = keys[sample][len(parent) :].partition(b"/")
                 if not slash:
                     path = printable(_GLOB_CHARACTERS.sub(rb"[\g<0>]", keys[sample]))
+                    # a pattern without "/" matches in all folders
                     outside.append(path + ".*" if b"/" in keys[sample] else f"./{path}.*")
                     sample += 1
                     continue
@@ -128,7 +131,7 @@ def _folder_spans(keys: PackedStrings, depth: int, option_and_paths: tuple[str, 
         if len(outside) == len(keys):
             problem = f"no sample is in a folder below the source: {format_list(outside)}"
             raise InvalidRequest(option_text(option_and_paths[0]), problem, expected=option_and_paths[1])
-        problem = f"{pluralize(len(outside), 'sample')} in too few folders: {format_list(outside)}"
+        problem = f"{pluralize(len(outside), 'sample')} not deep enough in folders: {format_list(outside)}"
         exclude = choose_text(f"exclude=({outside[0]!r}, ...)", f"--exclude {quote(outside[0])}")
         remedy = f"Move them, or exclude them: {exclude}."
         raise InvalidRequest(option_text(option_and_paths[0]), problem, expected=option_and_paths[1], remedy=remedy)
@@ -155,7 +158,8 @@ class FolderSource(Source):
         self.by_key = options.sort_by is None
         check_skipped(self._source, skipped, options.on_error, f"exclude them with {option_text('exclude')}")
         note_on_shards = shards_note(entries, named=bool(options.include))
-        notes += filter(None, [note_on_shards])
+        if note_on_shards:
+            notes.append(note_on_shards)
         if pattern is not None:
             pattern.check_matched(entries.keys)
         elif options.dots is None and not entries.folders:
@@ -166,14 +170,14 @@ class FolderSource(Source):
 
         listing = Listing(entries, skipped, self._name, tuple(notes))
         listing = selection.apply_field_options(listing, options, pool)
-        # Number classes before choosing samples, because class numbers must not depend on the choice.
+        # Number classes before choosing samples: the numbers must not depend on the choice.
         if options.label_from_folder:
             from shardtool.dataset.class_names import read_classes
 
             depth = 1 if options.split_from_folder else 0
             known = read_classes(options.classes_from)
-            below = self._strip_folder(listing.skipped)
-            entries = add_folder_labels(listing.entries, known, depth=depth, skipped=below)
+            class_skipped = self._strip_folder(listing.skipped)
+            entries = add_folder_labels(listing.entries, known, depth=depth, skipped=class_skipped)
             listing = replace(listing, entries=entries, notes=(*listing.notes, *split_folder_notes(entries)))
         return selection.join_and_filter(listing, options, optional_values=self.optional_values)
 
@@ -212,8 +216,8 @@ class FolderSource(Source):
         return drop_failed_samples(apply_key_pattern(entries, pattern), skipped), skipped
 
     def _layout_notes(self, entries: SampleTable) -> list[str]:
-        chosen_options = ("key_pattern", "join", "select_fields", "drop_fields")
-        if any(map(self._options.is_given, chosen_options)) or entries.folders:
+        layout_options = ("key_pattern", "join", "select_fields", "drop_fields")
+        if any(map(self._options.is_given, layout_options)) or entries.folders:
             return []
         from shardtool.source.layouts import find_classes, find_layout
 
@@ -225,7 +229,7 @@ class FolderSource(Source):
         return [str(advice)] if advice is not None else []
 
     def _strip_folder(self, skipped: tuple[Skipped, ...]) -> tuple[Skipped, ...]:
-        return skipped
+        return skipped  # overridden for several folders
 
     def column(self, listing: Listing, name: str, option: str = "") -> pa.ChunkedArray:
         """Return a metadata column, or one of `key`, `path`, `folder`, `size` and `cls` (the top folder)."""
@@ -270,8 +274,8 @@ def system_file_notes(parts: Iterable[ScanPart]) -> list[str]:
     if not (counts := sum((part.system_files for part in parts), Counter[bytes]())):
         return []
     names = [printable(name) for name, _ in counts.most_common()]
-    ignored = pluralize(counts.total(), "file of an operating system ignored")
-    return [f"{ignored}: {format_list(names)} (include them with {flag_text('hidden')})"]
+    ignored = pluralize(counts.total(), "file that operating systems create")
+    return [f"ignored {ignored}: {format_list(names)} (include them with {flag_text('hidden')})"]
 
 
 def collect_samples(root: bytes, parts: list[ScanPart]) -> tuple[SampleTable, tuple[Skipped, ...]]:
@@ -318,8 +322,8 @@ def drop_failed_samples(entries: SampleTable, skipped: Iterable[Skipped]) -> Sam
 def check_dots(entries: SampleTable) -> None:
     """Raise an error for names that WebDataset's rule splits at the wrong dot, such as `scan.2019.01.jpg`.
 
-    A field such as `seg.png` is allowed, unless a part before its last dot is a number or empty. Several fields
-    with dots are an error if they have fewer than two files each on average, and there are several samples.
+    A field such as `seg.png` is allowed, unless a part before its last dot is a number or empty. If several such
+    fields average fewer than two files each, the dots belong to names: an error if there are several samples.
     """
     if not (dotted := [code for code, name in enumerate(entries.fields) if "." in name]):
         return
@@ -358,7 +362,7 @@ class FileTree(NamedTuple):
             return [self._scan_objects(observer)]
         pool.check_access((self.root,))
         importer = threading.Thread(target=_import_ahead, daemon=True)
-        top = ScanPart()
+        top = ScanPart()  # filled while `tasks` is read
         tasks = make_scan_tasks(self.root, self.rules, TASK_COUNT, top)
         importer.start()
         parts: dict[int, ScanPart] = {}

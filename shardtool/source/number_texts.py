@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _FLOAT_BYTES = 4
 _MAX_TEXT_BYTES = 40
 _MIN_NORMAL_FLOAT = 2.0**-126
-_FLOAT_DIGITS = (6, 7, 8, 9)
+_FLOAT_DIGITS = (6, 7, 8, 9)  # normal floats keep 6
 
 
 class NumberField(NamedTuple):
@@ -65,7 +65,7 @@ class NumberTexts:
     Attributes:
         data: The strings in order, each followed by NUL. Empty if `changed` is above 0.
         changed: The number of strings that would change if stored as numbers.
-        rounded: The number of `changed` strings that are numbers, such as 0.123456789.
+        rounded: How many of them parse as numbers, such as 0.123456789 or 007.
         first_changed: The index of the first `changed` string, or -1.
         damaged: The indexes of damaged values, whose strings are empty.
     """
@@ -81,27 +81,27 @@ def read_number_texts(task: NumberTask) -> list[NumberTexts]:
     """Return, for each field in `task`, the values as strings."""
     columns = [[array("q", data) for data in (field.offsets, field.lengths, field.crcs)] for field in task.fields]
     values_in_order = sorted(  # by offset, because compressed shards can only be read in sequence
-        (offset, length, crc, number, index)
-        for number, (offsets, lengths, crcs) in enumerate(columns)
+        (offset, length, crc, column, index)
+        for column, (offsets, lengths, crcs) in enumerate(columns)
         for index, (offset, length, crc) in enumerate(zip(offsets, lengths, crcs, strict=True))
     )
-    texts: list[list[bytes]] = [[b""] * len(column[0]) for column in columns]
+    texts: list[list[bytes]] = [[b""] * len(offsets) for offsets, _, _ in columns]
     results = [NumberTexts() for _ in task.fields]
     with open_shard(path := os.fsdecode(task.file.path)) as shard:
         if isinstance(shard, ShardFile) and (shard.size, shard.mtime_ns) != (task.file.size, task.file.mtime_ns):
             raise CorruptShard(path, "changed while it was read", remedy="Run the command again.")
-        for offset, length, crc, number, index in values_in_order:
-            field = task.fields[number]
+        for offset, length, crc, column, index in values_in_order:
+            field = task.fields[column]
             try:
                 text = _read_text(shard, offset, length, crc, field)
             except CorruptShard:
                 if not task.salvage:
                     raise
-                results[number].damaged.append(index)
+                results[column].damaged.append(index)
                 continue
-            texts[number][index] = text
+            texts[column][index] = text
             if not field.is_tfrecord and not _round_trips(text, field.number):
-                result = results[number]
+                result = results[column]
                 result.changed += 1
                 with suppress(ValueError):
                     float(text)  # fails if the text is not a number
@@ -113,17 +113,19 @@ def read_number_texts(task: NumberTask) -> list[NumberTexts]:
 
 
 def _read_text(shard: ShardFile | CompressedFile, offset: int, length: int, crc: int, field: NumberField) -> bytes:
+    # a longer string is not a number, and b"" counts as changed
     data = _read_verified(shard, offset, length, crc, field) if length <= _MAX_TEXT_BYTES else b""
     number_text = float_text if field.number == "float" else int_text
     text = number_text(data) if field.is_tfrecord else data
     if text is None or (field.is_tfrecord and length > _MAX_TEXT_BYTES):
-        raise CorruptShard(f"{shard.path}, at {offset:,}", f"field {field.field!r} is not an {field.number}")
+        raise CorruptShard(f"{shard.path}, at {offset:,}", f"field {field.field!r} is not a valid {field.number}")
     return text
 
 
 def int_text(data: bytes) -> bytes | None:
     """Return the int64 in the varint `data` as a string, or None if `data` is not one varint."""
     try:
+        # Int64List
         numbers = decode_numbers(b"\x0a%b%b" % (bytes([len(data)]), data), "int64")
     except ValueError:
         return None
@@ -139,8 +141,8 @@ def float_text(data: bytes) -> bytes | None:
         return b"%a" % value
     for digits in _FLOAT_DIGITS if abs(value) >= _MIN_NORMAL_FLOAT else range(1, 10):
         text = f"{value:.{digits - 1}e}"
-        # A power of two is closer to the next float toward zero than to the one away from zero. If `text` parses as
-        # another float, try the next decimal away from zero.
+        # Below a power of two (low bytes 0), floats are twice as close. If `text` parses as the float below, try the
+        # next decimal away from zero.
         if data[:2] == b"\0\0" and struct.pack("<f", float(text)) != data:
             mantissa, exponent = text.replace(".", "").split("e")
             text = f"{int(mantissa) + (1 if value > 0 else -1)}e{int(exponent) - digits + 1}"

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from shardtool.source.open import SourceArgument
 
 
+# without effect on the plan, or stored as other attributes
 _UNCHECKED_OPTIONS = frozenset({
     "plan", "plan_only", "dry_run", "part", "workers", "start_method", "append", "resume", "overwrite", "update",
     "max_removed", "trust", "target", "export", "root", "allow_outside", "stat",
@@ -55,7 +56,7 @@ class PlanRequest(NamedTuple):
 
 def make_plan_request(argument: SourceArgument, options: CreateOptions, shard_format: str) -> PlanRequest:
     """Return the source and the options of a run, to write or check its plan file."""
-    recorded: dict[str, object] = {"format": shard_format}
+    checked: dict[str, object] = {"format": shard_format}
     checked_options = option_specs(type(options)).keys() - _UNCHECKED_OPTIONS
     for option in fields(options):
         value = getattr(options, option.name)
@@ -66,8 +67,8 @@ def make_plan_request(argument: SourceArgument, options: CreateOptions, shard_fo
                 expected = "a file, to write or use a plan"
                 raise InvalidRequest(option_text(option.name), "something in memory", expected=expected)
             value = os.path.basename(os.fspath(value))
-        recorded[to_recorded_name(option.name)] = value
-    return _describe_source(argument, options)._replace(options={**recorded, **options.recorded()})
+        checked[to_recorded_name(option.name)] = value
+    return _describe_source(argument, options)._replace(options={**checked, **options.recorded()})
 
 
 def _describe_source(argument: SourceArgument, options: CreateOptions) -> PlanRequest:

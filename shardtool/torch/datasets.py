@@ -49,8 +49,8 @@ _DIVIDING_CALLERS = {"IterableDatasetShard", "DataLoaderDispatcher"}
 class _ErrorFromText(type):
     """Metaclass of the error classes that `_picklable_errors` creates.
 
-    PyTorch recreates a worker's error in the parent process by calling the class of the error with a string. The
-    created classes accept a string. They cannot be pickled by name, so the metaclass is registered with copyreg.
+    PyTorch recreates a worker's error in the parent process by calling its class with a string, which the created
+    classes accept. They cannot be pickled by name, so the metaclass is registered with copyreg.
     """
 
     @classmethod
@@ -175,7 +175,7 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 
 @dataclass(eq=False, repr=False)
 class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: ignore[misc]
-    """Samples as a stream, for a `DataLoader` with the same `batch_size` and any number of workers.
+    """Samples as a stream, for a `DataLoader` with this `batch_size` and any number of workers.
 
     A pass is one iteration over the `DataLoader`, and reads the current epoch. A complete pass moves to the next epoch.
     Workers read ahead, so a pass that you stop during its last batches may count as complete. `set_epoch` also works
@@ -185,7 +185,7 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
     _tallies: SharedBlocks = field(init=False, repr=False, default_factory=SharedBlocks)
     _pass_start: SharedPassStart = field(init=False, repr=False)
     _passes: int = field(init=False, repr=False, default=0)
-    # the argument `group` of `SharedPassStart.record_worker_start` for the latest pass
+    # identifies the latest pass in all its workers: base seed, pass, workers
     _group: tuple[int, int, int] = field(init=False, repr=False, default=(0, 0, 0))
     _resumed: WorkerState | None = field(init=False, repr=False, default=None)
     _pass: WorkerState | None = field(init=False, repr=False, default=None)
@@ -226,8 +226,8 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
 
     def _record_end(self) -> None:
         if self._reading and self._pass and self._pass.workers == 1:
-            counts = Pipeline((Batch(self.batch_size, bool(self._pass_start.drop_last)),))
-            if self._reading.next_epoch(counts) > self._pass.start["epoch"]:
+            batching = Pipeline((Batch(self.batch_size, bool(self._pass_start.drop_last)),))
+            if self._reading.next_epoch(batching) > self._pass.start["epoch"]:
                 self._pass_start.record_worker_end(0, self._group)
 
     @property
@@ -274,7 +274,7 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
         self._pass_start.set_epoch(self._check_epoch(epoch))
 
     def state_at(self, batches: int) -> dict[str, object]:
-        """Return the state after this number of batches per rank, as JSON data.
+        """Return the state after this number of batches per rank from the start or loaded state, as JSON data.
 
         Raises:
             InvalidRequest: Skipped samples were not replaced.

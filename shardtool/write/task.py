@@ -157,14 +157,14 @@ _arena = memoryview(b"")
 
 @cache
 def get_buffer(use: Literal["shard", "window", "gap"]) -> memoryview:
-    """Return the buffer for `use`. Every call returns the same buffer."""
+    """Return the buffer for `use`, the same in every call."""
     return memoryview(bytearray(MAX_GAP_BYTES if use == "gap" else BUFFER_SIZE))
 
 
 def get_arena(size: int) -> memoryview:
-    """Return `size` bytes of memory for the payloads of a shuffle. The next call reuses the memory."""
+    """Return `size` bytes of memory for the payloads of a shuffle. The next call reuses it."""
     global _arena  # noqa: PLW0603 - a worker has memory for only one arena
     if len(_arena) < size:
-        _arena = memoryview(b"")
+        _arena = memoryview(b"")  # free the old arena first
         _arena = memoryview(bytearray(size))
     return _arena[:size]

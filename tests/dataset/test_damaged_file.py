@@ -53,7 +53,7 @@ def test_inspect_reports_a_damaged_dataset_file(damaged: Path) -> None:
     assert "x.json: damaged" in " ".join(process.out.split())
     found = typed("verify", damaged).out
     assert "a damaged x.json" in found
-    assert "To replace a damaged file, rerun the original command with --resume." in found
+    assert "To replace a damaged dataset file, rerun the original command with --resume." in found
 
 
 @pytest.mark.parametrize("option", ["--resume", "--overwrite"])

@@ -121,11 +121,11 @@ def test_system_files_are_ignored(tmp_path: Path) -> None:
     root = write_tree(tmp_path / "s", dict.fromkeys([*left, *files], b"x"))
     result = create(root, f"{tmp_path}/o/{PATTERN}", CreateOptions(workers=0))
     assert (result.samples, result.skipped) == (3, 0)
-    (note,) = [note for note in result.notes if "operating system" in note]
-    assert note.startswith("6 files of an operating system ignored: ._*")
+    (note,) = [note for note in result.notes if "operating systems" in note]
+    assert note.startswith("ignored 6 files that operating systems create: ._*")
     assert note.endswith("(include them with hidden=True)")
     filtered = create(root, f"{tmp_path}/p/{PATTERN}", CreateOptions(workers=0, include=("*.jpg",), exclude=("._1*",)))
-    assert next(note for note in filtered.notes if "operating" in note).startswith("1 file ")
+    assert next(note for note in filtered.notes if "operating" in note).startswith("ignored 1 file that ")
     hidden = create(root, f"{tmp_path}/q/{PATTERN}", CreateOptions(workers=0, hidden=True))
     assert (hidden.samples, hidden.skipped) == (len(left) + len(files) - 1, 1)
     assert not [note for note in hidden.notes if "operating" in note]
@@ -320,7 +320,7 @@ def test_folders_become_labels(tmp_path: Path) -> None:
     [
         (
             {"a/0.jpg": b"", "beside.jpg": b""},
-            r"1 sample in too few folders: \./beside\.\*; expected .*exclude=\('\./beside\.\*', \.\.\.\)",
+            r"1 sample not deep enough in folders: \./beside\.\*; expected .*exclude=\('\./beside\.\*', \.\.\.\)",
         ),
         ({"a/0.jpg": b"", "a/0.cls": b"1"}, "the samples already have a field 'cls'"),
     ],

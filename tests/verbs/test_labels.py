@@ -72,12 +72,12 @@ def test_folders_name_splits_and_classes(ending: str, tmp_path: Path) -> None:
         (
             ["train/0", "1"],
             {},
-            r"split_from_folder: 1 sample in too few folders: \./1\.\*; expected paths such as SPLIT/FILE",
+            r"split_from_folder: 1 sample not deep enough in folders: \./1\.\*; expected paths such as SPLIT/FILE",
         ),
         (
             ["train/0", "val/a/1"],
             {"label_from_folder": True},
-            r"1 sample in too few folders: train/0\.\*; expected paths such as SPLIT/CLASS",
+            r"1 sample not deep enough in folders: train/0\.\*; expected paths such as SPLIT/CLASS",
         ),
         (["my split/0", "val/1"], {}, r"split_from_folder: invalid split names: 'my split'"),
         (["train/0"], {"split": "a=1"}, r"split_from_folder: used with split; expected only one of them"),
@@ -109,7 +109,10 @@ def test_classes_named_like_splits_are_noted(folders: list[str], told: Any, tmp_
     """If class folders have names of splits, a note names the option that treats them as splits."""
     source = _tree(tmp_path / "in", *(f"{folder}/cat/{at}" for folder in folders for at in "01"))
     notes = create(source, f"{tmp_path}/o-{{0..}}.tar", _options(label_from_folder=True), dry_run=True).notes
-    assert any("if they are splits of classes, add split_from_folder" in note for note in notes) is told
+    assert (
+        any("if these folders are splits that contain class folders, add split_from_folder" in note for note in notes)
+        is told
+    )
 
 
 # The numbers of classes.

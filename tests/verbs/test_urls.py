@@ -342,7 +342,7 @@ def test_a_part_does_not_write_more_shards_than_planned(web: WebServer, tmp_path
     source = _manifest(tmp_path / "in", [web.url(f"ok/{at}") for at in range(8)])
     with pytest.raises(InvalidRequest, match="3 shards or more after transforming; expected 2 as planned") as caught:
         _create(source, tmp_path / "out", part="1/2", max_count=4, map=double)
-    assert caught.value.remedy == "Use shards without max_count, and add resume=True."
+    assert caught.value.remedy == "Use shards, not max_count, and add resume=True."
     for part in ("1/2", "2/2"):
         _create(source, tmp_path / "out", part=part, shards=2, resume=True, map=double)
     assert len(members(*shards(tmp_path / "out"))) == 2 * 2 * 8

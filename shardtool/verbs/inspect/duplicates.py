@@ -87,21 +87,22 @@ def find_duplicates(
     observer = observer or default_observer()
     dataset = with_options(dataset, storage_options)
     with start_pool(WorkerOptions()) as pool:  # fork workers before heavy imports, while forking is fast
-        from shardtool.source import duplicates as content
+        from shardtool.source.duplicates import find_duplicates as group_by_content
         from shardtool.source.shard_listing import list_datasets
 
         datasets = [open_dataset(name) for name in expand_datasets(dataset)]
         one_format = len({shard.format for stored in datasets for shard in stored.shards}) == 1
         dataset_args = [stored.argument for stored in datasets]
+        # compares numbers of different formats as strings
         listing = list_datasets(dataset_args, pool, observer, to_format="tfrecord", as_stored=one_format)
         for note in listing.notes:
             observer.note(note)
-        duplicates = content.find_duplicates(listing.entries, None, pool, observer)
-    groups, files = duplicates.groups, listing.entries.known_spans.file
+        duplicates = group_by_content(listing.entries, None, pool, observer)
+    groups, shard_numbers = duplicates.groups, listing.entries.known_spans.file
     splits = [stored.split for stored, _ in listing.stored]
 
     def is_leak(group: tuple[int, ...]) -> bool:
-        return len({splits[files[sample]] for sample in group} - {""}) > 1
+        return len({splits[shard_numbers[sample]] for sample in group} - {""}) > 1
 
     return DuplicateGroups(
         dataset=format_list([redact_secrets(to_output_name(stored.where)) for stored in datasets], 3),

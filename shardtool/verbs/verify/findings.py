@@ -14,7 +14,7 @@ from shardtool.messages import call_text, choose_text, flag_text
 from shardtool.notebook import Displayed
 
 _RENAME_FIX = "Rename one of them in the source, and recreate the shards."
-MAX_LISTED_PER_FILE = 100  # per finding code; further findings are only counted
+MAX_LISTED_PER_FILE = 100  # and per finding code; further findings are only counted
 _MAX_TEXT_CHARS = 1000  # a name in a tar may have a million characters, and occur in many findings
 
 
@@ -54,7 +54,7 @@ _REINDEX_FIX = "{repair} rebuilds the file from verified shards."
 _SOURCE_FIX = "If the source is right, rerun the command that created the dataset with {resume}."
 _MEANINGS_AND_FIXES = {
     "dataset-file-missing": ("sidecars exist, but no valid dataset file",
-        _REINDEX_FIX + " To replace a damaged file, rerun the original command with {resume}."),
+        _REINDEX_FIX + " To replace a damaged dataset file, rerun the original command with {resume}."),
     "dataset-file-damaged": ("the dataset file is damaged", _REINDEX_FIX),
     "dataset-incomplete": ("fewer shards than planned, and no dataset file",
         "Rerun the original command with {resume}, or copy the missing shards."),
@@ -122,6 +122,7 @@ class Finding:
     offset: int | None = None
     key: str = ""
     field: str = ""
+    # in HTML
     _displayed: ClassVar = ("code", "place", "message", "remedy")
 
     def __post_init__(self) -> None:
@@ -177,7 +178,7 @@ class Findings:
     checked: list[str] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
     uncompared: list[str] = field(default_factory=list)
-    _alike: Counter[tuple[str, str]] = field(default_factory=Counter)
+    _count_by_code_and_file: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def add(self, number: int, findings: Iterable[Finding]) -> None:
         """Add findings about shard `number`."""
@@ -202,8 +203,8 @@ class Findings:
         self.uncompared += other.uncompared
 
     def _list(self, number: int, finding: Finding) -> None:
-        self._alike[finding.code, finding.file] += 1
-        if self._alike[finding.code, finding.file] <= MAX_LISTED_PER_FILE:
+        self._count_by_code_and_file[finding.code, finding.file] += 1
+        if self._count_by_code_and_file[finding.code, finding.file] <= MAX_LISTED_PER_FILE:
             self.listed.append((number, finding))
 
 
