@@ -417,17 +417,21 @@ class SampleEncoder:
         return key, has_dot
 
     def _check_dots(self, key: str, layout: FieldLayout, *, has_dot: bool) -> None:
-        fields = layout.dotted_field or self.dotted_field
+        dotted_field = layout.dotted_field or self.dotted_field
         if has_dot and self._dots == "first":
             found, expected = "a dot in the last part of the key", "no dot, because keys end at the first dot"
             remedy = f"Use {option_text('dots', 'last')}."
             raise make_refusal(f"key {key!r}", found, "unsafe-name", expected=expected, remedy=remedy)
-        if fields and (has_dot or self.has_dotted_key or self._dots == "last"):
-            found = f"fields with dots ({fields!r})"
+        has_dot = has_dot or self.has_dotted_key
+        # `last` splits `a.seg.png` into `a.seg` and `png`
+        if dotted_field and (has_dot or self._dots == "last"):
+            found, remedy = f"fields with dots ({dotted_field!r})", "Rename the fields."
             if self._dots != "last":
                 found = f"keys with dots in their last part, and {found}"
+                remedy = "Rename the fields, or use keys without dots."
+            elif not has_dot:
+                remedy = f"Rename the fields, or use {option_text('dots', 'first')}."
             expected = "names that can all be split at the first dot, or all at the last"
-            remedy = "Rename the fields, or use keys without dots."
             raise make_refusal(f"key {key!r}", found, "unsafe-name", expected=expected, remedy=remedy)
 
     def _encode_fields(

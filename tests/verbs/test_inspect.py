@@ -189,6 +189,17 @@ def test_an_unreadable_dataset_is_an_error(photos: Path, tmp_path: Path) -> None
     assert (ran.code, json.loads(ran.out)["error"]["code"]) == (4, "corrupt-shard")
 
 
+def test_the_reason_names_an_unreadable_shard(photos: Path, tmp_path: Path) -> None:
+    """If no listed shard can be read, the message names one of them, and not an additional shard."""
+    (tmp_path / "out.json").write_bytes((photos / "out.json").read_bytes())
+    first = shards(photos)[0]
+    for path in shards(photos):
+        (tmp_path / path.name).symlink_to("nowhere")
+    (tmp_path / f"out-900{first.suffix}").write_bytes(b"")
+    with pytest.raises(ShardError, match=f"no shard can be read: .*{first.name}: cannot be opened"):
+        inspect(str(tmp_path / f"out-{{000..}}{first.suffix}"))
+
+
 def test_interleaved_samples_are_reported(tmp_path: Path) -> None:
     """If the fields of a sample are not adjacent, readers see several samples, and `inspect` reports it."""
     shard = tar_of(tmp_path / "x.tar", [("a.txt", b"1"), ("b.txt", b"2"), ("a.cls", b"3")])

@@ -426,6 +426,20 @@ def test_dots_in_keys_and_fields(tmp_path: Path, other: dict[str, Any], dots: An
         assert verify(folder / "out.json").findings == ()
 
 
+@pytest.mark.parametrize(
+    ("key", "dots", "remedy"),
+    [
+        ("a", "last", "or use dots='first'."),
+        ("a.b", "last", "Rename the fields.$"),
+        ("a.b", None, "or use keys without dots."),
+    ],
+)
+def test_dots_remedy(tmp_path: Path, key: str, dots: Any, remedy: str) -> None:
+    """The error about fields with dots advises only what helps."""
+    with pytest.raises(InvalidRequest, match=remedy), ShardWriter(tmp_path / "out-{0..}.tar", dots=dots) as writer:
+        writer.write({"__key__": key, "seg.png": b""})
+
+
 def test_oversize_alone(tmp_path: Path) -> None:
     """An oversized sample gets its own shard, and no other shard exceeds the limit."""
     samples: Samples = [({"__key__": f"{n}", "jpg": bytes(9000 if n == 2 else 100)}, {}) for n in range(5)]

@@ -67,8 +67,8 @@ def _inspect_one(dataset: StoredDataset, options: InspectOptions, observer: Obse
     summary = summarize(overview)
     if not overview.counts:
         path = dataset.dataset_file or dataset.shards[0].path
-        problem = summary.problems[0]
-        found = f"no shard can be read: {problem.where}: {problem.message}"
+        error = overview.damage[0]
+        found = f"no shard can be read: {error.where}: {error.found}"
         raise CorruptShard(path, found, remedy="Copy or create the shards again.")
     return (dataset, overview.counts), summary  # drop the overview, to save memory
 
