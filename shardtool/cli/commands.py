@@ -231,7 +231,8 @@ def verify(names: tuple[str, ...], make_options: Callable[[], VerifyOptions], ru
     DATASET is a dataset file, a shard pattern, a glob, a folder or shards, written by any tool. Every byte is read and
     compared with the sidecars and the dataset file. If shardtool wrote the dataset, this detects every changed, missing
     or extra byte. In shards without sidecars, verify checks headers, framing, TFRecord checksums and keys, and detects
-    truncated files. If you pass several datasets, verify checks each one, and reports samples that are in two splits.
+    truncated files. If you pass several datasets, verify checks each one, and reports samples that are in two splits of
+    a dataset.
 
     Exit code: 0 no problems, 3 findings, 4 nothing could be read. For several datasets, the highest code is used.
 

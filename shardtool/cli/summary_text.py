@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _MAX_LABEL_VALUES = 8
 _MAX_FIELDS = 40
-_MAX_PROBLEMS = 5
+_MAX_LINES = 5
 _MAX_NAME_COLUMNS = 32
 _WITHOUT_SIDECAR = "without a sidecar (run `shardtool index` to create it)"
 
@@ -57,8 +57,8 @@ def _head_lines(summary: Summary, width: int) -> list[str]:
     facts, name, shards = _totals_text(summary), fit_line(summary.dataset, width), summary.shard_sizes.count
     head = f"{name}: {facts}"
     lines = [head] if display_width(head) <= width else [name, fit_line(f"  {facts}", width)]
-    scanned = summary.looked
-    examined = samples_in_shards(scanned.samples, scanned.shards)
+    scope = summary.looked
+    examined = samples_in_shards(scope.samples, scope.shards)
     sampled_text = f"{examined}; the rest of this summary covers only these (--full: all)"
     rows = [
         ("complete", _completeness_text(summary)),
@@ -66,17 +66,17 @@ def _head_lines(summary: Summary, width: int) -> list[str]:
         ("fingerprint", summary.fingerprint),
         *(_run_rows(RunRecord(summary.made)) if summary.made else ()),
         ("skipped", f"{summary.skipped:,}, listed in {summary.name}.skipped" if summary.skipped else ""),
-        ("read", sampled_text if scanned.shards < shards else ""),
-        ("scanned", f"{pluralize(scanned.walked, 'shard')} {_WITHOUT_SIDECAR}" if scanned.walked else ""),
-        *(("problem", f"{problem.where}: {problem.message}") for problem in summary.problems[:_MAX_PROBLEMS]),
+        ("read", sampled_text if scope.shards < shards else ""),
+        ("scanned", f"{pluralize(scope.walked, 'shard')} {_WITHOUT_SIDECAR}" if scope.walked else ""),
+        *(("problem", f"{problem.where}: {problem.message}") for problem in summary.problems[:_MAX_LINES]),
     ]
     for name, value in rows:
         folded = textwrap.wrap(
             printable(value or ""), max(width - 15, 20), break_long_words=False, break_on_hyphens=False
         )
-        lines += [f"  {name if index == 0 else '':11}  {line}" for index, line in enumerate(folded[:_MAX_PROBLEMS])]
-    if len(summary.problems) > _MAX_PROBLEMS:
-        lines.append(f"  and {len(summary.problems) - _MAX_PROBLEMS:,} more problems")
+        lines += [f"  {name if index == 0 else '':11}  {line}" for index, line in enumerate(folded[:_MAX_LINES])]
+    if len(summary.problems) > _MAX_LINES:
+        lines.append(f"  and {len(summary.problems) - _MAX_LINES:,} more problems")
     return lines
 
 
@@ -94,10 +94,10 @@ def _completeness_text(summary: Summary) -> str:
 def _run_rows(run: RunRecord) -> Iterator[tuple[str, str]]:
     split = f", split {run.split}" if run.split else ""
     yield "created", f"{run.tool or '?'}: {format_command_line(run)}{split}"
-    for append in run.appended[:_MAX_PROBLEMS]:
+    for append in run.appended[:_MAX_LINES]:
         yield "appended", f"{append.tool or '?'}: {format_command_line(append)}"
-    if len(run.appended) > _MAX_PROBLEMS:
-        yield "", f"and {len(run.appended) - _MAX_PROBLEMS:,} more times"
+    if len(run.appended) > _MAX_LINES:
+        yield "", f"and {len(run.appended) - _MAX_LINES:,} more times"
 
 
 def _shard_lines(summary: Summary) -> list[str]:
@@ -245,7 +245,11 @@ def read_speed_text(speed: ReadSpeed) -> str:
             lines.append(f"{name:<10}{bytes_text:>12}{rate.samples_per_s:>13,.0f} samples/s  {description}")
     shards = f"{pluralize(speed.shards, 'shard')} of {format_size(speed.mean_size)}"
     if speed.shards > 1:
-        verdict = "large enough" if speed.large_enough else f"use {format_size(speed.advised_size)} or more"
+        verdict = (
+            "the shards are large enough"
+            if speed.large_enough
+            else f"use shards of {format_size(speed.advised_size)} or more"
+        )
         opening = f"{speed.opening * 1000:.1f} ms, {speed.opening_share:.0%} of the reading time"
         shards += f" on average; opening a shard takes {opening}: {verdict}"
     lines.append(f"{'shards':<10}{shards}")

@@ -71,7 +71,7 @@ class VerifyOptions(WorkerOptions):
         None,
         form="path",
         metavar="TABLE",
-        default_text="a file with the recorded name in the current or source folder, or next to the source or dataset",
+        default_text="the recorded file name, in the current or source folder, or next to the source or dataset",
         requires=(Needs("no source to compare", Given(source)),),
     )
     root: PathLike | None = option(
@@ -216,7 +216,7 @@ class ExtractOptions(FilterOptions):
 
     Attributes:
         fields: Fields to write (jpg,cls), exclude (-json), or rename (NEW=OLD: jpg=JPEG).
-        by_key: Name files after the keys. By default, use the original name of a sample that `portable` renamed.
+        by_key: Name files after the keys. By default, samples that `portable` renamed get their original names.
         overwrite: Replace existing files whose bytes differ.
     """
 

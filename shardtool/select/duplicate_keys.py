@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 _MAX_LISTED = 3
 _EXISTING_DATASET = "the existing dataset"
-_INTERLEAVED_ADVICE = "The fields of a sample are not adjacent, as in a plain tar: unpack it, and use `create`."
+_INTERLEAVED_ADVICE = "The fields of a sample are not adjacent, as in a tar that is not a shard: pack it with `create`."
 
 
 class _KeyGroup(NamedTuple):
     key: bytes
     samples: list[int]
-    exists: bool
+    in_existing: bool
 
 
 def resolve_duplicate_keys(
@@ -46,11 +46,11 @@ def resolve_duplicate_keys(
     Args:
         rule: With `rename`, the second sample with the key `a` gets the first unused key of `a-2`, `a-3` and so on.
             `last` cannot be combined with `existing_keys`.
-        shards: Names of the files in `entries.known_spans.files`, for messages.
+        shards: The displayed name of each of `entries.known_spans.files`.
         existing_keys: Keys of the dataset to which the samples are appended. These keys never change.
     """
     if rule == "last" and existing_keys is not None:
-        problem = "last, with a dataset that is appended to"
+        problem = "last, but samples are appended to an existing dataset"
         remedy = "Appending cannot change existing shards: create a new dataset from both sources instead."
         raise InvalidRequest(option_text("on_duplicate"), problem, expected="error, rename or first", remedy=remedy)
     if not (groups := _find_key_groups(entries.keys, existing_keys)):
@@ -69,7 +69,7 @@ def _find_key_groups(keys: PackedStrings, existing_keys: PackedStrings | None) -
         keys = PackedStrings.parse(existing_keys.span(0, existing_count) + keys.span(0, len(keys)))
     for key, positions in find_repeated(keys).items():
         if samples := [position - existing_count for position in positions if position >= existing_count]:
-            groups.append(_KeyGroup(key, samples, exists=len(samples) < len(positions)))
+            groups.append(_KeyGroup(key, samples, in_existing=len(samples) < len(positions)))
     return sorted(groups, key=lambda group: group.samples[0])
 
 
@@ -79,19 +79,21 @@ def _duplicate_keys_error(
     named, interleaved = [], True
     for group in groups[:_MAX_LISTED]:
         files = {_shard_number(entries, sample): None for sample in group.samples}
-        interleaved &= len(files) == 1 and not group.exists and _are_disjoint(entries, group.samples)
+        # these are probably fields of one sample
+        interleaved &= len(files) == 1 and not group.in_existing and _have_disjoint_fields(entries, group.samples)
         times = f"{len(group.samples)} times in " if len(files) == 1 and len(group.samples) > 1 else ""
-        appended_to = f", and {_EXISTING_DATASET}" if group.exists else ""
+        appended_to = f", and {_EXISTING_DATASET}" if group.in_existing else ""
         shard_names = format_list([shards[file] for file in files], _MAX_LISTED) + appended_to
         named.append(f"'{printable(group.key)}' ({times}{shard_names})")
     found = f"{pluralize(len(groups), 'key')} more than once: {format_list(named, _MAX_LISTED, total=len(groups))}"
+    rename, first = (option_text("on_duplicate", rule) for rule in ("rename", "first"))
     if interleaved:
         remedy = _INTERLEAVED_ADVICE
-    elif any(group.exists for group in groups):
-        remedy = f"Rename the new samples with {option_text('on_duplicate', 'rename')}, or skip them with first."
+    elif any(group.in_existing for group in groups):
+        remedy = f"Rename the new samples with {rename}, or skip them with {first}."
     else:
-        rename = option_text("on_duplicate", "rename")
-        remedy = f"Rename the later samples with {rename}, or keep one per key with first or last."
+        last = option_text("on_duplicate", "last")
+        remedy = f"Rename the later samples with {rename}, or keep one per key with {first} or {last}."
     return InvalidRequest(where, found, expected="a unique key for each sample", remedy=remedy)
 
 
@@ -99,7 +101,7 @@ def _shard_number(entries: SampleTable, sample: int) -> int:
     return int(entries.known_spans.file[sample])
 
 
-def _are_disjoint(entries: SampleTable, samples: list[int]) -> bool:
+def _have_disjoint_fields(entries: SampleTable, samples: list[int]) -> bool:
     codes = entries.rows.code[entries.rows_of(np.array(samples, np.int64))]
     return len(np.unique(codes)) == len(codes)
 
@@ -112,10 +114,10 @@ def _rename_duplicates(
     old_names = (name for keys in tables for _, chunk in keys.chunks() for name in chunk)
     used_names = {name for name in old_names if name.rpartition(b"-")[0] in bases}
     names: dict[int, bytes] = {}
-    # A new key is the group's key, `-` and a number, so two groups never get the same new key.
+    # A new key is the group's key, `-` and a number, so `used_names` can omit the new keys of other groups.
     for group in groups:
         number = 2
-        for sample in group.samples if group.exists else group.samples[1:]:
+        for sample in group.samples if group.in_existing else group.samples[1:]:
             while (name := b"%b-%d" % (group.key, number)) in used_names:
                 number += 1
             names[sample] = name
@@ -134,7 +136,7 @@ def _keep_one_each(
 ) -> tuple[SampleTable, tuple[Skipped, ...]]:
     messages: dict[int, str] = {}
     for group in groups:
-        kept = None if group.exists else group.samples[keep]
+        kept = None if group.in_existing else group.samples[keep]
         where = _EXISTING_DATASET if kept is None else printable(shards[_shard_number(entries, kept)])
         others = [sample for sample in group.samples if sample != kept]
         messages |= dict.fromkeys(others, f"another sample with this key is in {where}")

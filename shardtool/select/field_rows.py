@@ -111,9 +111,9 @@ def group_sorted(keys: PackedStrings) -> RowGroups:
     sorted_keys = keys.take(order).array()
     is_first = np.arange(len(order)) == 0
     is_first[1 + true_positions(pc.not_equal(sorted_keys[1:], sorted_keys[:-1]))] = True
-    of_row = np.empty(len(order), np.int64)
-    of_row[order] = np.cumsum(is_first) - 1
-    return RowGroups(order[is_first], of_row)
+    group_of_sample = np.empty(len(order), np.int64)
+    group_of_sample[order] = np.cumsum(is_first) - 1
+    return RowGroups(order[is_first], group_of_sample)
 
 
 def merge_groups(entries: SampleTable, groups: RowGroups) -> SampleTable:

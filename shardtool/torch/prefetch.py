@@ -53,7 +53,7 @@ class Normalize:
     def __post_init__(self) -> None:
         if self.dtype is not None and not getattr(self.dtype, "is_floating_point", False):
             raise InvalidRequest("dtype", f"{self.dtype!r}", expected="a floating-point dtype")
-        mean, std = _levels_as_tensor("mean", self.mean, 0.0), _levels_as_tensor("std", self.std, 1.0)
+        mean, std = _channel_values_as_tensor("mean", self.mean, 0.0), _channel_values_as_tensor("std", self.std, 1.0)
         if len(mean) != len(std) and 1 not in (len(mean), len(std)):
             raise InvalidRequest("std", f"{len(std)} values", expected=f"{len(mean)} values, as in mean")
         if not bool((std > 0).all()):
@@ -94,14 +94,14 @@ class Normalize:
         return tensor if is_first else None
 
 
-def _levels_as_tensor(name: str, value: ChannelValues | None, default: float) -> torch.Tensor:
+def _channel_values_as_tensor(name: str, value: ChannelValues | None, default: float) -> torch.Tensor:
     try:
-        levels = torch.as_tensor(default if value is None else value, dtype=torch.float64).cpu().reshape(-1)
+        values = torch.as_tensor(default if value is None else value, dtype=torch.float64).cpu().reshape(-1)
     except (TypeError, ValueError):
         raise InvalidRequest(name, f"{value!r}", expected="one number, or one per channel") from None
-    if not len(levels) or not bool(levels.isfinite().all()):
+    if not len(values) or not bool(values.isfinite().all()):
         raise InvalidRequest(name, f"{value!r}", expected="one number, or one per channel")
-    return levels
+    return values
 
 
 TensorFunction = Callable[[torch.Tensor], torch.Tensor]
@@ -135,8 +135,8 @@ TakeBatch: TypeAlias = "Callable[[], Any]"
 class DirectTransfer:
     """Copies batches to a device, and waits for each copy.
 
-    `send` returns a function that returns the batch. Call this function once, on the CUDA stream that uses the batch.
-    After `wait`, the loader can reuse the memory of the batch.
+    `send` returns a function that returns the batch. Call this function once; for `StreamTransfer`, on the CUDA stream
+    that uses the batch. After `wait`, the loader can reuse the memory of the batch.
     """
 
     def __init__(self, device: torch.device, change: TensorFunction) -> None:
@@ -144,7 +144,7 @@ class DirectTransfer:
 
     def send(self, batch: Any) -> TakeBatch:
         """Copy the tensors of a batch, and apply `change`."""
-        return [change_tensors(batch, self._copy)].pop  # `pop` keeps no reference
+        return [change_tensors(batch, self._copy)].pop  # the call drops the batch
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
         changed = self._change(tensor.to(self._device))
@@ -281,8 +281,8 @@ class Prefetcher:
         try:
             sender.wait()
             batch = next(batches)
-            state = getattr(self.loader, "state_dict", None)
-            return _SentBatch(self._send(batch, sender), state() if state else None)
+            get_state = getattr(self.loader, "state_dict", None)
+            return _SentBatch(self._send(batch, sender), get_state() if get_state else None)
         except StopIteration:
             return _SentBatch(is_end=True)
         except Exception as error:  # noqa: BLE001 - `__iter__` raises the error
@@ -300,7 +300,7 @@ class Prefetcher:
         """Set the epoch that the loader reads next."""
         self.loader.set_epoch(epoch)  # type: ignore[attr-defined]
         if isinstance(self._state, Mapping) and self._state.get("epoch", epoch) != epoch:
-            self._state = None
+            self._state = None  # it belongs to another epoch
 
     def state_dict(self) -> Any:
         """Return the state of the loader after the last returned batch."""

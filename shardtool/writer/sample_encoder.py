@@ -49,7 +49,7 @@ _PILLOW_FORMATS = {
 
 _JPEG_QUALITY = 90
 _dump_json = partial(json.dumps, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-_PIXEL_DIMENSIONS, _CHANNEL_COUNTS = 3, (1, 3, 4)
+_COLOUR_DIMENSIONS, _CHANNEL_COUNTS = 3, (1, 3, 4)
 _PIXEL_TYPES = (np.uint8, np.uint16, np.bool_)
 
 
@@ -68,12 +68,12 @@ def encode_value(value: object, field: str) -> EncodedValue:
         BadValue: The field cannot store the value.
     """
     if value is None:
-        raise BadValue("None", "a value, or no such field")
+        raise BadValue("None", "a value (omit the field if the sample has none)")
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value), ""
     encode = next((_ENCODERS[kind] for kind in type(value).__mro__ if kind in _ENCODERS), None)
     if encode is not None:
-        if expected := _describe_expected(field):
+        if expected := _required_content(field):
             raise BadValue(f"a value of the type {type(value).__name__}", expected)
         return encode(value)
     # importing Pillow to recognise its images would be slow
@@ -90,7 +90,7 @@ def _get_ending(field: str) -> str:
 
 
 @lru_cache(4096)
-def _describe_expected(field: str) -> str:
+def _required_content(field: str) -> str:
     ending = _get_ending(field)
     if ending in names.IMAGE_ENDINGS:
         return "the bytes of an image, an array of pixels, or a Pillow image"
@@ -146,6 +146,7 @@ def _encode_int(value: int) -> EncodedValue:
 def _encode_float(value: float | Decimal) -> EncodedValue:
     if value.is_nan() if isinstance(value, Decimal) else math.isnan(value):
         raise BadValue("NaN", "a number")
+    # subclasses of float may override repr
     return (str(value) if isinstance(value, Decimal) else float.__repr__(value)).encode(), "float"
 
 
@@ -159,6 +160,7 @@ def _to_python(value: np.generic) -> object:
     plain = value.item()
     if value.dtype.kind == "M" and type(plain) is int:  # nanoseconds, which `datetime` cannot store
         return str(value).removesuffix(".000000000")
+    # every timedelta is refused
     return timedelta() if value.dtype.kind == "m" else plain
 
 
@@ -178,7 +180,7 @@ def _to_array(value: Any, field: str) -> NDArray[np.generic]:
     except (TypeError, ValueError, RuntimeError) as error:
         found = f"a {type(value).__name__} that cannot be converted to an array: {error}"
         raise BadValue(found, "a NumPy number type") from None
-    has_channels_first = array.ndim == _PIXEL_DIMENSIONS and array.shape[0] in _CHANNEL_COUNTS
+    has_channels_first = array.ndim == _COLOUR_DIMENSIONS and array.shape[0] in _CHANNEL_COUNTS
     if is_torch and has_channels_first and _get_ending(field) in names.IMAGE_ENDINGS:
         return np.moveaxis(array, 0, -1)
     return array
@@ -202,8 +204,8 @@ def _encode_array(value: NDArray[np.generic], field: str) -> EncodedValue:
 def _encode_pixels(value: NDArray[np.generic], field: str) -> EncodedValue:
     from PIL import Image
 
-    pixels = value[..., 0] if value.ndim == _PIXEL_DIMENSIONS and value.shape[2] == 1 else value
-    has_image_shape = pixels.ndim == _PIXEL_DIMENSIONS - 1 or (pixels.ndim > 0 and pixels.shape[-1] in _CHANNEL_COUNTS)
+    pixels = value[..., 0] if value.ndim == _COLOUR_DIMENSIONS and value.shape[2] == 1 else value
+    has_image_shape = pixels.ndim == _COLOUR_DIMENSIONS - 1 or (pixels.ndim > 0 and pixels.shape[-1] in _CHANNEL_COUNTS)
     with suppress(TypeError):
         if pixels.size and pixels.dtype in _PIXEL_TYPES and has_image_shape:
             return _encode_image(Image.fromarray(pixels), field)
@@ -234,7 +236,7 @@ def _can_store(pillow_format: str, image: Image) -> bool:
     if image.mode == "I" and pillow_format in ("PNG", "PPM"):
         low, high = cast("tuple[int, int]", image.getextrema())
         return low >= 0 and high < 2**16
-    return pillow_format not in ("WEBP", "GIF")
+    return pillow_format not in ("WEBP", "GIF")  # these never fail
 
 
 _ENCODERS: dict[type, Callable[..., EncodedValue]] = {
@@ -281,7 +283,7 @@ class EncodedSample(NamedTuple):
     Attributes:
         kinds: The type of each field, from `encode_value`.
         has_inline: Whether any value is text, a number, a boolean or JSON.
-        has_dotted_key: For tar, whether the key's last component contains a dot after its first character.
+        has_dotted_key: For tar, whether the key's last component contains a dot, except at its start.
     """
 
     key: bytes
@@ -344,7 +346,9 @@ class SampleEncoder:
             raise SampleRefused(InvalidRequest(f"key {printable(key)!r}", found, remedy=remedy), "duplicate")
         fields, kinds, has_inline = self._encode_fields(key, sample, layout)
         numbers = {
-            raw: STORED_TYPES[kind] for (_, raw), kind in zip(layout.names, kinds, strict=True) if kind in STORED_TYPES
+            encoded_name: STORED_TYPES[kind]
+            for (_, encoded_name), kind in zip(layout.names, kinds, strict=True)
+            if kind in STORED_TYPES
         }
         parts = encode_record(self._format, key, fields, numbers)
         return EncodedSample(key, key_hash, fields, parts, sum(map(len, parts)), layout, kinds, has_inline, has_dot)
@@ -390,7 +394,7 @@ class SampleEncoder:
         if self._is_tar and len(lower) < len(fields):
             clashing = [name for name, _ in fields if lower[name.lower()] > 1]
             found = f"fields that differ only in case: {format_list(clashing)}"
-            expected = "field names that differ without regard to case"
+            expected = "field names that differ in more than case"
             raise make_refusal("a sample", found, "field-clash", expected=expected)
         if len({*self.kinds, *field_names}) > names.MAX_FIELDS:
             found = f"more than {names.MAX_FIELDS:,} different fields"
@@ -438,7 +442,7 @@ class SampleEncoder:
         self, key: bytes, sample: Mapping[str, object], layout: FieldLayout
     ) -> tuple[list[EncodedField], tuple[str, ...], bool]:
         fields, found_kinds, has_inline, kinds = [], [], False, self.kinds
-        for name, raw in layout.names:
+        for name, encoded_name in layout.names:
             value = sample[name]
             if type(value) is bytes:
                 data, kind, is_inline = value, "", False
@@ -455,13 +459,13 @@ class SampleEncoder:
             stored = data
             if kind in STORED_TYPES and not self._is_tar:
                 stored = self._encode_number(key, name, data, STORED_TYPES[kind])
-            fields.append(EncodedField(raw, len(data), stored, data if is_inline else b""))
+            fields.append(EncodedField(encoded_name, len(data), stored, data if is_inline else b""))
             found_kinds.append(kind)
         return fields, tuple(found_kinds), has_inline
 
     def _convert_to_known_kind(self, key: bytes, name: str, data: bytes, kinds: tuple[str, str]) -> tuple[bytes, str]:
         number, known = (STORED_TYPES.get(kind) for kind in kinds)
-        if number == known:
+        if number == known:  # such as int64 and bool
             return data, number or ""
         if (number, known) == ("int64", "float"):
             return repr(float(int(data))).encode(), "float"

@@ -103,19 +103,20 @@ def test_the_error_names_shards() -> None:
     """The error lists the first few keys with the shards of their samples, and the options."""
     assert _refused([_sample("a", 0, "jpg"), _sample("b", 1, "jpg"), _sample("a", 2, "jpg")]) == (
         "the datasets: 1 key more than once: 'a' (x-0.tar, y-0.tar); expected a unique key for each sample. "
-        "Rename the later samples with on_duplicate='rename', or keep one per key with first or last."
+        "Rename the later samples with on_duplicate='rename', or keep one per key with on_duplicate='first' or "
+        "on_duplicate='last'."
     )
     many = [_sample(key, 0, "jpg") for key in "dcbadcba"]
     assert "4 keys more than once: 'd' (2 times in x-0.tar), 'c' (2 times in x-0.tar)" in _refused(many)
     assert "and 1 more; expected" in _refused(many)
     error = _refused([_sample("a", 0, "jpg"), _sample("b", 1, "jpg")], ["b", "c"])
     assert "1 key more than once: 'b' (x-1.tar, and the existing dataset)" in error
-    assert "rename', or skip them with first." in error
+    assert "rename', or skip them with on_duplicate='first'." in error
 
 
 def test_interleaved_fields_are_recognised() -> None:
     """Samples of one shard with the same key and different fields are reported as parts of one sample."""
-    hint = "The fields of a sample are not adjacent, as in a plain tar: unpack it, and use `create`."
+    hint = "The fields of a sample are not adjacent, as in a tar that is not a shard: pack it with `create`."
     torn = [_sample("a", 0, "jpg"), _sample("b", 0, "jpg"), _sample("a", 0, "cls", "json"), _sample("b", 0, "json")]
     assert hint in _refused(torn)
     assert "on_duplicate" not in _refused(torn)

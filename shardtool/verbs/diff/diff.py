@@ -45,8 +45,8 @@ def diff(a: DatasetLike, b: object, options: DiffOptions, observer: Observer) ->
         datasets = [open_dataset(given) for given in expand_datasets(a)]
         datasets_b = _open_datasets(b)
         if datasets_b is not None and options.join is not None:
-            found = f"{_display_name(b)} is a dataset"
-            raise InvalidRequest(option_text("join"), found, expected="the source of the other dataset")
+            found = f"the second argument {_display_name(b)} is a dataset"
+            raise InvalidRequest(option_text("join"), found, expected="the source of the first")
         if datasets_b is None:
             sides, excluded = dataset_and_source(datasets, b, options, pool, notes)
         else:

@@ -85,11 +85,11 @@ def summarize(overview: DatasetOverview, max_values: int = MAX_LABEL_VALUES) -> 
     """Summarize the statistics of a dataset, with at most `max_values` values of each label."""
     stored = overview.dataset
     file = stored.file
-    problems = (*_find_missing(stored), *_find_damaged(overview))
+    problems = (*_find_file_problems(stored), *_find_damaged(overview))
     siblings = splits_in(stored.folder, file.run) if file else {}
     sizes, counts = _shard_spreads([(stored, overview.counts)])
     fields = _field_summaries(overview)
-    payloads = None if overview.partial else sum(field.size.total for field in fields.values())
+    payload_bytes = None if overview.partial else sum(field.size.total for field in fields.values())
     return Summary(
         dataset=redact_secrets(to_output_name(stored.dataset_file or stored.folder or ".")),
         dataset_file=None if stored.dataset_file is None else redact_secrets(to_output_name(stored.dataset_file)),
@@ -97,7 +97,7 @@ def summarize(overview: DatasetOverview, max_values: int = MAX_LABEL_VALUES) -> 
         format=file.format if file else stored.shards[0].format,
         samples=counts.total,
         size=sizes.total,
-        field_bytes=file.field_bytes if file and not file.part_of else payloads,
+        field_bytes=file.field_bytes if file and not file.part_of else payload_bytes,
         skipped=file.skipped if file else 0,
         complete=not problems if file else None,
         problems=problems,
@@ -116,14 +116,14 @@ def summarize(overview: DatasetOverview, max_values: int = MAX_LABEL_VALUES) -> 
     )
 
 
-def _find_missing(stored: StoredDataset) -> Iterator[Problem]:
+def _find_file_problems(stored: StoredDataset) -> Iterator[Problem]:
     if stored.file is None:
         if (damaged := find_damaged_file(stored)) is not None:
             yield Problem("dataset-file-damaged", printable_path(damaged), "damaged")
         return
     for path in stored.unlisted:
         yield Problem("extra-shard", printable_path(path), "not in the dataset file")
-    sizes = map_paths(_file_size, [path for shard in stored.shards for path in (shard.path, shard.sidecar)])
+    sizes = map_paths(_size_or_error, [path for shard in stored.shards for path in (shard.path, shard.sidecar)])
     for shard, entry in zip(stored.shards, stored.file.shards, strict=True):
         for kind, path, size in (("shard", shard.path, entry.size), ("sidecar", shard.sidecar, entry.sidecar_size)):
             actual = next(sizes)
@@ -134,7 +134,7 @@ def _find_missing(stored: StoredDataset) -> Iterator[Problem]:
                 yield Problem(f"{kind}-size", printable_path(path), found)
 
 
-def _file_size(path: str) -> int | str:
+def _size_or_error(path: str) -> int | str:
     try:
         return files_at(path).info(path).st_size
     except OSError as error:
@@ -152,10 +152,10 @@ def _find_damaged(overview: DatasetOverview) -> Iterator[Problem]:
 
 def _shard_spreads(datasets: Iterable[Shards]) -> tuple[Spread, Spread]:
     sizes, counts = list[int](), list[int]()
-    for dataset, indexed in datasets:
+    for dataset, samples_by_shard in datasets:
         if (file := dataset.file) is None:
             sizes += [size for entry in dataset.shards if (size := entry.size()) is not None]
-            counts += indexed.values()
+            counts += samples_by_shard.values()
         else:
             sizes += [min(entry.size, _MAX_RECORDED_SIZE) for entry in file.shards]
             counts += [min(entry.samples, _MAX_RECORDED_SIZE) for entry in file.shards]
@@ -240,7 +240,7 @@ def _column_label(overview: DatasetOverview, name: str, column: ColumnTally, max
 
 
 def _field_label(overview: DatasetOverview, name: str, tally: FieldTally, max_values: int) -> LabelSummary | None:
-    if tally.lacks_checksums:
+    if tally.lacks_checksums:  # only opened samples are counted
         if not tally.labels:
             return None
         values = sort_labels(tally.labels.items())[:max_values]
@@ -249,6 +249,7 @@ def _field_label(overview: DatasetOverview, name: str, tally: FieldTally, max_va
     if not counts or (not is_named_label and not 1 < len(counts) <= min(_MAX_CLASSES, samples // 2)):
         return None
     values = overview.labels(name, max_values)
+    # other numbers may be measurements
     if not is_named_label and all(value.number is not None for value in values):
         return None
     return LabelSummary("field", samples, overview.partial, len(counts), values)

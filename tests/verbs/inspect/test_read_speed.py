@@ -67,11 +67,11 @@ def test_the_text_reports_speeds_and_a_shard_size() -> None:
         "out.json",
         "stream          1 GB/s          500 samples/s  shuffled, fields as bytes",
         "random          2 MB/s          100 samples/s  random samples, 64 at a time",
-        f"shards    10 shards of 1 MB on average; {opening}: use 9 MB or more",
+        f"shards    10 shards of 1 MB on average; {opening}: use shards of 9 MB or more",
     ]
     enough = read_speed_text(_MADE._replace(opening=0.0, decoded=_MADE.random)).splitlines()
     assert "decoded in one thread" in enough[3]
-    assert enough[4].endswith(": large enough")
+    assert enough[4].endswith(": the shards are large enough")
     assert read_speed_text(_MADE._replace(shards=1)).splitlines()[-1] == "shards    1 shard of 1 MB"
 
 

@@ -142,12 +142,12 @@ def _rectangles(
         image = 1, 1
     corners = [(left, top, right, bottom) for left, top, right, bottom in boxes]
     sums = [(left, top, left + wide, top + high) for left, top, wide, high in boxes]
-    fits, fits_sums = (_count_fitting(rectangles, image) for rectangles in (corners, sums))
-    if not is_corners and fits_sums >= fits:
-        corners, fits = sums, fits_sums
+    fitting_corners, fitting_sums = (_count_fitting(rectangles, image) for rectangles in (corners, sums))
+    if not is_corners and fitting_sums >= fitting_corners:
+        corners, fitting_corners = sums, fitting_sums
     return [
         (left / image[0], top / image[1], right / image[0], bottom / image[1])
-        for left, top, right, bottom in (corners if 2 * fits >= len(corners) else ())
+        for left, top, right, bottom in (corners if 2 * fitting_corners >= len(corners) else ())
     ]
 
 
