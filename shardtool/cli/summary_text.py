@@ -245,11 +245,8 @@ def read_speed_text(speed: ReadSpeed) -> str:
             lines.append(f"{name:<10}{bytes_text:>12}{rate.samples_per_s:>13,.0f} samples/s  {description}")
     shards = f"{pluralize(speed.shards, 'shard')} of {format_size(speed.mean_size)}"
     if speed.shards > 1:
-        verdict = (
-            "the shards are large enough"
-            if speed.large_enough
-            else f"use shards of {format_size(speed.advised_size)} or more"
-        )
+        advice = f"use shards of {format_size(speed.advised_size)} or more"
+        verdict = "the shards are large enough" if speed.large_enough else advice
         opening = f"{speed.opening * 1000:.1f} ms, {speed.opening_share:.0%} of the reading time"
         shards += f" on average; opening a shard takes {opening}: {verdict}"
     lines.append(f"{'shards':<10}{shards}")

@@ -236,7 +236,7 @@ def _can_store(pillow_format: str, image: Image) -> bool:
     if image.mode == "I" and pillow_format in ("PNG", "PPM"):
         low, high = cast("tuple[int, int]", image.getextrema())
         return low >= 0 and high < 2**16
-    return pillow_format not in ("WEBP", "GIF")  # these never fail
+    return pillow_format not in ("WEBP", "GIF")  # `save` converts to 8 bits
 
 
 _ENCODERS: dict[type, Callable[..., EncodedValue]] = {
@@ -346,9 +346,7 @@ class SampleEncoder:
             raise SampleRefused(InvalidRequest(f"key {printable(key)!r}", found, remedy=remedy), "duplicate")
         fields, kinds, has_inline = self._encode_fields(key, sample, layout)
         numbers = {
-            encoded_name: STORED_TYPES[kind]
-            for (_, encoded_name), kind in zip(layout.names, kinds, strict=True)
-            if kind in STORED_TYPES
+            raw: STORED_TYPES[kind] for (_, raw), kind in zip(layout.names, kinds, strict=True) if kind in STORED_TYPES
         }
         parts = encode_record(self._format, key, fields, numbers)
         return EncodedSample(key, key_hash, fields, parts, sum(map(len, parts)), layout, kinds, has_inline, has_dot)
