@@ -225,6 +225,7 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
         return self._checked_batches(iter(self._reading), tally)
 
     def _record_end(self) -> None:
+        """Record the end of a pass of one worker that read the last batch but did not exhaust the iterator."""
         if self._reading and self._pass and self._pass.workers == 1:
             batching = Pipeline((Batch(self.batch_size, bool(self._pass_start.drop_last)),))
             if self._reading.next_epoch(batching) > self._pass.start["epoch"]:
@@ -233,7 +234,7 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
     @property
     def skipped(self) -> SkippedSamples:
         """Counts of skipped samples. While workers run, the counts can be too low by up to 1/16."""
-        total = SkipCounter.total(self._tallies)
+        total = SkipCounter.total(self._tallies)  # may lag behind this process's own counter
         return max(total, self._reading.skipped if self._reading else total, key=lambda counter: counter.samples)
 
     def _checked_batches(self, samples: Iterator[Any], tally: SkipCounter) -> Iterator[Any]:
@@ -299,7 +300,8 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
     def _count_unreplaced(self, skipped: SkippedSamples) -> int:
         share = self._stream.share
         damaged = 0 if share.replaces_skipped(damaged=True) else skipped.damaged
-        return damaged if share.replaces_skipped(damaged=False) else damaged + skipped.samples - skipped.damaged
+        undecoded = 0 if share.replaces_skipped(damaged=False) else skipped.samples - skipped.damaged
+        return damaged + undecoded
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state that `state_at`, a stream, a loader or a StatefulDataLoader returned.
