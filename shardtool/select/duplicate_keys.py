@@ -114,7 +114,7 @@ def _rename_duplicates(
     old_names = (name for keys in tables for _, chunk in keys.chunks() for name in chunk)
     used_names = {name for name in old_names if name.rpartition(b"-")[0] in bases}
     names: dict[int, bytes] = {}
-    # A new key is the group's key, `-` and a number, so `used_names` can omit the new keys of other groups.
+    # A new key is the group's key, `-` and a number, so `used_names` can omit keys of other groups.
     for group in groups:
         number = 2
         for sample in group.samples if group.in_existing else group.samples[1:]:

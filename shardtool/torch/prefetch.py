@@ -135,8 +135,8 @@ TakeBatch: TypeAlias = "Callable[[], Any]"
 class DirectTransfer:
     """Copies batches to a device, and waits for each copy.
 
-    `send` returns a function that returns the batch. Call this function once; for `StreamTransfer`, on the CUDA stream
-    that uses the batch. After `wait`, the loader can reuse the memory of the batch.
+    `send` returns a function that returns the batch. Call it once; for `StreamTransfer`, on the CUDA stream that uses
+    the batch. After `wait`, the loader can reuse the memory of the batch.
     """
 
     def __init__(self, device: torch.device, change: TensorFunction) -> None:

@@ -186,7 +186,7 @@ def combine_summaries(datasets: Sequence[tuple[Shards, Summary]]) -> Summary:
         skipped=sum(summary.skipped for summary in summaries),
         complete=False if False in completeness else None if None in completeness else True,
         problems=tuple(problem for summary in summaries for problem in summary.problems),
-        looked=StatisticsScope(*(sum(getattr(scope, name) for scope in scopes) for name in _SCOPE_FIELDS)),
+        looked=StatisticsScope(**{name: sum(getattr(scope, name) for scope in scopes) for name in _SCOPE_FIELDS}),
         shard_sizes=sizes,
         shard_samples=counts,
         datasets=tuple(summaries),
