@@ -79,7 +79,7 @@ def _duplicate_keys_error(
     named, interleaved = [], True
     for group in groups[:_MAX_LISTED]:
         files = {_shard_number(entries, sample): None for sample in group.samples}
-        # these are probably fields of one sample
+        # probably fields of one sample
         interleaved &= len(files) == 1 and not group.in_existing and _have_disjoint_fields(entries, group.samples)
         times = f"{len(group.samples)} times in " if len(files) == 1 and len(group.samples) > 1 else ""
         appended_to = f", and {_EXISTING_DATASET}" if group.in_existing else ""

@@ -300,7 +300,7 @@ class Prefetcher:
         """Set the epoch that the loader reads next."""
         self.loader.set_epoch(epoch)  # type: ignore[attr-defined]
         if isinstance(self._state, Mapping) and self._state.get("epoch", epoch) != epoch:
-            self._state = None  # it belongs to another epoch
+            self._state = None  # of another epoch
 
     def state_dict(self) -> Any:
         """Return the state of the loader after the last returned batch."""

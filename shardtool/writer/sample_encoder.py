@@ -146,7 +146,7 @@ def _encode_int(value: int) -> EncodedValue:
 def _encode_float(value: float | Decimal) -> EncodedValue:
     if value.is_nan() if isinstance(value, Decimal) else math.isnan(value):
         raise BadValue("NaN", "a number")
-    # subclasses of float may override repr
+    # subclasses may override repr
     return (str(value) if isinstance(value, Decimal) else float.__repr__(value)).encode(), "float"
 
 
@@ -463,7 +463,7 @@ class SampleEncoder:
 
     def _convert_to_known_kind(self, key: bytes, name: str, data: bytes, kinds: tuple[str, str]) -> tuple[bytes, str]:
         number, known = (STORED_TYPES.get(kind) for kind in kinds)
-        if number == known:  # such as int64 and bool
+        if number == known:
             return data, number or ""
         if (number, known) == ("int64", "float"):
             return repr(float(int(data))).encode(), "float"

@@ -240,7 +240,7 @@ def _column_label(overview: DatasetOverview, name: str, column: ColumnTally, max
 
 
 def _field_label(overview: DatasetOverview, name: str, tally: FieldTally, max_values: int) -> LabelSummary | None:
-    if tally.lacks_checksums:  # only opened samples are counted
+    if tally.lacks_checksums:  # only opened samples count
         if not tally.labels:
             return None
         values = sort_labels(tally.labels.items())[:max_values]
@@ -249,7 +249,7 @@ def _field_label(overview: DatasetOverview, name: str, tally: FieldTally, max_va
     if not counts or (not is_named_label and not 1 < len(counts) <= min(_MAX_CLASSES, samples // 2)):
         return None
     values = overview.labels(name, max_values)
-    # other numbers may be measurements
+    # numbers may be measurements
     if not is_named_label and all(value.number is not None for value in values):
         return None
     return LabelSummary("field", samples, overview.partial, len(counts), values)
