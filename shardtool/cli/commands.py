@@ -1,4 +1,4 @@
-"""The verbs: pass command-line arguments to the library, and print the results."""
+"""Define the click commands. They pass arguments to the library, and print the results."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ _RANGE_PATTERN = re.compile(r"[^{}<>,*?%\[\]]*\{\d{1,18}\.\.\d{0,18}\}[^{}<>,*?%
 def expand_datasets(dataset: DatasetLike) -> list[DatasetLike]:
     """Return one argument for `find_dataset` per dataset. The datasets may not exist.
 
-    The shards in a list form one dataset, without shards that another item in the list, such as a folder, contains.
+    All shard names in a list are one dataset. A shard that is also in a folder of the list belongs only to the folder.
     """
     if dataset and isinstance(dataset, (str, os.PathLike)):
         datasets = _expand_name(os.fspath(dataset))

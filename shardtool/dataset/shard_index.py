@@ -60,11 +60,11 @@ class ShardIndex:
 
     Attributes:
         key_offsets: Start of each key in `keys`, followed by the length of `keys`.
-        starts: Offset in the shard of each sample's first record.
+        starts: For each sample, the offset of its first record in the shard.
         sizes: Size in bytes of all records of each sample.
         first_rows: Index of each sample's first field in `codes`, followed by the length of `codes`.
         codes: For each field, the index of its name in `names`.
-        offsets: Offset in the shard of each field's payload.
+        offsets: For each field, the offset of its payload in the shard.
         lengths: Length in bytes of each field's payload.
         crcs: CRC-32C of each field's payload, or None if unknown.
         kinds: For a scanned TFRecord shard, the type of each field. Otherwise empty.

@@ -56,7 +56,7 @@ class ShardCapacity(NamedTuple):
 
 
 def cumulative_sizes(sizes: NDArray[np.int64], order: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-    """Return the bytes before each position of `order`, and the total: int64[positions + 1]."""
+    """Return the cumulative sizes in `order`, from 0 to the total: int64[positions + 1]."""
     total = np.empty((len(sizes) if order is None else len(order)) + 1, np.int64)
     total[0] = 0
     if order is not None:

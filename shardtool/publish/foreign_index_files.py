@@ -88,7 +88,7 @@ def find_existing_exports(folder: OutputFolder, old: DatasetFile | None) -> list
 def export_notes(folder: OutputFolder, old: DatasetFile | None, renewed: Collection[str]) -> Iterable[str]:
     """Yield a note if indexes with hashes do not list the appended samples.
 
-    Ignore `renewed`, the formats that this run writes.
+    This run writes the formats in `renewed`, so there is no note about them.
     """
     with_hashes = {name for name in find_existing_exports(folder, old) if exports.EXPORTS[name].has_hashes}
     if stale := sorted(with_hashes.difference(renewed)):

@@ -111,7 +111,7 @@ def _check_stored_columns(path: str, index: ShardIndex, columns: pa.Table, *, ov
     for name in existing:
         old, new = metadata.column(name), columns.column(name)
         try:
-            # columns of the type null are equal
+            # Two columns of the type null contain only nulls, so they are equal.
             same = pc.fill_null(pc.equal(old, new.cast(old.type)), old.type == pa.null())
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # the values cannot be converted to the column's type
             same = boolean_array(np.zeros(len(old), bool))

@@ -70,7 +70,7 @@ class Journal:
 
 
 def list_journals(base: str, names: Iterable[str], tag_pattern: str = "") -> list[str]:
-    """Return the names of a dataset's journals. If `tag_pattern` is given, include the journals of parts."""
+    """Return the names of a dataset's journals. `tag_pattern` adds the journals of a run's parts."""
     tag = rf"(?:\.{tag_pattern})?" if tag_pattern else ""
     pattern = re.compile(rf"\.{re.escape(base)}{tag}(?:{_SUFFIX}|{_OLD_SUFFIX})(?:\.[0-9]+)?", re.ASCII)
     return [name for name in names if pattern.fullmatch(name)]

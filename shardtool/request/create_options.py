@@ -251,7 +251,7 @@ class ReshardOptions(SelectingOptions):
     After `sample` and before `sort_by`, these options are applied: `rename_keys`, `on_duplicate` and `per_class`.
 
     Attributes:
-        add: Add the fields of this dataset to samples with the same keys.
+        add: Dataset whose fields are added to the samples with the same keys.
         on_duplicate: What to do with samples that share a key: fail, rename (KEY-2), or keep one.
         per_class: Keep at most N samples per class, chosen by a hash of key and `seed`.
         of: Column with the classes for `per_class`.

@@ -71,7 +71,7 @@ class SourceShard:
         kinds: Types by field, or None if only a scan can find the types. A field without a type contains bytes. A
             tar stores numbers as strings.
         conflicts: For each field, the first sample with no value, several values or a type that differs from `kinds`.
-        is_list: For each row, whether the payload is a whole TFRecord list. None if no payload is a list.
+        is_list: For each row, whether the payload is a list of a TFRecord. None if no payload is a list.
         regrouped: The number of samples whose fields were not adjacent.
     """
 

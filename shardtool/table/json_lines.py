@@ -7,7 +7,8 @@ The checks are needed because of how pyarrow reads JSON lines:
 - It uses memory for each name in each row, even if the row does not have the name.
 
 Each line must therefore be one object with at most `MAX_NESTING` levels. The number of names times the number of rows
-must not exceed a limit, which grows with the file size. Python parses only blocks that may break these rules.
+must not exceed a limit, which grows with the file size. Python parses the blocks that may break these rules, and
+pyarrow all others.
 
 Timestamps stay text. Integers of more than 64 bits become floats.
 """

@@ -96,7 +96,8 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 
     Attributes:
         dataset: A dataset or mix. Its stages run first. Sample n of a mix is at position n of an unshuffled epoch.
-        decode: True to decode all fields by name, a dict of decoders by field, or None to decode nothing.
+        decode: True decodes each field according to its name. A dict contains a decoder for each field. None decodes
+            nothing.
         transform: Function to call with each sample after all other stages.
         labels: Labels by sample key, added as the field `label`.
         on_error: `raise` an error for a damaged or undecodable sample, or `skip` and count it in `dataset.skipped`. The

@@ -1,4 +1,4 @@
-"""Combine the columns of a manifest into rows: one row per field of a sample, in the byte order of field names."""
+"""Combine the columns of a manifest into rows: one row per field of a sample. The rows are sorted by field name."""
 
 from __future__ import annotations
 

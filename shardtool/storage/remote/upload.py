@@ -190,7 +190,7 @@ def _new_connection(url: str) -> tuple[HTTPConnection, str, Mapping[str, str]]:
 
 
 def _early_refusal(socket: PacedSocket) -> _Response | None:
-    """Return a response that arrives before the body is sent, or None.
+    """Return the response if it arrives before the request body was sent. Otherwise return None.
 
     This function parses the response itself, because http.client would skip `100 Continue` and wait for the final
     response.

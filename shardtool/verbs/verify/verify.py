@@ -217,7 +217,7 @@ def _run_shard_checks(findings: Findings, number: int, case: ShardCheck, scan: S
 
 
 def sampled_shards(cases: Sequence[ShardCheck], options: VerifyOptions) -> list[int]:
-    """Return the numbers of the shards to read: at least one, if shards exist.
+    """Return the indexes of the shards to read. If shards exist, there is at least one.
 
     With `options.sample`, sort the shards by a hash of their names, and select a range. The next `seed` selects the
     next range.

@@ -177,7 +177,7 @@ class SampleBudget(NamedTuple):
 
     Attributes:
         image: Maximum bytes of all thumbnails, or None for no limit.
-        media: Budget that all samples share for audio and video, or None for no clips.
+        media: Budget for the audio and video of all samples, or None to omit audio and video.
     """
 
     edge: int
