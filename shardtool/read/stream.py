@@ -239,7 +239,8 @@ class Stream(SampleSource[SampleT]):
     def _samples(self, current: EpochPass) -> Iterator[Sample]:
         share, options = current.share, current.options
         current.order = order = self._source.order(options)
-        step, threads, ahead = self._step, self.reader.concurrent_reads, _STEPS_AHEAD
+        step, threads = self._step, self.reader.concurrent_reads
+        ahead = max(threads, _STEPS_AHEAD)
         if step is None:
             threads, ahead = min(_CONCURRENT_ROUNDS, threads), 1
             rounds_together = share.world_size * max(_ROUNDS_PER_READ, share.workers) if threads > 1 else 1

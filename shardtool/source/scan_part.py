@@ -13,7 +13,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 from shardtool.dataclass import dataclass
-from shardtool.errors import InvalidRequest, format_list, os_error_text, printable
+from shardtool.errors import (
+    PROCESS_ERRNOS,
+    InvalidRequest,
+    format_list,
+    os_error_text,
+    printable,
+    raise_if_machine_error,
+)
 from shardtool.names import split_name, to_text
 from shardtool.skipped import SkipCode, Skipped
 from shardtool.units import pluralize
@@ -146,7 +153,11 @@ def no_field_row(prefix: bytes, name: bytes) -> Skipped:
 
 
 def path_failure(error: OSError) -> tuple[SkipCode, str]:
-    """Return the reason code and message for a path that cannot be read."""
+    """Return the reason code and message for a path that cannot be read.
+
+    Raise `StoreFailed` if the process is the cause, for example because it has too many open files.
+    """
+    raise_if_machine_error(error, printable(error.filename or ""), PROCESS_ERRNOS)
     is_missing = isinstance(error, FileNotFoundError | NotADirectoryError)
     return "vanished" if is_missing else "unreadable", os_error_text(error)
 

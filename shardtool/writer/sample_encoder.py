@@ -168,6 +168,8 @@ def _encode_numpy_scalar(value: np.generic) -> EncodedValue:
     if isinstance(value, np.floating):
         return _encode_float(float(str(value)))  # float(np.float32(0.1)) is 0.10000000149011612
     plain = _to_python(value)
+    if isinstance(plain, bytes):
+        return plain, ""
     if type(plain) not in _ENCODERS:
         raise BadValue(f"a value of the type {value.dtype}", "a number, a boolean, or text")
     return _ENCODERS[type(plain)](plain)

@@ -112,3 +112,18 @@ def test_damage_is_still_skipped() -> None:
     assert stream.skipped.samples == 4
     with pytest.raises(CorruptShard):
         shardtool.copy("ds", "to")
+
+
+def test_too_many_open_files_skip_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a folder cannot be opened because of too many open files, the run fails, even if it may skip samples."""
+    write_tree(Path("src"), {"sub/x.txt": b"x"})
+    scandir = os.scandir
+
+    def refuse_sub(path: bytes | str = ".") -> object:
+        if os.fsencode(path).endswith(b"/sub/"):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse_sub)
+    with pytest.raises(shardtool.StoreFailed, match="too many open files"):
+        shardtool.create("src", "new-{0..}.tar", on_error="skip", workers=0)

@@ -18,7 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardtool.errors import InvalidRequest
-from tests.helpers import ENVIRONMENT
+from shardtool.read import stream as stream_module
+from tests.helpers import ENVIRONMENT, PATIENCE_S
 from tests.read.made_data import SAMPLES, Made, make
 
 if TYPE_CHECKING:
@@ -33,6 +34,30 @@ def made(ending: str, tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 def _descriptors() -> set[str]:
     return {os.readlink(one) for one in Path("/proc/self/fd").iterdir() if os.path.lexists(one)}
+
+
+def test_remote_reads_are_concurrent(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the reader can serve four reads at the same time, a stream in order starts four."""
+    monkeypatch.setattr(stream_module, "_MAX_SAMPLES_PER_READ", 5)
+    stream, lock, four, running = (
+        made.open().stream(shuffle=False, rank=0, world_size=1),
+        threading.Lock(),
+        threading.Event(),
+        0,
+    )
+    stream.reader.concurrent_reads, read = 4, type(stream)._read  # noqa: SLF001
+
+    def wait_and_read(self: object, *arguments: object) -> object:
+        nonlocal running
+        with lock:
+            running += 1
+            if running == 4:
+                four.set()
+        assert four.wait(PATIENCE_S)
+        return read(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(stream), "_read", wait_and_read)
+    assert len(list(stream)) == SAMPLES
 
 
 @pytest.mark.parametrize("shuffle", [False, True])

@@ -243,13 +243,15 @@ class _Half(float, Enum):
     ("value", "stored"),
     [
         (_Half.HALF, b"0.5"),
+        (np.void(b"abc"), b"abc"),
+        (np.array(b"abc"), b"abc"),
         (np.datetime64("2020-01-02", "ns"), b"2020-01-02T00:00:00"),
         (np.datetime64(1, "ns"), b"1970-01-01T00:00:00.000000001"),
         ({"at": np.datetime64("2020-01-02", "ns")}, b'{"at":"2020-01-02T00:00:00"}'),
     ],
 )
 def test_values_of_derived_types(tmp_path: Path, value: object, stored: bytes) -> None:
-    """A float with an own representation is stored as a number, and a time in nanoseconds as text."""
+    """Floats with an own representation are stored as numbers, times in nanoseconds as text, and bytes as they are."""
     _write(tmp_path / "out-{0..}.tar", [({"__key__": np.int64(7), "x": value}, {})])
     assert shardtool.open(tmp_path / "out.json")["7"]["x"] == stored
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -103,8 +104,9 @@ class BytesColumns:
             remedy = f"Run again with {flag_text('resume')}."
             raise SampleFailed(self._table.location, found, expected=expected, remedy=remedy)
 
+    @cached_property
     def path_stems(self) -> PackedStrings | None:
-        """Return the paths without extensions as keys, or None if a key would be missing, invalid or repeated."""
+        """The paths without extensions as keys, or None if a key would be missing, invalid or repeated."""
         column = next((name for name in self._names if _has_paths(self._table.schema.field(name).type)), None)
         if column is None:
             return None

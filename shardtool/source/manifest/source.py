@@ -302,7 +302,7 @@ class ManifestSource(Source):
         if endings is not None:
             return keys.gather_keys(endings.stems())
         numbers = np.arange(self._table.count()) if numbers is None else numbers
-        stems = self._bytes.path_stems()
+        stems = self._bytes.path_stems
         return keys.gather_keys(keys.iter_row_numbers(numbers)) if stems is None else (stems.take(numbers), numbers[:0])
 
     @cached_property
@@ -325,7 +325,7 @@ class ManifestSource(Source):
             problem = f"column {roles.key!r}: a key is not a whole number"
             rows.refuse(keys.inexact_positions(column), problem, expected="text or whole numbers")
         names, bad = self._key_texts(self._columns, endings, self._row_numbers)
-        if roles.key is None and endings is None and roles.binary and self._bytes.path_stems() is None:
+        if roles.key is None and endings is None and roles.binary and self._bytes.path_stems is None:
             self.notes.append(f"using row numbers as keys (change with {option_text('key', 'COLUMN')})")
         source = roles.key or next(iter(roles.paths()), None)
         checks.check_keys(rows, source, bad)

@@ -6,9 +6,11 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
+from errno import ENOSPC
 from typing import TYPE_CHECKING, overload
 
 from shardtool.dataclass import dataclass
+from shardtool.errors import os_error_text
 from shardtool.storage.copying import OriginalFile, copy_verified
 from shardtool.storage.files import plain_size
 from shardtool.storage.locks import FileLock, take_lock
@@ -104,11 +106,16 @@ def copy_and_lease(space: CacheSpace, original: OriginalFile) -> tuple[FileLock,
 def _copy_shard(
     space: CacheSpace, folder: Folder, original: OriginalFile, reservation: FileLock
 ) -> tuple[FileLock, int]:
+    found = "full of shards that are in use or kept"
     with space.locked():
-        evicted = space.reserve(reservation, original.size)
+        try:
+            evicted = space.reserve(reservation, original.size)
+        except OSError as error:
+            if error.errno != ENOSPC:
+                raise
+            evicted, found = None, os_error_text(error)
     if evicted is None:
-        text = "full of shards that are in use or kept; other shards are read from their original location"
-        raise NotCopiedWarning("room", text)
+        raise NotCopiedWarning("room", f"{found}; uncached shards are read from their original location")
     staged = copy_verified(folder, original)
     try:
         lock = take_lock(staged.path, shared=True)

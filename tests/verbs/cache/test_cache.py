@@ -14,12 +14,13 @@ import pytest
 
 import shardtool
 from shardtool import Cache, CorruptShard, InvalidRequest, OutputFailed
+from shardtool.dataset.find import open_dataset
 from shardtool.storage import locks
 from shardtool.storage.locks import take_lock
 from shardtool.verbs.cache import cache_space
 from shardtool.verbs.cache.counts import CountsFile
 from shardtool.verbs.cache.status import cache_clear
-from tests.helpers import PATIENCE_S, flip
+from tests.helpers import PATIENCE_S, flip, write_tree
 from tests.verbs.cache.conftest import SHARD, write_shards
 from tests.verbs.cache.helpers import KILLING, copies, python, read_all
 
@@ -73,6 +74,16 @@ def test_shards_that_cannot_be_deleted(tmp_path: Path, shards: Shards, monkeypat
         with pytest.warns(UserWarning, match="a shard cannot be deleted"):
             read_all(Cache(tmp_path / "cache", 3 * SHARD), shards)
     assert [name for name in copies(tmp_path / "cache") if name in {shard.name for shard in shards[3:]}] == []
+
+
+def test_a_shard_larger_than_the_free_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a shard needs more than the free space, it stays uncached, and smaller shards are still copied."""
+    write_tree(tmp_path / "src", {f"{at}.bin": bytes(10 ** (6 - at)) for at in range(3)})
+    shardtool.create(tmp_path / "src", tmp_path / "out-{0..}.tar", max_count=1)
+    monkeypatch.setattr("shardtool.storage.staging.Folder.free_bytes", lambda _folder: 500_000)
+    shards = open_dataset(tmp_path / "out.json").shards
+    with pytest.warns(UserWarning, match="no space left"):
+        assert read_all(Cache(tmp_path / "cache", "1GB"), shards) == [False, True, True]
 
 
 def test_a_copy_does_not_need_the_original(tmp_path: Path) -> None:
