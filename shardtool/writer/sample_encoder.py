@@ -71,7 +71,9 @@ def encode_value(value: object, field: str) -> EncodedValue:
         raise BadValue("None", "a value (omit the field if the sample has none)")
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value), ""
-    encode = next((_ENCODERS[kind] for kind in type(value).__mro__ if kind in _ENCODERS), None)
+    encode = _ENCODERS.get(type(value))
+    if encode is None:  # a subclass
+        encode = next((_ENCODERS[kind] for kind in type(value).__mro__ if kind in _ENCODERS), None)
     if encode is not None:
         if expected := _required_content(field):
             raise BadValue(f"a value of the type {type(value).__name__}", expected)
